@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -20,6 +21,10 @@ from specq.testing.fake_broker import FakeBroker
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Whoever wants no bytecode has each process that a test starts compile hundreds of our files anew: a second each. Git ignores it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Jobs that a shell runs in the background ignore SIGINT, and so would the processes of tests that are interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +37,12 @@ _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 10
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the cycle collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -63,6 +63,7 @@ def test_every_block_is_an_example_that_runs():
     assert PAGE.count("```python") == len(BLOCKS)
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_examples_pass(extras):
     """In a process of their own, as they run where specq is only installed."""
     command = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "extras")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -118,22 +120,29 @@ def _name(path: Path) -> str:
 NAMES = {_name(path) for path in MODULES}
 
 
-def _imports(path: Path) -> set[str]:
-    """Return the modules that a file imports anywhere in it; `from x import y` is x.y where that is a module, else x."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import; name the package"
-            both = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
-            found |= {module if module in NAMES else package for package, module in both}
-    return found
+class _Found(NamedTuple):
+    """What a file says of other modules.
+
+    imports     those that it imports anywhere in it; `from x import y` is x.y where that is a module, else x
+    named       those that its `from ... import` lines name
+    of_os       the attributes of `os` that it uses
+    """
+
+    imports: frozenset[str]
+    named: frozenset[str]
+    of_os: frozenset[str]
 
 
-def _named(path: Path) -> set[str]:
-    """Return the modules that a file's `from ... import` lines name."""
-    return {node.module for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)}
+@cache  # each file is asked about several times, and to parse it is most of what that takes
+def _found(path: Path) -> _Found:
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert all(node.level == 0 for node in froms), f"{path}: relative import; name the package"
+    imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    both = [(node.module, f"{node.module}.{alias.name}") for node in froms for alias in node.names]
+    imports |= {module if module in NAMES else package for package, module in both}
+    of_os = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "os"}
+    return _Found(frozenset(imports), frozenset(node.module for node in froms), frozenset(of_os))
 
 
 def _package(module: str) -> str | None:
@@ -162,7 +171,7 @@ def test_packages_import_only_what_they_may(path):
     if package in (None, "__main__"):
         return
 
-    others = {other for module in _imports(path) if (other := _package(module)) not in (None, package)}
+    others = {other for module in _found(path).imports if (other := _package(module)) not in (None, package)}
     assert others <= set(PACKAGES[package]), f"{_name(path)} reaches beyond what {package} may import"
 
 
@@ -171,7 +180,7 @@ def test_nobody_imports_the_toys_of_tests():
 
 
 def test_only_the_toys_import_what_tests_run_on():
-    users = {_name(path) for path in MODULES if RUNNERS & {module.partition(".")[0] for module in _imports(path)}}
+    users = {_name(path) for path in MODULES if RUNNERS & {module.partition(".")[0] for module in _found(path).imports}}
 
     assert {name for name in users if _package(name) != "testing"} == set()
 
@@ -179,7 +188,7 @@ def test_only_the_toys_import_what_tests_run_on():
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_packages_are_entered_by_their_doors(path):
     package = _package(_name(path))
-    foreign = {module for module in _named(path) if _package(module) not in (None, package, *OPEN)}
+    foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
 
     inside = tuple(parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider))
     assert {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)} == set(), (
@@ -190,7 +199,7 @@ def test_packages_are_entered_by_their_doors(path):
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_torch_stays_where_it_belongs(path):
     place = path.relative_to(ROOT).as_posix()
-    heavy = HEAVY & {module.partition(".")[0] for module in _imports(path)}
+    heavy = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
 
     allowed = place.startswith(HEAVY_HOMES) and place not in TABLES
     assert allowed or not heavy, f"{place} imports {heavy}"
@@ -199,7 +208,9 @@ def test_torch_stays_where_it_belongs(path):
 def test_modules_form_no_circle():
     """Imports inside functions and for annotations count too; a package's front door is no part of its own rooms."""
     graph = {
-        _name(path): {m for m in _imports(path) if m in NAMES and m != _name(path) and not _is_front(m, _name(path))}
+        _name(path): {
+            m for m in _found(path).imports if m in NAMES and m != _name(path) and not _is_front(m, _name(path))
+        }
         for path in MODULES
     }
 
@@ -212,7 +223,7 @@ def _is_front(imported: str, importer: str) -> bool:
 
 def test_only_config_reads_the_environment():
     """The others write to it: for the thread pools that read it when torch is imported, for cuBLAS, and for vLLM."""
-    users = {_name(path) for path in MODULES if "environ" in _attributes(path)}
+    users = {_name(path) for path in MODULES if "environ" in _found(path).of_os}
 
     writers = {
         "specq.runtime.cpu",
@@ -222,8 +233,3 @@ def test_only_config_reads_the_environment():
         "specq.bench.rivals.vllm",
     }
     assert users <= {"specq.config.loading", *writers}
-
-
-def _attributes(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "os"}

@@ -10,6 +10,7 @@ from specq.bench.measure import Turn
 from specq.bench.prompts import Prompt
 
 NEAR_TIE = 1e-4  # logits closer than this may fall either way in float32
+PRECISIONS = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits of a significand
 
 Gap = Callable[[Sequence[int], int, int], float]
 

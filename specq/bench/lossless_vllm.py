@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specq.bench.agreement import parting
+from specq.bench.agreement import PRECISIONS, parting
 from specq.bench.lossless import Prompt, Variant
 from specq.bench.lossless_tokens import VARIANTS as TORCH_VARIANTS
 from specq.client import Result
 
-PRECISIONS = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits of a significand
 STEPS = 4  # of the precision at the best logit, within which two logits count as a near tie
 
 Best = Sequence[tuple[int, float]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from specq.config.addresses import check_bind, check_connect, host_of, is_local, is_wildcard
@@ -373,6 +374,12 @@ def section_name(section: type[Section]) -> str:
 
 def kinds(section: type[Section]) -> dict[str, Any]:
     """Return the type of each key of a section."""
+    hashable: Any = section  # a type always is, whatever mypy thinks of those whose values are not
+    return _hints(hashable)
+
+
+@cache  # it is asked for each key of a section, and takes as long as all of them
+def _hints(section: Any) -> dict[str, Any]:
     return typing.get_type_hints(section)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,19 @@ from specq.verification.judge import judge
 
 VOCAB = 12
 
+# What is drawn from is made once: to make and check a strategy takes longer than to draw from it.
+_TEMPERATURES = st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.5])
+_TOP_KS = st.sampled_from([0, 0, 1, 3, 5, 40])
+_TOP_PS = st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.999])
+_MIN_PS = st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0])
+_SEEDS = st.integers(0, 2**63 - 1)
+_BARS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0])
+_ENTROPIES = st.integers(0, 2**32)
+_SESSION_IDS = st.integers(0, 2**40)
+_STARTS = st.integers(0, 5000)
+_NUM_TOKENS = st.integers(1, 4)
+_IS_JUDGED = st.sampled_from([True, True, True, False])
+
 Naive = Callable[[SessionStep, Float32Array], Outcome]
 
 
@@ -24,11 +38,11 @@ Naive = Callable[[SessionStep, Float32Array], Outcome]
 def sampling_params(draw: st.DrawFn, /, strategy: str = "deterministic") -> SamplingParams:
     """Draw parameters of one strategy."""
     return SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.5])),
-        top_k=draw(st.sampled_from([0, 0, 1, 3, 5, 40])),
-        top_p=draw(st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.999])),
-        min_p=draw(st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0])),
-        seed=draw(st.integers(0, 2**63 - 1)),
+        temperature=draw(_TEMPERATURES),
+        top_k=draw(_TOP_KS),
+        top_p=draw(_TOP_PS),
+        min_p=draw(_MIN_PS),
+        seed=draw(_SEEDS),
         strategy=strategy,
     ).validate()
 
@@ -37,17 +51,26 @@ def sampling_params(draw: st.DrawFn, /, strategy: str = "deterministic") -> Samp
 def params_of(draw: st.DrawFn, /, names: Sequence[str]) -> SamplingParams:
     """Draw parameters of one of these strategies, those that only one of specq's reads included."""
     params = draw(sampling_params(strategy=draw(st.sampled_from(names))))
-    bars = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0])
-    return replace(params, threshold=draw(bars), typical_eps=draw(bars))
+    return replace(params, threshold=draw(_BARS), typical_eps=draw(_BARS))
+
+
+@cache
+def _nodes(vocab: int, max_nodes: int) -> st.SearchStrategy[list[int]]:
+    """Return what lists of nodes are drawn from: each a place above it and a token, as one number."""
+    return st.lists(st.integers(0, (max_nodes + 1) * vocab - 1), max_size=max_nodes)
+
+
+@cache
+def _up_to(largest: int) -> st.SearchStrategy[int]:
+    return st.integers(1, largest)
 
 
 @st.composite
 def trees(draw: st.DrawFn, /, vocab: int = VOCAB, max_nodes: int = 10) -> Tree:
     """Draw trees without distributions."""
     parents, tokens = list[int](), list[int]()
-    for i in range(draw(st.integers(0, max_nodes))):
-        parent, token = draw(st.integers(-1, i - 1)), draw(st.integers(0, vocab - 1))
-        parent = parent if parent < len(parents) else -1
+    for node in draw(_nodes(vocab, max_nodes)):
+        parent, token = node // vocab % (len(parents) + 1) - 1, node % vocab
         if (parent, token) not in zip(parents, tokens, strict=True):
             parents.append(parent)
             tokens.append(token)
@@ -58,9 +81,9 @@ def trees(draw: st.DrawFn, /, vocab: int = VOCAB, max_nodes: int = 10) -> Tree:
 def sampled_trees(draw: st.DrawFn, /, vocab: int = VOCAB, **of_trees: Any) -> Tree:
     """Draw trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have weight."""
     tree = draw(trees(vocab=vocab, **of_trees))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rng = np.random.default_rng(draw(_ENTROPIES))
     parents = np.unique(tree.parents)
-    size = draw(st.integers(1, vocab))
+    size = draw(_up_to(vocab))
     drawn = [rng.permutation(vocab)[:size] for _ in parents]
     ids = np.array(drawn, np.int32).reshape(len(parents), size)
     weights = rng.integers(0, 65536, ids.shape) >> rng.integers(0, 17, ids.shape)
@@ -80,14 +103,13 @@ def steps(
     **of_trees: Any,
 ) -> SessionStep:
     """Draw a session's part in a forward pass."""
-    session_id = draw(st.integers(0, 2**40))
     return SessionStep(
-        session_id=session_id,
-        start=draw(st.integers(0, 5000)),
-        token_ids=np.arange(draw(st.integers(1, 4)), dtype=np.int32),
+        session_id=draw(_SESSION_IDS),
+        start=draw(_STARTS),
+        token_ids=np.arange(draw(_NUM_TOKENS), dtype=np.int32),
         params=draw(sampling_params() if params is None else params),
         tree=draw(trees(**of_trees) if tree is None else tree),
-        judged=draw(st.sampled_from([True, True, True, False])),
+        judged=draw(_IS_JUDGED),
     )
 
 

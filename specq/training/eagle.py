@@ -97,7 +97,10 @@ def _columns(head: EagleHead) -> Int32Array:
 def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: EagleSettings) -> torch.Tensor:
     """Return how large the target's hidden states are, channel by channel: always of the same answers, so that a run can go on."""
     (answered,) = (np.diff(rollouts.bounds) > rollouts.prompt_sizes).nonzero()
-    batch = make_batch(rollouts, answered[:SCALED_BY].tolist(), ROW_LENGTHS[-1], settings, pad_id=0)
+    chosen = answered[:SCALED_BY].tolist()
+    longest = max(len(rollouts.rollout(index)) for index in chosen)
+    length = next((length for length in ROW_LENGTHS if length >= longest), ROW_LENGTHS[-1])
+    batch = make_batch(rollouts, chosen, length, settings, pad_id=0)
     with settings.autocast():
         taps, _ = tapped_states(target, batch.token_ids, layers)
     return channel_scales(taps[batch.counted > 0])

@@ -49,6 +49,12 @@ def test_help_imports_nothing_heavy():
     assert not (HEAVY | {"zmq", "numpy", "structlog", "tokenizers"}) & _imported(CALL_HELP)
 
 
+def test_the_help_of_every_suite_imports_no_torch():
+    """A reference page has them all, and the test of that page waits for it."""
+    every = "from specq.bench.suites import SUITES; from specq.runtime.table import resolve"
+    assert not HEAVY & _imported(f"{every}; [resolve('suite', SUITES, name) for name in SUITES]")
+
+
 def test_help_answers_in_a_blink():
     """Once in twenty is enough, since the machine may be busy with something else."""
 

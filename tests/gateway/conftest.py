@@ -22,5 +22,6 @@ def http(gateway):
 
 @pytest.fixture
 def api(gateway):
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+    own = openai.DefaultHttpxClient(verify=False)  # as in `connected`
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=own) as client:
         yield client

@@ -40,7 +40,8 @@ def secured(broker, own_cache, keys):
 
 def test_a_key_opens_and_names_the_tenant(secured, broker):
     gateway, key = secured
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as api:
+    own = openai.DefaultHttpxClient(verify=False)  # as in `connected`
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, http_client=own) as api:
         assert api.models.list().data[0].id == "fake"
         api.completions.create(model="fake", prompt="a", extra_body={"priority": 5})
         with pytest.raises(openai.PermissionDeniedError, match="alice may claim at most 5"):

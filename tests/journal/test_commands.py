@@ -75,6 +75,7 @@ def deployment(
     started.desk.close()
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     """By their ids, from another process than the one that submitted them, also after the broker died."""
     deployment.submit(11, 12)
@@ -117,6 +118,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     assert cut["text"] == ""
 
 
+@pytest.mark.slow
 def test_waiting_for_results(deployment: Deployment) -> None:
     """With --wait the broker may even die meanwhile."""
     deployment.submit(5, max_tokens=60)

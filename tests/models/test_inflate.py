@@ -114,6 +114,7 @@ def greedy_difference(small, large, prompt: list[int], count: int) -> tuple[int,
     return None
 
 
+@pytest.mark.slow
 def test_written_checkpoints_load_and_write_the_same_greedy_text(tmp_path):
     shapes = {"target": "hidden=512,layers=13,heads=8,kv_heads=2,intermediate=800,vocab=4100"}
     shapes["draft"] = "hidden=384,layers=3,heads=6,kv_heads=2,intermediate=500,vocab=4100"

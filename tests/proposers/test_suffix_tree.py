@@ -245,7 +245,7 @@ def play_sessions(random: Random, library: ctypes.CDLL | None) -> None:
 
 
 @needs_compiler
-@given(st.randoms(use_true_random=False))
+@given(st.randoms(use_true_random=True))
 def test_texts_in_c_are_the_reference(random: Random) -> None:
     """Of sessions that come and go: in one call for all, from their own text and from others."""
     play_sessions(random, kernels())

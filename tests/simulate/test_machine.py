@@ -195,6 +195,7 @@ BUSY = Scenario(
 )
 
 
+@pytest.mark.slow
 def test_a_shared_machine_slows_drafting_but_not_plain_decoding():
     """Without drafts nothing computes beside the verifier. With them its rounds take longer, and fewer passes are made."""
     plain, plain_shared, alone, shared = (
@@ -234,6 +235,7 @@ HELPED = EngineSettings(step_ms=((1, 10.0), (64, 10.0)), helped_ms=((1, 6.0), (6
 ROOMY = MachineSettings(draft_cores=1)
 
 
+@pytest.mark.slow
 def test_a_verifier_is_helped_while_drafters_are_silent_or_absent():
     """The real verifier chooses: with nobody who drafts its steps take 6 ms, with a good drafter in use 10."""
     alone, beside = (

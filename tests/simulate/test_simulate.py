@@ -186,6 +186,7 @@ def test_a_useless_drafter_costs_next_to_nothing(run, rtt_ms, sessions):
     assert drafted.goodput > 0.98 * plain.goodput
 
 
+@pytest.mark.slow
 def test_acceptance_pays(run):
     """The better the drafter, the more tokens a second; all more than plain decoding."""
     rates = [run(scenario(draft=DraftSettings(acceptance=(a,)))).goodput for a in (0.3, 0.6, 0.9)]
@@ -220,6 +221,7 @@ def test_open_load_is_served_as_it_comes(run):
     assert figures.job_ms.p50 == pytest.approx(20 * 25 + 25, rel=0.1)
 
 
+@pytest.mark.slow
 def test_jobs_wait_where_there_is_no_room(run):
     """Beyond the verifier's sessions, the time to the first token grows, and the rate does not."""
     engine = replace(FLAT, max_sessions=4)

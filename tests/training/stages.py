@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from click.testing import CliRunner, Result
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specq.cli import main
+from specq.training import draft, runs
 from specq.training.rollouts import save_rollouts
 
 Places = dict[str, Path]
 Run = Callable[..., Result]
 NAMES = ("corpus", "bench", "work", "out")
+STEP_S = 0.5
 
 
 def write_corpus(folder: Path) -> Path:
@@ -46,12 +51,25 @@ def empty_places(base: Path) -> Places:
     return {name: base / name for name in NAMES}
 
 
-def runner(method: str, options: Sequence[str]) -> Run:
-    """Return what runs `specq train METHOD` for the bundled target in some places, with further arguments."""
+def clock(step_s: float) -> SimpleNamespace:
+    """A clock by which each step of a training takes so long."""
+    seconds = itertools.count(0.0, step_s)
+    return SimpleNamespace(monotonic=lambda: next(seconds))
 
-    def run(places: Places, *arguments: str) -> Result:
+
+def runner(method: str, options: Sequence[str]) -> Run:
+    """Return what runs `specq train METHOD` for the bundled target in some places, with further arguments.
+
+    A step of a training takes STEP_S, or `step_s`, by its clock: how many steps are made does not depend on the machine, nor do they
+    take longer than they need. By the real clock if `step_s` is 0.
+    """
+
+    def run(places: Places, *arguments: str, step_s: float = STEP_S) -> Result:
         named = [f"--{name}={place}" for name, place in places.items()]
-        return CliRunner().invoke(main, ["train", method, "--target=tiny", *named, *options, *arguments])
+        with pytest.MonkeyPatch.context() as patched:
+            for module in (runs, draft) if step_s else ():
+                patched.setattr(module, "time", clock(step_s))
+            return CliRunner().invoke(main, ["train", method, "--target=tiny", *named, *options, *arguments])
 
     return run
 

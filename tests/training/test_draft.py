@@ -30,7 +30,7 @@ from tests.training.stages import make_places, runner, write_corpus
 
 SIZES = [
     *("--hidden-size=32", "--intermediate-size=48", "--num-layers=1", "--head-dim=16", "--embedding-rank=8"),
-    *("--head-size=20", "--batch-tokens=512", "--seconds=1.5"),
+    *("--head-size=20", "--batch-tokens=128", "--seconds=1.5"),
 ]
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=6", "--rollout-seconds=60"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -20,7 +19,7 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
-from specq.training import EAGLE_STAGES, runs
+from specq.training import EAGLE_STAGES
 from specq.training.architecture import tapped_states
 from specq.training.distil import Batch, token_losses
 from specq.training.eagle import layers_of, step_losses
@@ -38,7 +37,7 @@ from tests.verifier.test_eagle import ASYNC, drafting
 from tests.verifier.test_medusa import _open, texts
 
 SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
     *("--bench-prompts=2", "--bench-tokens=8", "--num-steps=3", "--seconds=1.5"),
 ]
 pytestmark = pytest.mark.timeout(240)
@@ -108,13 +107,12 @@ def test_a_run_that_was_cut_off_goes_on(places):
     state.unlink()
 
 
-def test_a_head_learns(tmp_path, monkeypatch):
+def test_a_head_learns(tmp_path):
     """Of one rollout that repeats itself, what comes two places later, and three: in so many steps, whatever the clock says."""
-    seconds = itertools.count(0.0, 0.4)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
     places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=8", "--batch-tokens=256", "head")
+    arguments = (f"--rollouts={tmp_path / 'a.npz'}", "--seconds=8", "head")
+    result = run(places, *arguments, step_s=0.4)
     assert result.exit_code == 0, result.output
     (shown,) = [line for line in result.output.splitlines() if "by step" in line]
     assert shown.startswith("step 20, ")

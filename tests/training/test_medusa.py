@@ -24,7 +24,7 @@ from specq.training.rollouts import save_rollouts
 from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
 
 SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
     *("--bench-prompts=2", "--bench-tokens=8", "--num-heads=2", "--seconds=1.5"),
 ]
 pytestmark = pytest.mark.timeout(180)
@@ -90,7 +90,7 @@ def test_heads_learn(tmp_path):
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
     for option in ("--shared-output", "--own-output"):
         places = {name: tmp_path / option[2:] / name for name in ("work", "out")}
-        result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", option, "heads")
+        result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", option, "heads", step_s=0.1)
         assert result.exit_code == 0, result.output
         losses = [line.split("loss by head")[1].split()[0] for line in result.output.splitlines() if "by head" in line]
         assert float(losses[-1]) < 3

@@ -21,7 +21,7 @@ from specq.proposers.medusa import Medusa
 from specq.protocol import ConfigError, SamplingParams, Speculation
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, reference_logits
 from specq.text import load_tokenizer_files
-from specq.training import MEDUSA2_STAGES, medusa_joint, runs
+from specq.training import MEDUSA2_STAGES, medusa_joint
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch
 from specq.training.drift import drift_along
@@ -34,7 +34,7 @@ from tests.training.stages import USELESS, empty_places, make_places, refusal, r
 from tests.verifier.test_medusa import _open, texts
 
 SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
     *("--bench-prompts=2", "--bench-tokens=8", "--num-heads=2", "--warm-up-seconds=1.5", "--seconds=1.5", "--rank=4"),
 ]
 pytestmark = pytest.mark.timeout(240)
@@ -55,18 +55,10 @@ def places(tmp_path_factory):
     return make_places(tmp_path_factory.mktemp("train_medusa2"))
 
 
-def clock(step_s: float) -> SimpleNamespace:
-    """A clock by which each step of a training takes so long."""
-    seconds = itertools.count(0.0, step_s)
-    return SimpleNamespace(monotonic=lambda: next(seconds))
-
-
 @pytest.fixture(scope="module")
 def output(places):
     before = digests(TARGET)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runs, "time", clock(0.15))
-        result = run(places, "--backbone-lr=0.01", "all")
+    result = run(places, "--backbone-lr=0.01", "all", step_s=0.15)
     assert result.exit_code == 0, result.output
     assert digests(TARGET) == before
     return result.output
@@ -240,15 +232,14 @@ def test_what_is_written_is_what_was_trained(made_up, tmp_path):
 
 
 @pytest.mark.slow
-def test_target_and_heads_learn_together(tmp_path, monkeypatch):
+def test_target_and_heads_learn_together(tmp_path):
     """Of one rollout that repeats itself, in so many steps, whatever the clock says; the heads end lower than where they were warm."""
-    monkeypatch.setattr(runs, "time", clock(0.4))
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
     places = {name: tmp_path / name for name in ("work", "out")}
     options = [f"--rollouts={tmp_path / 'a.npz'}", "--warm-up-seconds=4", "--seconds=8", "--batch-tokens=256"]
     ends = []
     for stage, mark in (("heads", "by head"), ("joint", "by part (target, heads)")):
-        result = run(places, *options, stage)
+        result = run(places, *options, stage, step_s=0.4)
         assert result.exit_code == 0, result.output
         line = [line for line in result.output.splitlines() if mark in line][-1]
         ends.append([float(loss) for loss in line.split(mark)[1].split(",")[0].split()])

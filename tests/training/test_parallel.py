@@ -35,7 +35,7 @@ from specq.training.rollouts import save_rollouts
 from tests.training.stages import USELESS, Waits, empty_places, make_places, refusal, run_on, runner
 
 SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
     *("--bench-prompts=2", "--bench-tokens=8", "--num-places=3", "--seconds=1.5"),
 ]
 pytestmark = pytest.mark.timeout(180)
@@ -97,7 +97,7 @@ def test_it_learns_places(tmp_path):
     """Of one rollout that repeats itself, what comes at each place."""
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
     places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", "draft")
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", "draft", step_s=0.1)
     assert result.exit_code == 0, result.output
     losses = [
         line.split("by place")[1].split(",")[0].split() for line in result.output.splitlines() if "by place" in line

@@ -200,10 +200,10 @@ def open_session(drafts, serving):
     ), trees=TREES)  # fmt: skip
     for draft in drafts:
         graft(session, draft, 0.0)
+    lanes = session.trees.lanes(session.place)  # once: to make them takes most of opening a session
     for lane, score, accepted in serving.seen:
-        known = session.lane(lane)
-        if known is not None:
-            known.calibration.observe(score, accepted)
+        if lane in lanes:
+            lanes[lane].calibration.observe(score, accepted)
     return session
 
 

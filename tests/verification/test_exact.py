@@ -119,15 +119,14 @@ def test_the_exact_rule_is_not_caught(plan):
 def test_mutant_a_part_chosen_by_content(plan):
     """Which sampled nodes are verified first depends on their own tokens."""
 
-    def is_likely(ranks, prefix):
-        ids, weights = world.draft(prefix[:-1])
-        return dict(zip(ids, weights, strict=True))[prefix[-1]] >= 0.3 * sum(weights)
+    def is_seen(world):
+        def is_likely(ranks, prefix):
+            ids, weights = world.draft(prefix[:-1])
+            return dict(zip(ids, weights, strict=True))[prefix[-1]] >= 0.3 * sum(weights)
 
-    found = []
-    for entropy in range(3):
-        world = world_of(entropy)
-        found.append(error(world, *TWO_STEPS[plan], first=is_likely, digits=14))
-    assert max(found) > BIAS
+        return error(world, *TWO_STEPS[plan], first=is_likely, digits=14) > BIAS
+
+    assert any(is_seen(world_of(entropy)) for entropy in range(3))
 
 
 def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
@@ -137,7 +136,7 @@ def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
         if not member[2] or all(member[1] != token for _, token, is_sampled in sibling_group if not is_sampled)
     ])  # fmt: skip
     plan = ((sampled(), sampled(), point()), 2)
-    assert max(error(world_of(entropy), *plan, upgraded=True, digits=14) for entropy in range(3)) > BIAS
+    assert any(error(world_of(entropy), *plan, upgraded=True, digits=14) > BIAS for entropy in range(3))
 
 
 @pytest.mark.usefixtures("portable")

@@ -23,7 +23,7 @@ def rate_of(service: TimedService, mode: str, num_sessions: int) -> float:
     return service.serve(max(1.0, 6 / num_sessions), num_sessions).rate
 
 
-@pytest.mark.parametrize("num_sessions", [1, 8, 32])
+@pytest.mark.parametrize("num_sessions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 32))])
 def test_drafts_that_pay_more_than_overlapped_steps_are_used(num_sessions: int) -> None:
     """Plain steps overlap and drafted ones do not; after 3 s the default is what forced drafts are. What overlapped steps take says nothing of
     what a node costs: otherwise drafts become shallow after each plain window, and lose."""
@@ -37,7 +37,7 @@ def test_drafts_that_pay_more_than_overlapped_steps_are_used(num_sessions: int) 
     assert served.share(COLOCATED) > 0.9
 
 
-@pytest.mark.parametrize("num_sessions", [8, 64])
+@pytest.mark.parametrize("num_sessions", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> None:
     """Of which two thirds are wrong: within 3 s, and from then on the default is plain decoding."""
     service = gpu(chance=0.3, suffix=0)
@@ -65,6 +65,7 @@ def everything(only: Iterable[str] = SOURCES) -> TimedService:
     return TimedService(target, sources, loop_s=0.0004, prompt_len=40, num_tokens=64)
 
 
+@pytest.mark.slow
 def test_what_is_dear_is_dropped_within_two_seconds() -> None:
     """Five sources, three of which take several plain steps a round: what they take by themselves says what to try first. From then on, trials
     cost little, the first ones of what was not tried yet, too."""

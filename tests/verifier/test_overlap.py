@@ -67,14 +67,14 @@ def run(verifier: Verifier) -> dict[int, list[int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(random=st.randoms(use_true_random=False), overlaps=st.booleans())
+@given(random=st.randoms(use_true_random=True), overlaps=st.booleans())
 def test_texts_are_the_targets_own(random: Random, overlaps: bool) -> None:
     """With sessions that come and go, stop, are drafted for, wait for the journal, and with steps that fail."""
     serve(random, NUM_ACTS, overlaps=overlaps)
 
 
 @settings(max_examples=40, deadline=None)
-@given(random=st.randoms(use_true_random=False), overlaps=st.booleans())
+@given(random=st.randoms(use_true_random=True), overlaps=st.booleans())
 def test_texts_with_chains_are_the_targets_own(random: Random, overlaps: bool) -> None:
     """With a colocated drafter whose chains are verified before they are read, or cannot be read; and drafts of others beside it."""
     serve(random, NUM_ACTS, overlaps=overlaps, has_chains=True)

@@ -106,7 +106,7 @@ def reference_decoder() -> SuffixDecoder:
     return source
 
 
-@given(st.randoms(use_true_random=False))
+@given(st.randoms(use_true_random=True))
 @pytest.mark.parametrize("make_source", [SuffixDecoder, reference_decoder])
 def test_many_sessions_have_the_drafts_of_each_alone(make_source: Callable[[], SuffixDecoder], random: Random) -> None:
     """Though they come, grow, are left out of steps, and go, and others take their places."""

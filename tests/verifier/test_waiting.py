@@ -26,7 +26,8 @@ def rate_of(served: TimedService, mode: str, num_sessions: int, seconds: float =
 
 
 @pytest.mark.parametrize(
-    ("round_trip_ms", "num_sessions"), [(1, 64), (20, 1), (20, 16), (20, 64), (50, 1), (50, 16), (50, 64)]
+    ("round_trip_ms", "num_sessions"),
+    [*[(20, 1), (20, 16), (50, 1), (50, 16)], *(pytest.param(ms, 64, marks=pytest.mark.slow) for ms in (1, 20, 50))],
 )
 def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_sessions: int) -> None:
     """However far away they are drafted, and although all of them are used."""
@@ -65,7 +66,7 @@ def test_drafters_that_go_far_away_soon_cost_nothing(is_measured: bool) -> None:
     assert rate_of(found, "async", 1, 3.0) > 0.97 * plain
 
 
-@pytest.mark.parametrize("is_measured", [True, False])
+@pytest.mark.parametrize("is_measured", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None:
     """Within some seconds, since steps wait for a trial now and then."""
     far = FarDrafters(0.05, 0.8)

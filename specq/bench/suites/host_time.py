@@ -6,7 +6,6 @@ from statistics import median
 
 import click
 
-from specq.bench.host_time import PHASES, measure
 from specq.bench.report import Report, figure, show
 from specq.bench.suite import COUNT, suite
 
@@ -22,6 +21,8 @@ from specq.bench.suite import COUNT, suite
 @click.option("--repeats", type=COUNT, default=200, show_default=True, help="Steps of each kind that count.")
 def command(report: Report, *, sessions: tuple[int, ...], drafts: tuple[int, ...], repeats: int) -> None:
     """Time steps of a verifier whose forward pass takes no time: what is left is the host's work, phase by phase."""
+    from specq.bench.host_time import PHASES, measure  # here, since `--help` needs no torch
+
     report.update(settings={"sessions": sessions, "drafts": drafts, "repeats": repeats})
     rows: list[tuple[object, ...]] = [("SESSIONS", "DRAFTS", "TOKENS", "MS", *(phase.upper() for phase in PHASES))]
     for num_sessions, num_drafts, times, num_tokens in measure(sessions, drafts, repeats):

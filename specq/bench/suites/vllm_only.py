@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from specq.bench.lossless_vllm import PRECISIONS
+from specq.bench.agreement import PRECISIONS
 from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, suite
