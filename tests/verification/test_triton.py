@@ -79,6 +79,19 @@ def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, mon
     assert distributions.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+def test_what_is_beside_a_nearly_certain_token_counts(sampler, monkeypatch):
+    """300 tokens of 1e-9 each are most of the entropy, and would be lost in a sum that begins with 1."""
+    make_small(monkeypatch)
+    logits = torch.zeros(1, 300)
+    logits[0, 7] = 20.0 * sampler["temperature"]
+    rows = make_rows([SamplingParams(**sampler)], [0])
+    (expected, _), (found, _) = (
+        way(logits).distributions(rows)(NOTHING, NOTHING[:, None]) for way in (TorchRows, CudaRows)
+    )
+    assert found.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
+
+
 @pytest.mark.parametrize("vocab", [1, 5, 64, 70, 300])
 @pytest.mark.parametrize("max_splits", [1, 3, 64])
 def test_draws_from_edited_distributions_are_those_of_torch(vocab, max_splits, monkeypatch):

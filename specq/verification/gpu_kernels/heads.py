@@ -50,32 +50,37 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
 
 @triton.jit
 def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
-    """Of the tokens of a part that min-p keeps: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of
-    256 numbers: what a lane adds up is a few hundred weights, whose errors are as often up as down."""
+    """Of the tokens of a part: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of 256 numbers: what a
+    lane adds up is a few hundred weights, whose errors are as often up as down. The likeliest are counted apart: where they have nearly
+    all of the mass, what is beside them would be lost in it."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
+    num_tops = tl.zeros([BLOCK], tl.int32)
     inverse = 1.0 / temperature
     for at in tl.range(split * BLOCK, vocab, splits * BLOCK, loop_unroll_factor=UNROLLED):
         scaled = tl.maximum(relative_logits(base, at + lane, at + lane < vocab, top) * inverse, LEAST)
-        weight = tl.exp(scaled)
+        weight = tl.where(scaled < 0, tl.exp(scaled), 0.0)
         mass += weight
         moment += weight * scaled
-    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
+        num_tops += (scaled >= 0).to(tl.int32)
+    return tl.sum(mass.to(tl.float64) + num_tops.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
 
 
 @triton.jit
 def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.constexpr):
-    """The same where min-p cuts: which token that is at its bound is kept, its exact scaled logit decides."""
+    """The same of those that min-p keeps: whether a token that is at its bound is one, its exact scaled logit decides."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
+    num_tops = tl.zeros([BLOCK], tl.int32)
     for at in range(split * BLOCK, vocab, splits * BLOCK):
         scaled = tl.div_rn(relative_logits(base, at + lane, at + lane < vocab, top), temperature)
-        weight = tl.where(scaled >= least, tl.exp(scaled), 0.0)
+        weight = tl.where((scaled >= least) & (scaled < 0), tl.exp(scaled), 0.0)
         mass += weight
         moment += tl.where(weight > 0, weight * scaled, 0.0)
-    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
+        num_tops += (scaled >= 0).to(tl.int32)
+    return tl.sum(mass.to(tl.float64) + num_tops.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
 
 
 @triton.jit(
