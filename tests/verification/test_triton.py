@@ -175,7 +175,10 @@ def bushy(count, strategy):
     """Steps with four siblings drawn from one distribution, point masses beside them, and the like below the first of them."""
     rng, steps = np.random.default_rng(8), []
     for seed in range(count):
-        ids, weights = np.array([rng.permutation(12)[:6] for _ in range(2)]), rng.integers(1, 65536, (2, 6))
+        ids, weights = (
+            np.array([rng.permutation(12)[:6] for _ in range(2)]),
+            np.maximum(rng.integers(1, 65536, (2, 6)) >> rng.integers(0, 12, (2, 6)), 1),
+        )
         drawn = [rng.choice(own, 4, replace=False, p=of / of.sum()) for own, of in zip(ids, weights, strict=True)]
         points = [rng.choice(np.setdiff1d(np.arange(12), own), 2, replace=False) for own in drawn]
         tokens = np.concatenate([points[0][:1], drawn[0], points[0][1:], drawn[1], points[1]])
