@@ -11,7 +11,7 @@ import torch
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import SessionStep, Tree
+from specq.protocol.types import DraftDistributions, SessionStep, Tree
 from specq.testing.random_steps import check_against_naive
 from specq.verification import cuda_paths, cuda_rows
 from specq.verification.cuda_rows import CudaRows
@@ -169,6 +169,36 @@ def test_what_has_no_largest_logit_is_refused():
 def test_trees_are_judged_as_the_oracle_does_one_by_one(names):
     """At T = 0 and above, with and without cuts and draft distributions; some sessions without nodes."""
     check_against_naive({name: ORACLES[name] for name in names}, max_examples=6)
+
+
+def bushy(count, strategy):
+    """Steps with four siblings drawn from one distribution, point masses beside them, and the like below the first of them."""
+    rng, steps = np.random.default_rng(8), []
+    for seed in range(count):
+        ids, weights = (
+            np.array([rng.permutation(12)[:6] for _ in range(2)]),
+            np.maximum(rng.integers(1, 65536, (2, 6)) >> rng.integers(0, 12, (2, 6)), 1),
+        )
+        drawn = [rng.choice(own, 4, replace=False, p=of / of.sum()) for own, of in zip(ids, weights, strict=True)]
+        points = [rng.choice(np.setdiff1d(np.arange(12), own), 2, replace=False) for own in drawn]
+        tokens = np.concatenate([points[0][:1], drawn[0], points[0][1:], drawn[1], points[1]])
+        parents, of_nodes = np.array([-1] * 6 + [1] * 6), np.array([-1, 0, 0, 0, 0, -1, 1, 1, 1, 1, -1, -1])
+        distributions = DraftDistributions(*(a.astype(t) for a, t in ((ids, "i4"), (weights, "u2"), (of_nodes, "i4"))))
+        tree = Tree(tokens.astype("i4"), parents.astype("i4"), np.zeros(12, "f4"), distributions)
+        params = SamplingParams(strategy=strategy, seed=seed, threshold=0.05, **SAMPLERS[1 + seed % 5])
+        steps.append(SessionStep(seed, 5, np.array([7], np.int32), params, tree))
+    return steps
+
+
+@pytest.mark.parametrize("strategy", ["probabilistic", "threshold", "typical"])
+def test_many_siblings_are_judged_as_on_a_cpu(strategy, monkeypatch):
+    make_small(monkeypatch)
+    steps = bushy(24, strategy)
+    logits = torch.from_numpy(np.random.default_rng(2).normal(0, 1, (24 * 13, 12)).astype("f4"))
+    expected = [(j.path, j.token_ids.tolist()) for j in judge(steps, logits)]
+    assert {len(path) for path, _ in expected} == {0, 1, 2}
+    monkeypatch.setattr(sys.modules[judge.__module__], "target_rows", CudaRows)
+    assert [(j.path, j.token_ids.tolist()) for j in judge(steps, logits)] == expected
 
 
 @pytest.mark.usefixtures("by_kernels")
