@@ -5,7 +5,7 @@ The rules are those of `specq.verification.walks` and `specq.verification.longes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,23 @@ from specq.verification.target_rows import Bars, JudgedPaths, Trees, check_numbe
 from specq.verification.transfers import Fetched, to_device
 from specq.verification.walks import Drafted
 
-if TYPE_CHECKING:
-    from specq.verification.cuda_rows import CudaRows
+LANES = 256  # of one program: nodes of a session, and tokens that siblings or their distribution name
 
-LANES = (
-    256  # of one program: nodes of a session, and tokens that siblings or their distribution name; BLOCK of cuda_rows
-)
+
+class DeviceRows(Protocol):
+    """What is needed of `specq.verification.cuda_rows.CudaRows`."""
+
+    logits: torch.Tensor
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def run(self, name: str, grid: tuple[int, int], *arguments: Any) -> None: ...
+
+    def run_draws(self, num: int, drawing: tuple[torch.Tensor, ...], chosen: torch.Tensor) -> None: ...
+
+    def found_of(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def choose_at(self, rows: Rows, warm: Rows, which: torch.Tensor, tokens: torch.Tensor) -> None: ...
 
 
 def fits(firsts: Int64Array, width: int) -> bool:
@@ -32,7 +43,7 @@ def fits(firsts: Int64Array, width: int) -> bool:
     return bool(np.diff(firsts).max(initial=0) + max(width, 1) <= LANES)
 
 
-def walk(target: CudaRows, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths:
+def walk(target: DeviceRows, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths:
     """See `TargetRows.walk`."""
     numbers, trees = _put(
         target,
@@ -49,7 +60,7 @@ def walk(target: CudaRows, rows: Rows, drafted: Drafted, residuals: Float64Array
     return _Paths(found, drafted.firsts).wait
 
 
-def longest(target: CudaRows, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths:
+def longest(target: DeviceRows, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths:
     """See `TargetRows.longest`."""
     numbers, of_trees = _put(target, (bars.limits, bars.deltas), (trees.firsts, trees.parents, trees.token_ids))
     num, num_nodes = len(trees.firsts) - 1, len(trees.parents)
@@ -63,7 +74,7 @@ def longest(target: CudaRows, rows: Rows, warm: Rows, trees: Trees, bars: Bars) 
 
 
 def _put(
-    target: CudaRows, numbers: tuple[Float64Array, ...], integers: tuple[npt.NDArray[Any], ...]
+    target: DeviceRows, numbers: tuple[Float64Array, ...], integers: tuple[npt.NDArray[Any], ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Copy some arrays to the device at once; return all numbers, f64, and all integers, i32."""
     of_numbers = np.concatenate(numbers, dtype=np.float64)

@@ -27,7 +27,7 @@ REGISTERS = 64  # of each thread, so that they fit
 MAX_SPLITS = 64
 BLOCK = 256  # tokens that such a program looks at at a time
 ROOM = 16  # likely tokens of each lane that it gathers at most
-WIDE_ROOM = 1024  # and of all its lanes, at a mean of the programs of a row
+WIDE_ROOM = 1280  # and of all its lanes, at a mean of the programs of a row
 WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row, or sums in float64
 
 WIDE = {"distributions", "chunks", "draw"}  # those whose programs look at WIDE_BLOCK tokens at a time

@@ -77,11 +77,31 @@ def test_texts_of_one_prompt_have_different_tenants():
             return [(Stream([1]), SimpleNamespace(stats={}, internal={}, token_ids=[1])) for _ in requests]
 
     for load in (Load(1), Load(2)):
-        completer = serving.Completer(Client(), load, "async", name="suffix", shape={"tree": [[0]]}, wave=2)
+        work = Workload("pair", "cpu", [1, 2], 8, 1, [[5], [6]])
+        completer = serving.Completer(Client(), load, work, "async", name="suffix", shape={"tree": [[0]]}, wave=2)
         for _ in range(2):
             completer.complete([[5], [6], [5], [6]], 1)
     assert len(set(tenants)) == len(tenants) == 16
     assert len({tenant for _, tenant in tenants}) == 8
+
+
+def test_lengths_are_spread_evenly_and_are_the_same_in_each_run():
+    """And the KV memory holds them all."""
+    even, spread = (Workload("pair", "cpu", [64], 100, 1, [[1]] * 65, length_spread=share) for share in (0.0, 0.3))
+    assert even.lengths(5, 100) == [100] * 5
+    lengths = spread.lengths(192, 100)
+    assert lengths == spread.lengths(192, 100)
+    assert lengths[:64] == spread.lengths(64, 100)
+    assert (min(lengths), max(lengths)) == (70, 130)
+    for first in range(0, 192, 64):
+        assert abs(sum(lengths[first : first + 64]) / 64 - 100) < 2
+    assert spread.lengths(3, 1) == [1, 1, 1]
+    assert spread.kv_slots - even.kv_slots == sum(lengths) - 192 * 100
+
+    asked = []
+    client = SimpleNamespace(complete=lambda requests, *_: asked.extend(one["max_tokens"] for one in requests) or [])
+    serving.Completer(client, Load(64), spread, "plain").complete([[1]] * 192, 100)
+    assert asked == lengths
 
 
 class _Scripted(ListeningClient):
@@ -426,7 +446,9 @@ def test_others_are_compared_with_vllm_plain_and_with_the_best_of_vllms():
 def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
     """In the shapes asked for; one that is there is left alone."""
     commands = []
-    monkeypatch.setattr(contest, "subprocess", SimpleNamespace(run=lambda command, check: commands.append(command)))
+    status = [0]
+    run = lambda command, check: commands.append(command) or SimpleNamespace(returncode=status[0])  # noqa: E731
+    monkeypatch.setattr(contest, "subprocess", SimpleNamespace(run=run))
     shapes = {"target": "big", "draft": "small", "draft_shape": "vocab=9"}
     contest._build(tmp_path / "pair", "cpu", shapes)
     (command,) = commands
@@ -438,6 +460,9 @@ def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
     (tmp_path / "pair" / "draft" / "config.json").touch()
     contest._build(tmp_path / "pair", "cpu", shapes)
     assert len(commands) == 1
+    status[0] = 2
+    with pytest.raises(ConfigError, match="unfit could not be made"):
+        contest._build(tmp_path / "unfit", "cpu", shapes)
 
 
 def test_a_child_that_fails_is_an_error_with_what_it_said():

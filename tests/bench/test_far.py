@@ -53,7 +53,7 @@ def test_turns_alternate_and_a_ratio_is_of_two_turns_of_one_repetition(monkeypat
     order = []
 
     class Completer:
-        def __init__(self, _client, _load, mode):
+        def __init__(self, _client, _load, _work, mode):
             self._mode, self.results = mode, []
 
         def complete(self, prompts, num_tokens):

@@ -17,6 +17,7 @@ from specq.bench.end_to_end.cut_short import CutShortError
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
+from specq.protocol import ConfigError
 
 DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
 SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
@@ -42,6 +43,10 @@ workload_options = options(
         help="Jobs at a time at each --temperature but the first; may be repeated.  [default: those of --sessions]",
     ),
     click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
+    click.option(
+        "--length-spread", type=click.FloatRange(0, 0.9), default=0.0, show_default=True,
+        help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
+    ),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
     click.option("--settle-s", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
@@ -75,7 +80,8 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
     given = {"out": str(pair), "device": device, "dtype": dtype} | made_of
     each = ((name, one) for name, value in given.items() for one in ((value,) if isinstance(value, str) else value))
     arguments = [part for name, one in each if one for part in (f"--{name.replace('_', '-')}", one)]
-    subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=True)
+    if subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=False).returncode:
+        raise ConfigError(f"the pair {pair} could not be made; see above")
 
 
 @dataclass(frozen=True, slots=True)

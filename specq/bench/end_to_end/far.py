@@ -164,7 +164,7 @@ def _in_turns(
     to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval
     """
     prompts = work.prompts_for(load.sessions)[: JOBS_EACH * load.sessions]
-    modes = {mode: Completer(client, load, mode) for mode in (PLAIN, DRAFTED)}
+    modes = {mode: Completer(client, load, work, mode) for mode in (PLAIN, DRAFTED)}
     turns = {mode: Repetitions(load) for mode in modes}
     modes[PLAIN].complete(prompts, WARM_LEN)
     work.settle(prompts, modes[DRAFTED].complete)

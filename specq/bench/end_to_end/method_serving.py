@@ -49,7 +49,7 @@ def measure(kind: str, work: Workload, drafts: str = "always", *, in_shapes: boo
 
 def _completer(client: ListeningClient, load: Load, kind: str, variant: Variant, work: Workload) -> Completer:
     name, mode, shape = variant
-    return Completer(client, load, mode, name=f"{kind} {name}", shape=shape, wave=len(work.prompts))
+    return Completer(client, load, work, mode, name=f"{kind} {name}", shape=shape, wave=len(work.prompts))
 
 
 def method_config(kind: str, work: Workload, drafts: str = "always") -> Config:

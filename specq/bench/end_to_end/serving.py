@@ -39,7 +39,7 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
         return until_one_fails(
-            (mode, load.key, partial(run, Completer(client, load, mode), split, work, load))
+            (mode, load.key, partial(run, Completer(client, load, work, mode), split, work, load))
             for mode in modes(name, work)
             for load in work.loads
         )
@@ -104,7 +104,7 @@ def run(completer: Completer, split: StepSplit, work: Workload, load: Load, vari
 
 
 class Completer:
-    """Completes prompts through a client, as many at a time as a load says; `results`: of the last ones.
+    """Completes prompts through a client, as many at a time as a load says, of which a workload says how long they get; `results`: of the last ones.
 
     name    of the way to draft; the mode where it has none
     shape   options of the jobs that say in which shape is drafted
@@ -115,23 +115,25 @@ class Completer:
         self,
         client: ListeningClient,
         load: Load,
+        work: Workload,
         mode: str,
         *,
         name: str = "",
         shape: Mapping[str, Any] = MappingProxyType({}),
         wave: int = 0,
     ) -> None:
-        self._client, self._load, self.mode, self.name = client, load, mode, name or mode
+        self._client, self._load, self._work, self.mode, self.name = client, load, work, mode, name or mode
         self._shape, self._wave, self._calls = shape, wave, 0
         self.results: list[Result] = []
 
     def complete(self, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
         """Complete each prompt with a seed of its own."""
-        options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True, "mode": self.mode}
+        options: dict[str, Any] = {"ignore_eos": True, "mode": self.mode}
         options |= {"temperature": self._load.temperature, **self._shape}
         self._calls += 1
         text_of = f"{self.name} {self._load.key} {self._calls}"
-        requests = [{"token_ids": prompt, "seed": seed, **options} for seed, prompt in enumerate(prompts)]
+        lengths = zip(prompts, self._work.lengths(len(prompts), num_tokens), strict=True)
+        requests = [{"token_ids": p, "max_tokens": count, "seed": i, **options} for i, (p, count) in enumerate(lengths)]
         for request in requests if self._wave else ():
             request["tenant"] = f"{text_of} {request['seed'] // self._wave}"
         found = self._client.complete(requests, self._load.sessions, JOB_S)

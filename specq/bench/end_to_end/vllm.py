@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -123,17 +123,16 @@ class _Vllm:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(
-            max_tokens=num_tokens, temperature=load.temperature, ignore_eos=True, detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )  # fmt: skip
+        options = {"temperature": load.temperature, "ignore_eos": True, "detokenize": False}
+        options |= {"output_kind": RequestOutputKind.DELTA}
+        params = [SamplingParams(max_tokens=n, **options) for n in self._work.lengths(len(prompts), num_tokens)]
         streams = {name: Stream([]) for name in islice(self._names, len(prompts))}
-        waiting: Iterator[tuple[str, list[int]]] = zip(streams, prompts, strict=True)
+        waiting = zip(streams, prompts, params, strict=True)
         under_way, ended = 0, 0
         while ended < len(prompts):
-            for name, prompt in islice(waiting, load.sessions - under_way):
+            for name, prompt, own in islice(waiting, load.sessions - under_way):
                 streams[name].started = time.perf_counter()
-                self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                self._engine.add_request(name, {"prompt_token_ids": prompt}, own)
                 under_way += 1
             finished = self._step(streams)
             under_way, ended = under_way - finished, ended + finished

@@ -22,6 +22,9 @@ JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, whe
 VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
 NUM_MARKS = 1000
+TURN = (
+    0.6180339887498949  # of a circle: points so far apart, one after the other, are spread evenly however many they are
+)
 WARM_LEN = 16  # tokens of each completion before the first repetition, for who learns nothing meanwhile
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
@@ -38,6 +41,7 @@ class Workload:
     engine_options    name=value each, handed on to specq's engine
     modes             in which specq's deployments are measured; none: all of each
     marks             a few tokens each; where there are any, no prompt comes twice: see `prompts_for`
+    length_spread     how far completions are longer or shorter than `output_len`, as a share of it: see `lengths`
     """
 
     pair: str
@@ -54,6 +58,7 @@ class Workload:
     engine_options: list[str] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
     marks: list[list[int]] = field(default_factory=list)
+    length_spread: float = 0.0
 
     @staticmethod
     def of(
@@ -70,6 +75,7 @@ class Workload:
         modes: Sequence[str] = (),
         model: str = "tiny",
         fresh_prompts: bool = False,
+        length_spread: float = 0.0,
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
@@ -87,6 +93,7 @@ class Workload:
             "tensor_parallel": tensor_parallel,
             "settle_s": settle_s,
             "marks": marks,
+            "length_spread": length_spread,
         }
         own |= {"engine_options": list(engine_options), "modes": list(modes)}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
@@ -136,10 +143,17 @@ class Workload:
         marks = (self.marks[(first + i // own) % len(self.marks)] for i in range(len(found)))
         return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
 
+    def lengths(self, num_jobs: int, num_tokens: int) -> list[int]:
+        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each run. Jobs of one length end together
+        where nothing is drafted, and so begin together, which no users' jobs do."""
+        spread = self.length_spread
+        return [max(round(num_tokens * (1 + spread * (2 * (i * TURN % 1) - 1))), 1) for i in range(num_jobs)]
+
     @property
     def kv_slots(self) -> int:
         """KV slots that hold all prompts and texts of the largest run, so that none is computed twice."""
-        return sum(len(prompt) + self.output_len + NODES for prompt in self.prompts_for(self.most_sessions))
+        prompts = self.prompts_for(self.most_sessions)
+        return sum(map(len, prompts)) + sum(self.lengths(len(prompts), self.output_len)) + NODES * len(prompts)
 
     def settle(self, prompts: list[list[int]], complete: Complete) -> None:
         """Complete all prompts once, and again until `settle_s` have passed."""
