@@ -13,11 +13,11 @@ import torch
 
 from specq.protocol import Float64Array, Int32Array, Int64Array
 from specq.verification.cuda_draws import WORDS
+from specq.verification.drafted import Drafted
 from specq.verification.judgements import NodePaths
 from specq.verification.row_params import Rows
 from specq.verification.target_rows import Bars, JudgedPaths, Trees, check_numbers
 from specq.verification.transfers import Fetched, to_device
-from specq.verification.walks import Drafted
 
 LANES = 256  # of one program: nodes of a session, and tokens that siblings or their distribution name
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
+from specq.verification.drafted import Drafted
 from specq.verification.row_params import Rows
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
-from specq.verification.walks import Drafted
 
 # Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.
 MANY_LOGITS = 32 * 4096

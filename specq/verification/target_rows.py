@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
+from specq.verification.drafted import Drafted
 from specq.verification.judgements import NodePaths
 from specq.verification.row_params import Rows
-
-if TYPE_CHECKING:
-    from specq.verification.walks import Drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
+from specq.verification.drafted import Drafted
 from specq.verification.interface import Draws, Strategy
 from specq.verification.judgements import Judgements
 from specq.verification.packing import JudgedStep, Packed, Placed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import Distributions, TargetRows
-from specq.verification.walks import Drafted, Paths, extend
+from specq.verification.walks import Paths, extend
 
 ALL_LEVELS = 2**31 - 1
 
