@@ -18,6 +18,11 @@ FADE = 0.8  # of what was learned of the gaps, with each session
 EXPECTED_S = 0.1  # after a burst has ended, within which another one is expected
 
 
+def is_burst(num_first: int, num_sessions: int) -> bool:
+    """Return whether so many of a step's sessions got their first token that others of a burst are likely to follow."""
+    return num_first >= LEAST and 2 * num_first >= num_sessions
+
+
 class Bursts:
     """The burst that is arriving, if one is."""
 

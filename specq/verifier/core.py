@@ -41,7 +41,7 @@ from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verification import Judgements
 from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
-from specq.verifier.bursts import Bursts
+from specq.verifier.bursts import Bursts, is_burst
 from specq.verifier.early_steps import EarlySteps
 from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
@@ -114,6 +114,7 @@ class Verifier:
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._has_begun = False  # to draft for the next one
+        self._is_filling = False  # many sessions began in the last step, so the load is not yet what it will be when messages have been handled
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -219,7 +220,7 @@ class Verifier:
 
     def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
         """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
-        if not self._has_begun:
+        if not self._has_begun and not self._is_filling:
             self._has_begun = True
             self.sources.control(self.arms.looked_at, self.arms.asleep)
             self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
@@ -241,6 +242,9 @@ class Verifier:
         faults, self._faults, began = self._faults, Faults(), clock()
         self._bursts.begin_step()
         self._follow_load()
+        if self._is_filling:
+            self._is_filling = False
+            self.begin(clock(), clock)
         self._has_begun = False
         self.sources.control(self.arms.looked_at, self.arms.asleep)
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
@@ -293,6 +297,7 @@ class Verifier:
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
         self.sources.observe(rounds, done, ended - started, clock, ended - asked_at if is_followed else None)
+        self._is_filling = is_burst(flight.shares.prompts()[1], len(flight.shares))
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         tidy(self.engine)

@@ -260,6 +260,28 @@ def run_on(verifier: Verifier) -> list[list[int]]:
     return [session.token_ids[len(PROMPT) :] for session in verifier.sessions.values()]
 
 
+@pytest.mark.parametrize(("num_sessions", "is_put_off"), [(1, False), (3, False), (4, True), (10, True)])
+def test_after_a_burst_drafts_begin_when_the_load_is_known(
+    num_sessions: int, is_put_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of the burst have arrived during the step; few sessions are drafted for at once."""
+    verifier = make_verifier(LateEngine(), sources=[SuffixDecoder()])
+    begun, loads = list[int](), list[int]()
+    monkeypatch.setattr(verifier.sources, "begin", lambda sessions, *_: begun.append(len(sessions)))
+    meet = verifier.arms.meet
+    monkeypatch.setattr(verifier.arms, "meet", lambda num: loads.append(num) or meet(num))
+    for session_id in range(num_sessions):
+        open_session(verifier, session_id, speculation=Speculation())
+    step(verifier)
+    verifier.begin(0.0)
+    assert begun == [num_sessions] * (not is_put_off)
+    for session_id in range(num_sessions, num_sessions + 20):
+        open_session(verifier, session_id, speculation=Speculation())
+    step(verifier)
+    assert begun[0] == num_sessions
+    assert loads == [num_sessions, num_sessions + 20]
+
+
 def test_nodes_that_come_while_a_step_is_in_flight_are_verified_after_it() -> None:
     """They hang from the text as it is committed; what the step says decides which of them live on."""
     engine = LateEngine()
