@@ -85,6 +85,12 @@ def test_texts_of_one_prompt_have_different_tenants():
     assert len({tenant for _, tenant in tenants}) == 8
 
 
+def test_a_run_has_so_many_jobs_of_each_session_and_eight_at_least():
+    work = Workload("pair", "cpu", [4], 8, 1, [[5], [6]], jobs_each=6)
+    assert [len(work.prompts_for(sessions)) for sessions in (1, 2, 4)] == [8, 12, 24]
+    assert len(Workload("pair", "cpu", [4], 8, 1, [[5], [6]]).prompts_for(4)) == 12
+
+
 def test_lengths_are_spread_evenly_and_are_the_same_in_each_run():
     """And the KV memory holds them all."""
     even, spread = (Workload("pair", "cpu", [64], 100, 1, [[1]] * 65, length_spread=share) for share in (0.0, 0.3))

@@ -14,7 +14,7 @@ import click
 
 from specq.bench.end_to_end import table
 from specq.bench.end_to_end.cut_short import CutShortError
-from specq.bench.end_to_end.workload import Workload
+from specq.bench.end_to_end.workload import JOBS_EACH, Workload
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
 from specq.protocol import ConfigError
@@ -47,6 +47,7 @@ workload_options = options(
         "--length-spread", type=click.FloatRange(0, 0.9), default=0.0, show_default=True,
         help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
     ),
+    click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other.  The end of a run, when fewer run, weighs the less the more there are."),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
     click.option("--settle-s", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),

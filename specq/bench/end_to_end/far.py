@@ -25,7 +25,7 @@ from specq.bench.end_to_end.cut_short import keeping
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream
-from specq.bench.end_to_end.workload import JOBS_EACH, WARM_LEN, Workload
+from specq.bench.end_to_end.workload import WARM_LEN, Workload
 from specq.bench.figures import paired
 from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers
@@ -163,7 +163,7 @@ def _in_turns(
     stale_share          of the nodes that reached the verifier, those that the transcript contradicted or that were cut
     to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval
     """
-    prompts = work.prompts_for(load.sessions)[: JOBS_EACH * load.sessions]
+    prompts = work.prompts_for(load.sessions)[: work.jobs_each * load.sessions]
     modes = {mode: Completer(client, load, work, mode) for mode in (PLAIN, DRAFTED)}
     turns = {mode: Repetitions(load) for mode in modes}
     modes[PLAIN].complete(prompts, WARM_LEN)

@@ -18,7 +18,7 @@ from specq.protocol import ConfigError
 
 LEAST_JOBS = 8  # of a run
 NODES = 64  # KV slots of a job for what is drafted, and for what is left of its last block
-JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
+JOBS_EACH = 3  # jobs of each session, one after the other, by default; with more the end, when fewer run, weighs less
 VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
 NUM_MARKS = 1000
@@ -41,6 +41,7 @@ class Workload:
     engine_options    name=value each, handed on to specq's engine
     modes             in which specq's deployments are measured; none: all of each
     marks             a few tokens each; where there are any, no prompt comes twice: see `prompts_for`
+    jobs_each         jobs of each session, one after the other
     length_spread     how far completions are longer or shorter than `output_len`, as a share of it: see `lengths`
     """
 
@@ -59,6 +60,7 @@ class Workload:
     modes: list[str] = field(default_factory=list)
     marks: list[list[int]] = field(default_factory=list)
     length_spread: float = 0.0
+    jobs_each: int = JOBS_EACH
 
     @staticmethod
     def of(
@@ -76,6 +78,7 @@ class Workload:
         model: str = "tiny",
         fresh_prompts: bool = False,
         length_spread: float = 0.0,
+        jobs_each: int = JOBS_EACH,
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
@@ -94,6 +97,7 @@ class Workload:
             "settle_s": settle_s,
             "marks": marks,
             "length_spread": length_spread,
+            "jobs_each": jobs_each,
         }
         own |= {"engine_options": list(engine_options), "modes": list(modes)}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
@@ -135,10 +139,10 @@ class Workload:
         what all prompts begin with, another in each run and each time it comes.
         """
         own = len(self.prompts)
-        found = [self.prompts[i % own] for i in range(_num_jobs(num_sessions))]
+        found = [self.prompts[i % own] for i in range(self._num_jobs(num_sessions))]
         if not self.marks:
             return found
-        first = run * (_num_jobs(self.most_sessions) // own + 1)
+        first = run * (self._num_jobs(self.most_sessions) // own + 1)
         at = next((i for i, tokens in enumerate(zip(*self.prompts, strict=False)) if len(set(tokens)) > 1), 0)
         marks = (self.marks[(first + i // own) % len(self.marks)] for i in range(len(found)))
         return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
@@ -154,6 +158,9 @@ class Workload:
         """KV slots that hold all prompts and texts of the largest run, so that none is computed twice."""
         prompts = self.prompts_for(self.most_sessions)
         return sum(map(len, prompts)) + sum(self.lengths(len(prompts), self.output_len)) + NODES * len(prompts)
+
+    def _num_jobs(self, num_sessions: int) -> int:
+        return max(self.jobs_each * num_sessions, LEAST_JOBS)
 
     def settle(self, prompts: list[list[int]], complete: Complete) -> None:
         """Complete all prompts once, and again until `settle_s` have passed."""
@@ -185,10 +192,6 @@ class Workload:
         for prompts in runs:
             found.add(partial(complete, prompts, self.output_len))
         return found.figures()
-
-
-def _num_jobs(num_sessions: int) -> int:
-    return max(JOBS_EACH * num_sessions, LEAST_JOBS)
 
 
 def is_gpu(work: Workload) -> bool:

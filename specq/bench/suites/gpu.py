@@ -99,7 +99,7 @@ def command(
 ) -> None:
     """Measure specq's deployments and its rivals, one after the other, since each fills the GPU; or parts of a step.
 
-    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), three
+    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
     for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
     verifier's process; one: in a process of its own on the same GPU; two: on a second GPU; two-own: in both places; far: draft workers
     on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
