@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,12 +46,17 @@ def test_nothing_is_recorded_while_sessions_wait() -> None:
     target = AnyText(SHAPE.vocab, 3 * SHAPE.hidden, torch.device("cpu"), torch.float32)
     curve, source = StepCurve([1, 64], [0.005, 0.006]), EagleDrafter(eagle, 8)
     verifier = Verifier(target, curve, [source], incarnation=1, max_sessions=MOST, measures_drafts=False)
+    ticks = count()
+
+    def clock() -> float:
+        return 0.001 * next(ticks)
+
     rng, num_sessions = np.random.default_rng(1), Counter[int]()
     with structlog.testing.capture_logs() as logs:
         for wave in range(2):
             for i in range(MOST):
                 open_wave(verifier, rng, [wave * MOST + i], 400 if i % 16 == 3 else 111, 20 + (i + 50 * wave) % 77)
-            for _ in steps_of(verifier):
+            for _ in steps_of(verifier, clock):
                 num_sessions[len(eagle.texts)] += 1
     assert max(num_sessions) == MOST
     assert min(num_sessions) == 0

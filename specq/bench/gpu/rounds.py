@@ -227,12 +227,12 @@ def open_wave(verifier: Verifier, rng: np.random.Generator, ids: Sequence[int], 
         verifier.handle(Open(session_id=session_id, epoch=1, params=params, token_ids=context, **said), 0.0)  # type: ignore[arg-type]
 
 
-def steps_of(verifier: Verifier) -> Iterator[bool]:
+def steps_of(verifier: Verifier, clock: Callable[[], float] = time.perf_counter) -> Iterator[bool]:
     """Serve what is open to its end; yield of each step whether it had prompts."""
     while verifier.has_work or verifier.sessions:
         has_prompts = verifier.sessions.has_prompts
-        verifier.begin(time.perf_counter(), time.perf_counter)
-        for verdict in verifier.step(time.perf_counter):
+        verifier.begin(clock(), clock)
+        for verdict in verifier.step(clock):
             if getattr(verdict, "finish", ""):
                 verifier.handle(Close(session_id=verdict.session_id, epoch=1), 0.0)  # type: ignore[attr-defined]
         yield has_prompts
