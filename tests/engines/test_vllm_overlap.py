@@ -4,6 +4,7 @@ GPU, from what is judged there, while the host's own books have placeholders."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,11 +109,14 @@ def test_the_kv_in_flight_is_counted(engine: VllmEngine) -> None:
     assert engine._way.lengths([0]).tolist() == [0]
 
 
-def test_what_the_host_must_judge_is_not_fed(engine: VllmEngine) -> None:
-    """A step with log-probabilities feeds none, and says what it says without overlap."""
+@pytest.mark.parametrize(
+    ("params", "feeds"), [({"logprobs": 2}, True), ({"strategy": "probabilistic", "temperature": 0.8}, False)]
+)
+def test_what_the_host_must_judge_is_not_fed(engine: VllmEngine, params: dict[str, Any], feeds: bool) -> None:
+    """A step that says other tokens than the target's own feeds none; log-probabilities are the device's work."""
     opened(engine, 1)
-    step = SessionStep(0, 1, np.array([2], np.int32), SamplingParams(logprobs=2))
+    step = SessionStep(0, 1, np.array([2], np.int32), SamplingParams(**params))
     launched = engine.launch([step])
-    assert not launched.feeds
+    assert launched.feeds == feeds
     (found,) = launched.collect().judgements
-    assert found.logprobs is not None
+    assert (found.logprobs is not None) == ("logprobs" in params)
