@@ -54,11 +54,16 @@ class Bursts:
         if num_sessions >= LEAST:
             self._ended = now
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether sessions that came since the last step are a burst's."""
+        least = 1 if self._last - self._ended < EXPECTED_S else LEAST
+        return self._is_step_due and self._num >= least
+
     def wait_s(self, now: float, num_waiting: int, step_s: float) -> float:
         """Return for how many seconds a step that takes `step_s` as such, and for which so many sessions wait, is put off, unless another one
         arrives before; 0: not at all."""
-        least = 1 if self._last - self._ended < EXPECTED_S else LEAST
-        if not self._is_step_due or self._num < least or step_s <= num_waiting * self._gap_s:
+        if not self.is_arriving or step_s <= num_waiting * self._gap_s:
             return 0.0
         until = min(self._last + max(GAPS * self._gap_s, PATIENCE_S), self._began + step_s)
         return max(until - now, 0.0)

@@ -228,7 +228,7 @@ class Verifier:
     def gather(self, now: float) -> float:
         """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put off for the others of
         it, unless one arrives before."""
-        if not self.sessions.has_prompts:
+        if not self._bursts.is_arriving or not self.sessions.has_prompts:
             return 0.0
         running = self.sessions.running()
         as_such_s, of_rows_s = self._prefill.parts_s(self.sessions.num_pending(), self.curve)

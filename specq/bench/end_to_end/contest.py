@@ -47,7 +47,7 @@ workload_options = options(
         "--length-spread", type=click.FloatRange(0, 0.9), default=0.0, show_default=True,
         help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
     ),
-    click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other.  The end of a run, when fewer run, weighs the less the more there are."),
+    click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
     click.option("--settle-s", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
