@@ -49,6 +49,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "candidates-4": {"num_candidates": 4},
     "static-tree": {"tree": STATIC_TREE},
 }
+# SSD's (K, F) of its README: a chain of seven, and three guesses after each of its tokens.
+SSD = {"max_depth": 7, "fan_out_hit": [3] * 8, "fan_out_miss": [3] * 8}
 
 
 def strategies() -> list[Variant]:
@@ -58,10 +60,14 @@ def strategies() -> list[Variant]:
 
 def shapes() -> list[Variant]:
     """Return plain decoding, lookup alone, and each shape drafted ahead of the verdicts and, as in synchronous rounds,
-    after them. Only `best-first` is helped out by lookups where drafters have sent nothing."""
-    modes: dict[str, dict[str, Any]] = {"": {}, " sync": {"mode": "sync"}}
+    after them; and SSD's way: its fixed fan-outs, where a round that was not foreseen goes without drafts, and where one waits for a chain that is
+    drafted just in time. Only `best-first` is helped out by lookups where drafters have sent nothing."""
+    just_in_time, rounds = ({"mode": mode} for mode in ("jit", "sync"))
     return [
         PLAIN,
         LOOKUP,
-        *(Variant(f"{name}{tag}", o | mode) for tag, mode in modes.items() for name, o in SHAPES.items()),
+        *(Variant(name, shape) for name, shape in SHAPES.items()),
+        Variant("ssd", SSD),
+        *(Variant(f"{name} jit", shape | just_in_time) for name, shape in {"ssd": SSD, "best-first": {}}.items()),
+        *(Variant(f"{name} sync", shape | rounds) for name, shape in SHAPES.items()),
     ]

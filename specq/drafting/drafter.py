@@ -225,16 +225,16 @@ class Drafter:
         return any(map(self._offers, self.sessions.values()))
 
     def _offers(self, session: DraftSession) -> bool:
-        """Return whether a session has a node to expand; True if that raises: `step` finds out why."""
+        """Return whether a session has a node to expand, or is owed an answer; True if that raises: `step` finds out why."""
         try:
-            return next(self._frontier(session), None) is not None
+            return session.owes_chain or next(self._frontier(session), None) is not None
         except Exception:  # noqa: BLE001 - see above
             return True
 
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
-        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a synchronous session, which
+        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a session that
         waits for an answer, if need be an empty one."""
-        if self._reader is not None and not session.is_sync and not self._reader.knows(session.session_id):
+        if self._reader is not None and not session.is_answer and not self._reader.knows(session.session_id):
             return iter(())
         return session.frontier()
 
@@ -248,15 +248,24 @@ class Drafter:
             with faults.of(one, "drafted for"):
                 for node, levels in grown:
                     _grow(one.session, node, levels)
-                if (draft := one.session.draft()) is not None:
-                    drafts.append(draft)
-                    values = (draft.lane, len(draft.token_ids), draft.base_len)
-                    self._note(draft.session_id, trace_events.DRAFT_SENT, *values)
+                drafts += self._drafted(one.session)
+        for session in self.sessions.values():  # of those that are owed what had grown before
+            if session.owes_chain and session.session_id not in chosen:
+                with faults.of(session, "drafted for"):
+                    drafts += self._drafted(session)
         self.num_passes += bool(done)
         self.num_drafts += len(drafts)
         self.num_nodes += sum(len(draft.token_ids) for draft in drafts)
         self._drop_faulty(faults)
         return drafts
+
+    def _drafted(self, session: DraftSession) -> list[Draft]:
+        """Return what is to be sent of a session now: one draft, or none."""
+        draft = session.draft()
+        if draft is None:
+            return []
+        self._note(session.session_id, trace_events.DRAFT_SENT, draft.lane, len(draft.token_ids), draft.base_len)
+        return [draft]
 
     def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
         """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang there."""

@@ -16,7 +16,7 @@ from itertools import takewhile
 from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.draft_nodes import DraftNode, draft_fields
 from specq.drafting.judged import judged
-from specq.drafting.shapes import Path, budget_of, shape_of
+from specq.drafting.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
 from specq.proposers import Children, draws_children
 from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
 
@@ -42,7 +42,9 @@ class DraftSession:
         self.params = drafting_params(message.params, message.speculation)
         self.draws_children = draws_children(self.params)
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
-        self.is_sync = message.speculation.mode == "sync"
+        self.is_sync, self.is_jit = (message.speculation.mode == mode for mode in ("sync", "jit"))
+        self.owes_chain = self.is_jit  # the verifier waits for a chain below the context
+        self.backup_depth = message.speculation.max_depth or DEFAULT_DEPTH  # of that chain
         self.chain = chain
         self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
         self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
@@ -57,9 +59,10 @@ class DraftSession:
         self.num_live = 0
         self.min_accept_prob = 0.0  # of the last verdict
         self.floor = math.log(MIN_REACH_PROB)  # least log-probability of a node that is expanded or sent
-        self.backoff = 0 if self.is_sync else acceptance_stats.backoff  # verdicts to wait for before the next pass
+        self.waits = message.speculation.waits  # the session, for this drafter
+        self.backoff = 0 if self.waits else acceptance_stats.backoff  # verdicts to wait for before the next pass
         self.unused = 0  # verdicts in a row that used nothing of what was sent
-        self.is_silenced = acceptance_stats.is_silenced and not self.is_sync
+        self.is_silenced = acceptance_stats.is_silenced and not self.waits
         self.awaits_verdict = False  # of a round that was sent as a whole
         self.was_hit = False  # whether the context's last token was drafted before it was committed
 
@@ -89,6 +92,9 @@ class DraftSession:
             return
         if self.sends_one_chain:
             return
+        if self.owes_chain:
+            yield from self._end_of_chain()
+            return
         floor = self._floor()
         for node in self.live_nodes():
             if not node.expanded and node.log_reach_prob >= floor and node.position + 1 - self.length < ahead:
@@ -96,6 +102,16 @@ class DraftSession:
                     yield node.log_reach_prob - self.base_log_reach_prob, node
                 else:
                     node.expanded = True
+
+    def _end_of_chain(self) -> Iterator[tuple[float, DraftNode]]:
+        """Yield the last of the likeliest children below the context, if the chain that is owed shall grow below it."""
+        node = next(iter(self.roots.values()), None)
+        while node is not None and node.expanded:
+            node = next(iter(node.children.values()), None)
+        if node is None or node.position + 1 - self.length >= min(self.backup_depth, self.ahead):
+            return
+        if self.num_children(node):
+            yield node.log_reach_prob - self.base_log_reach_prob, node
 
     def num_children(self, node: DraftNode | None) -> int:
         """Return how many children the shape gives to a node, or to the context."""
@@ -114,13 +130,18 @@ class DraftSession:
         counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
         return list(takewhile(bool, counts))
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the session waits for what is drafted next."""
+        return self.is_sync or self.owes_chain
+
     def _floor(self) -> float:
         """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
 
         Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn run-ahead
         is never outside: growing stops before.
         """
-        least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_sync else self.floor)
+        least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
         if not self.budget or self.num_live <= self.budget:
             return least
         return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
@@ -160,20 +181,20 @@ class DraftSession:
         return siblings[tokens[0]] if tokens else None
 
     def draft(self) -> Draft | None:
-        """Return the nodes that are likely enough and were not sent yet, or None. A synchronous round is sent as a whole, even if
-        it is empty."""
-        if self.is_sync:
-            if next(self.frontier(), None) is not None:
-                return None
-            self.awaits_verdict = True
+        """Return the nodes that are likely enough and were not sent yet, or None. What a session waits for is sent as a whole, even
+        if it is empty: a synchronous round, or a chain just in time."""
+        is_answer = self.is_answer
+        if is_answer and next(self.frontier(), None) is not None:
+            return None
         floor = self._floor()
         fresh = self._fresh(floor)
-        is_miss = not self.is_sync and all(node.log_reach_prob < floor for node in fresh)
+        self.awaits_verdict, self.owes_chain = self.is_sync, False
+        is_miss = not is_answer and all(node.log_reach_prob < floor for node in fresh)
         if not is_miss:
             self.acceptance_stats.count_pass(is_miss=False)
         elif not any(node.wire_id >= 0 for node in self.roots.values()):
             self.backoff = self.acceptance_stats.count_pass(is_miss=True)
-        return self._message(fresh) if fresh or self.is_sync else None
+        return self._message(fresh) if fresh or is_answer else None
 
     def _fresh(self, floor: float) -> list[DraftNode]:
         """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in which it
@@ -244,6 +265,7 @@ class DraftSession:
         for node in self.roots.values():
             node.parent = None
         self.num_live = sum(1 for _ in self.live_nodes())
+        self.owes_chain = self.is_jit and not any(node.wire_id >= 0 for node in self.roots.values())
         return path
 
     def adjust(self, verdict: Verdict) -> None:
@@ -255,7 +277,7 @@ class DraftSession:
         self.backoff = max(0, self.backoff - 1)
         self.min_accept_prob = verdict.min_accept_prob / 1000
         self.acceptance_stats.is_silenced = self.min_accept_prob > 1
-        self.is_silenced = self.acceptance_stats.is_silenced and not self.is_sync
+        self.is_silenced = self.acceptance_stats.is_silenced and not self.waits
         minimum = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH_PROB)))
         self.floor = 2 * minimum
         self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)

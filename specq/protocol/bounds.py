@@ -283,7 +283,7 @@ MAX_LOGPROBS = 20
 MAX_CANDIDATES = 64  # children of one node, and levels of a shape
 MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # so many characters of a text may be held back at most
 MAX_LISTED = 16_384  # more than a message can hold
-MODES = ("async", "sync", "plain")
+MODES = ("async", "sync", "plain", "jit")
 
 _SHARE = Range(0, 1, "in [0, 1]")
 _PENALTY = Range(-2, 2, "in [-2, 2]")

@@ -162,7 +162,8 @@ class Speculation(Values):
     """How a job is drafted for. Under `deterministic` this changes the speed, never the text.
 
     mode            "async": drafters run ahead of the verdicts; "sync": they wait for each verdict; "plain": neither drafters
-                    nor the verifier draft
+                    nor the verifier draft; "jit": as "async", but where nothing that was drafted fits a session's text, the session
+                    waits for its drafter, which drafts a chain just in time (SSD's backup for a miss of its cache)
     num_candidates  0: the tree grows best first, by what the verifier's `min_accept_prob` asks for; N >= 1: a round drafts N
                     candidates as one tree: the N likeliest first tokens, each followed by its likeliest continuation
     candidate_temp  temperature that drafts are made with; -1: the job's
@@ -189,6 +190,11 @@ class Speculation(Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "candidate_temp", _or_zero(self.candidate_temp))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a session waits for its drafter: before each round, or where nothing that was drafted fits."""
+        return self.mode in ("sync", "jit")
 
     @property
     def has_fixed_shape(self) -> bool:

@@ -38,7 +38,7 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
     live = sorted(session.trees.operations.live(session.place), key=lambda node: t.node_id[node])
     for lane in {t.node_lane[node] for node in nodes if t.group[node] != NONE}:
         grown = [node for node in live if t.node_lane[node] == lane]
-        expanded = _expanded_before(t, grown, t.first_after_loss[lane], is_sync=session.is_sync)
+        expanded = _expanded_before(t, grown, t.first_after_loss[lane], is_sync=session.speculation.mode == "sync")
         order.wait_for_growth(grown, expanded)
     return order.likeliest_first()
 

@@ -62,7 +62,7 @@ class EarlySteps:
         """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before it has ended."""
         if not self._engine.overlaps or self._sources.are_own_awaited(sessions, self._arms.allowed):
             return 0.0
-        if any(session.is_sync for session in sessions):
+        if any(session.waits for session in sessions):
             return 0.0
         if self._arms.uses(REMOTE) and self._waiting.pays(len(sessions)):
             return 0.0

@@ -20,7 +20,7 @@ from specq.engines import Engine, Launched, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.kv_admission import Prefill
-from specq.verifier.open_sessions import SYNC
+from specq.verifier.open_sessions import JIT, SYNC
 from specq.verifier.shares import Shares
 
 log = structlog.get_logger(__name__)
@@ -90,7 +90,7 @@ class Flights:
             return False
         shares = flight.parts[0][0]
         trees = shares.sessions[0].trees
-        return not np.count_nonzero(trees.mode[shares.places] == SYNC) and not awaits(shares)
+        return not np.isin(trees.mode[shares.places], (SYNC, JIT)).any() and not awaits(shares)
 
     def collect(self, flight: Flight, faults: Faults) -> Done:
         """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""

@@ -12,7 +12,7 @@ from specq.protocol import MODES, BoolArray, IntpArray
 from specq.verifier.session import SYNC_PATIENCE, Session
 from specq.verifier.trees import DraftTrees
 
-SYNC = MODES.index("sync")
+SYNC, JIT = MODES.index("sync"), MODES.index("jit")
 
 
 class _States(NamedTuple):
@@ -38,7 +38,7 @@ class OpenSessions(dict[int, Session]):
         self._trees, self._max_uncommitted = trees, max_uncommitted
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
-        self._has_sync = False  # among the sessions in `_order`
+        self._have_waiting = False  # whether some of those in `_order` wait for drafters at times
         self.has_flight = False
 
     def add(self, session: Session) -> None:
@@ -70,8 +70,8 @@ class OpenSessions(dict[int, Session]):
         self._known = None
 
     def drafted(self) -> None:
-        """Look anew at sessions for which something was drafted: that matters to synchronous ones alone."""
-        if self._has_sync:
+        """Look anew at sessions for which something was drafted: that matters to those alone that wait for it."""
+        if self._have_waiting:
             self._known = None
 
     @property
@@ -105,7 +105,7 @@ class OpenSessions(dict[int, Session]):
         return _chosen(states.sessions, states.decodes)
 
     def awaiting(self) -> list[Session]:
-        """Return the synchronous sessions that are between rounds."""
+        """Return the sessions that wait for drafts."""
         states = self._states()
         return _chosen(states.sessions, states.may_run & ~states.runs)
 
@@ -118,7 +118,7 @@ class OpenSessions(dict[int, Session]):
         if self._order is None:
             sessions = list(self.values())
             self._order = sessions, np.array([session.place for session in sessions], np.intp)
-            self._has_sync = any(session.is_sync for session in sessions)
+            self._have_waiting = any(session.waits for session in sessions)
         sessions, places = self._order
         t = self._trees
         length = t.length[places]
@@ -128,10 +128,11 @@ class OpenSessions(dict[int, Session]):
         if self.has_flight:
             may_run &= foreseen < t.limit[places]
         runs, decodes = may_run, may_run & (num_pending == 1)
-        if self._has_sync:
-            is_sync = t.mode[places] == SYNC
-            # Between rounds a synchronous session waits until its drafter has answered, or has been silent for too long.
-            awaits = is_sync & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
+        if self._have_waiting:
+            mode = t.mode[places]
+            waits = (mode == SYNC) | ((mode == JIT) & (t.num_live[places] == 0))
+            # They wait until their drafter has answered, or has been silent for too long.
+            awaits = waits & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
             runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))
         joins = runs & ((num_pending > 0) | (t.needs_history[places] == 0)) if self.has_flight else runs
         return _States(sessions, may_run, runs, joins, decodes)

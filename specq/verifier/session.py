@@ -82,7 +82,7 @@ class Session:
         self.explained: dict[
             str, Any
         ] = {}  # if verdicts shall say what was verified: of the last nodes, as fields of `Verdict`
-        self.is_sync = message.speculation.mode == "sync"
+        self.waits = message.speculation.waits  # for its drafters: in each round, or where it has no draft
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
         # Whether its prompt gives way to sessions that decode: more did than waited when its turn came. None: it has not come.

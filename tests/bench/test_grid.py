@@ -87,7 +87,10 @@ def test_variants():
     """Plain decoding and lookup first, without drafters; every strategy; every shape in both modes; each is a job that a
     client would send."""
     assert [variant.name for variant in strategies()] == ["plain", "lookup", *STRATEGIES]
-    assert [variant.name for variant in shapes()] == ["plain", "lookup", *SHAPES, *(f"{name} sync" for name in SHAPES)]
+    assert [variant.name for variant in shapes()] == [
+        *("plain", "lookup", *SHAPES, "ssd", "ssd jit", "best-first jit"),
+        *(f"{name} sync" for name in SHAPES),
+    ]
     for variant in [*strategies(), *shapes()]:
         sent = read_parameters({"temperature": 0.8, **variant.options})
         assert (sent.sampling.strategy, sent.speculation.mode) == (variant.strategy, variant.mode)
@@ -180,7 +183,7 @@ def test_bad_options(options, reason):
     assert reason in outcome.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("suite", "num_variants"), [("strategies", 7), ("shapes", 12)])
+@pytest.mark.parametrize(("suite", "num_variants"), [("strategies", 7), ("shapes", 15)])
 def test_the_command(tmp_path, monkeypatch, suite, num_variants):
     """Every pair, temperature and variant has a line and a cell; jobs ask for what the variant says."""
     served, jobs = [], []

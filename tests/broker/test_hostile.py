@@ -129,7 +129,7 @@ class Evil:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", "sync", "jit"])
 def test_no_attack_changes_a_text(mode):
     """Random tokens, false scores and distributions, huge trees, forged lanes, epochs, sessions and positions, beside an honest
     drafter or instead of one."""

@@ -1,6 +1,7 @@
 """Drafters receive verdicts at once, unless the verifier is too busy for drafts: then several as one."""
 
 import numpy as np
+import pytest
 
 from specq.broker.jobs.commits import read_commit
 from specq.broker.jobs.job import Job
@@ -76,6 +77,6 @@ def test_when_drafts_are_of_use_again_all_is_sent_at_once() -> None:
     assert [len(v.token_ids) for v in relayed(job, [900, 900, 900])] == [1, 2]
 
 
-def test_synchronous_drafters_receive_every_verdict() -> None:
-    """Their round waits for it."""
-    assert len(relayed(make_job("sync"), [900] * 9)) == 9
+@pytest.mark.parametrize("mode", ["sync", "jit"])
+def test_drafters_that_are_waited_for_receive_every_verdict(mode: str) -> None:
+    assert len(relayed(make_job(mode), [900] * 9)) == 9

@@ -327,9 +327,9 @@ def test_a_busy_verifiers_step_is_held_back() -> None:
         assert text == desk.broker.state.jobs.active[job_id].transcript.token_ids[: len(text)]
 
 
-@pytest.mark.parametrize("come_alone", [False, True])
-def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: bool) -> None:
-    """Until it asks for drafts: then they are assigned with all of their text by then. Synchronous jobs have theirs at once; so do those
+@pytest.mark.parametrize(("come_alone", "mode"), [(False, "sync"), (True, "sync"), (False, "jit")])
+def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: bool, mode: str) -> None:
+    """Until it asks for drafts: then they are assigned with all of their text by then. Jobs that wait for drafts have theirs at once; so do those
     of a verifier that has said nothing yet."""
     desk = Desk()
     add_drafter(desk, b"d0")
@@ -337,7 +337,7 @@ def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: b
     assert assigned(desk) == [1]
     say_asking(desk, 9999, come_alone=come_alone)
     desk.submit(2, max_tokens=ROOM)
-    desk.submit(3, max_tokens=ROOM, speculation=Speculation(mode="sync"))
+    desk.submit(3, max_tokens=ROOM, speculation=Speculation(mode=mode))
     assert assigned(desk) == [3]
     say(desk, replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
     assert assigned(desk) == [3]

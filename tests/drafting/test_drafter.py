@@ -1,5 +1,7 @@
 """The drafter's tree: grown best first, re-rooted by verdicts, sent again when it was lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -228,6 +230,48 @@ def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
     drafter.handle(verdict(3, toy_text(PROMPT, 2), used=4))
     (draft,) = passes(drafter, 10)
     assert (draft.base_len, draft.token_ids.tolist()) == (5, toy_text(PROMPT, 6)[2:])
+
+
+SSD = Speculation(mode="jit", max_depth=3, fan_out_hit=(2, 1), fan_out_miss=(2, 1))
+
+
+def test_where_nothing_fits_a_chain_is_drafted_first_and_sent_whole() -> None:
+    """At the start and after each miss, whatever is asked for; beyond it, the drafter runs ahead."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    first, *more = passes(drafter, 30)
+    assert first.token_ids.tolist()[::2][:1] + first.token_ids.tolist()[2:] == toy_text(PROMPT, 3)
+    assert first.parent_ids.tolist() == [-1, -1, 0, 2]
+    assert more
+    drafter.handle(verdict(3, [49], min_accept_prob=9999))
+    (draft,) = passes(drafter, 3)
+    assert (draft.base_len, len(draft.token_ids)) == (4, 4)
+    assert draft.token_ids[0] == toy_text([*PROMPT, 49], 1)[0]
+
+
+def test_where_something_fits_no_chain_is_owed() -> None:
+    """What grows is sent pass by pass."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    (first,) = passes(drafter, 3)
+    drafter.handle(verdict(3, toy_text(PROMPT, 1), used=1))
+    drafts = passes(drafter, 2)
+    assert [draft.base_len for draft in drafts] == [4, 4]
+    assert drafts[0].first_id == first.first_id + len(first.token_ids)
+
+
+def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
+    """The verifier waits for it: here the children are too unlikely to be sent."""
+
+    class Doubtful(ToyProposer):
+        def expand(self, requests):
+            return [
+                replace(children, scores=np.full(len(children.scores), -20.0)) for children in super().expand(requests)
+            ]
+
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    drafter.proposer = proposer = Doubtful()
+    proposer.open(7, np.array(PROMPT, np.int32), SamplingParams())
+    (draft,) = passes(drafter, 3)
+    assert (draft.base_len, len(draft.token_ids)) == (3, 0)
 
 
 def test_a_synchronous_tree_keeps_to_its_budget() -> None:

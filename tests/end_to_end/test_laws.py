@@ -51,6 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"mode": "sync", "num_candidates": 1, "max_depth": 4},
     "candidates": {"mode": "sync", "num_candidates": 3, "max_depth": 2},
     "tree": {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]},
+    "just-in-time": {"mode": "jit", "fan_out_hit": [2, 1, 1], "fan_out_miss": [2, 1], "max_depth": 3},
 }
 
 

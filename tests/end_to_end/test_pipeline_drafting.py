@@ -22,6 +22,8 @@ SHAPES = [
     {"num_candidates": 3, "max_depth": 4},
     {"tree": [[0, 0, 0], [1, 0], [2]]},
     {"fan_out_hit": [2, 2, 1], "fan_out_miss": [3]},
+    {"mode": "jit"},
+    {"mode": "jit", "fan_out_hit": [2, 2, 1], "fan_out_miss": [3], "max_depth": 3},
     {"max_nodes": 4},
 ]
 
@@ -56,17 +58,45 @@ def test_synchronous_rounds_wait_for_their_drafts() -> None:
     assert job.stats["depths"] == job.stats["leaves"] * 3 == 30
 
 
-def test_a_synchronous_job_without_a_drafter_goes_on_alone() -> None:
+def test_a_miss_waits_for_a_chain_just_in_time() -> None:
+    """Each round but the first and the last verifies a draft, though the drafter takes ten steps' time for a pass and misses each second token."""
+    world = World(pass_s=0.05)
+    world.add_verifier()
+    world.add_drafter(proposer=ToyProposer(wrong_every=2))
+    world.run(0.1)
+    job = world.submit(1, PROMPT, speculation=Speculation(mode="jit", num_candidates=1, max_depth=4), max_tokens=41)
+    world.run_until(lambda: finished(world, 1))
+    assert job.token_ids == toy_text(PROMPT, 41)
+    assert job.stats["leaves"] == job.stats["rounds"] - 2 >= 10
+
+
+@pytest.mark.parametrize("wrong_every", [2, 3, 5, 7, 9])
+def test_a_chain_that_had_grown_before_it_was_owed_is_sent_at_once(wrong_every: int) -> None:
+    """Nobody waits for a heartbeat: 300 tokens take no longer than plainly, 1.56 s."""
+    world = World(pass_s=0.001)
+    world.add_verifier()
+    world.add_drafter(proposer=ToyProposer(wrong_every=wrong_every))
+    world.run(0.1)
+    began = world.now
+    ssd = Speculation(mode="jit", fan_out_hit=(3, 3, 2, 2, 1), fan_out_miss=(4, 3, 2, 2, 1))
+    job = world.submit(1, PROMPT, speculation=ssd, max_tokens=300)
+    world.run_until(lambda: finished(world, 1), limit_s=60)
+    assert job.token_ids == toy_text(PROMPT, 300)
+    assert world.now - began < 1.5
+
+
+@pytest.mark.parametrize("mode", ["sync", "jit"])
+def test_a_job_that_waits_and_has_no_drafter_goes_on_alone(mode: str) -> None:
     """It waits a moment for a drafter, then decodes plainly; and one that dies does not stop it."""
     world = World()
     world.add_verifier()
     world.run(0.1)
-    job = world.submit(1, PROMPT, speculation=Speculation(mode="sync"), max_tokens=30)
+    job = world.submit(1, PROMPT, speculation=Speculation(mode=mode), max_tokens=30)
     world.run_until(lambda: finished(world, 1), limit_s=5)
     assert job.token_ids == toy_text(PROMPT, 30)
     world.add_drafter()
     world.run(0.1)
-    job = world.submit(2, PROMPT, speculation=Speculation(mode="sync"), max_tokens=300)
+    job = world.submit(2, PROMPT, speculation=Speculation(mode=mode), max_tokens=300)
     world.run_until(lambda: len(job.token_ids) > 50)
     world.kill(b"d0")
     world.run_until(lambda: finished(world, 2), limit_s=10)

@@ -83,6 +83,7 @@ SHAPES = {
     "chain": Speculation(num_candidates=1, max_depth=4),
     "candidates": Speculation(mode="sync", num_candidates=3, max_depth=3),
     "budget": Speculation(mode="sync", max_nodes=7),
+    "just in time": Speculation(mode="jit", fan_out_hit=(2, 1), fan_out_miss=(3, 2, 1), max_depth=3),
 }
 
 

@@ -93,7 +93,7 @@ def random_statistics(rng: np.random.Generator, count: int) -> tuple[tuple[float
     return tuple((float(np.log(rng.random())), bool(rng.random() < 0.6)) for _ in range(count))
 
 
-KINDS = ("run-ahead", "bounded", "synchronous", "lost")
+KINDS = ("run-ahead", "bounded", "synchronous", "just in time", "lost")
 
 
 def drafting_of(kind: str, rng: np.random.Generator) -> Drafting:
@@ -102,6 +102,7 @@ def drafting_of(kind: str, rng: np.random.Generator) -> Drafting:
         "run-ahead": Speculation(),
         "bounded": Speculation(max_nodes=int(rng.integers(3, 8))),
         "synchronous": Speculation(mode="sync", max_nodes=int(rng.integers(3, 5)), max_depth=3),
+        "just in time": Speculation(mode="jit", max_depth=3),
         "lost": Speculation(),
     }[kind]
     seen = random_statistics(rng, int(rng.choice([0, 60])))

@@ -119,7 +119,7 @@ class Service:
             seed=self.random.randrange(3), stop_token_ids=stops, presence_penalty=self.random.choice([0, 0, 0, 0.1]),
             logprobs=self.random.choice([-1, -1, 0]),
         )  # fmt: skip
-        mode = self.random.choice(["plain", "plain", "async", "async", "sync"])
+        mode = self.random.choice(["plain", "plain", "async", "async", "sync", "jit"])
         job = Job(self.num_opened, 1, prompt, self.random.randrange(1, 25), params, mode)
         self.jobs[job.session_id] = job
         assert self.verifier.handle(job.opening(), self.now) == []

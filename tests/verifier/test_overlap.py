@@ -219,6 +219,7 @@ def test_a_session_joins_while_others_run() -> None:
         ("async", [], {}, True),
         ("async", [SuffixDecoder()], {}, False),
         ("sync", [], {}, False),
+        ("jit", [], {}, False),
         ("plain", [], {"presence_penalty": 0.1}, False),
         ("plain", [], {"logprobs": 0}, True),
         ("plain", [], {"logit_bias": ((3, 1.0),)}, True),

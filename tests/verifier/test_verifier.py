@@ -29,6 +29,7 @@ from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
+from specq.verifier.session import SYNC_PATIENCE
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.sessions import commit
@@ -420,6 +421,33 @@ def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
     for _ in range(2):
         step(verifier)
     assert not engine.is_helped
+
+
+def test_a_session_that_wants_drafts_just_in_time_waits_only_where_it_has_none() -> None:
+    verifier = make_verifier()
+    message = Open(
+        session_id=7, epoch=1, prompt_len=3, tokens_left=50, speculation=Speculation(mode="jit"),
+        params=SamplingParams(), token_ids=np.array(PROMPT, np.int32),
+    )  # fmt: skip
+    verifier.handle(message, 0.0)
+    step(verifier)
+    text = toy_text(PROMPT, 20)
+    assert not verifier.has_work, "nothing is drafted"
+    verifier.handle(chain([*text[1:5], 0], base_len=4, scores=[-0.1, -0.1, -9, -0.1, -0.1]), 0.0)
+    for length in (7, 9):
+        assert verifier.has_work
+        step(verifier)
+        assert verifier.sessions[7].length == length, "some of what was drafted is left"
+    assert not verifier.has_work, "what was left did not fit"
+    verifier.handle(chain([], base_len=9, first_id=20), 0.0)
+    assert verifier.has_work, "the drafter has answered, although it has nothing"
+    step(verifier)
+    assert not verifier.has_work
+    for _ in range(SYNC_PATIENCE):
+        verifier.heartbeat()
+    while verifier.has_work:
+        step(verifier)
+    assert verifier.sessions[7].token_ids == PROMPT + toy_text(PROMPT, 50)
 
 
 @pytest.mark.parametrize(("prompt", "counts"), [(3, True), (64, True), (65, False)])

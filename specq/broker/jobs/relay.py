@@ -71,7 +71,7 @@ def _goes_at_once(job: Job, commit: Commit) -> bool:
 
 
 def _is_busy(job: Job, commit: Commit) -> bool:
-    return commit.min_accept_prob > BUSY and job.request.speculation.mode != "sync"
+    return commit.min_accept_prob > BUSY and not job.request.speculation.waits
 
 
 def _held(job: Job, commit: Commit) -> Frames | None:

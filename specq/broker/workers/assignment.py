@@ -40,8 +40,10 @@ class DrafterAssignment:
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is None or len(job.drafters) >= self.state.settings.drafters_per_job:
             return
-        mode = job.request.speculation.mode
-        if not is_drafted(mode, job.request.params.strategy) or (verifier.wants_silence and mode != "sync"):
+        speculation = job.request.speculation
+        if not is_drafted(speculation.mode, job.request.params.strategy):
+            return
+        if verifier.wants_silence and not speculation.waits:
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = self.state.workers.drafters_for(verifier.model)

@@ -8,7 +8,7 @@ const FIELDS = [
   { name: "temperature", label: "Temperature", hint: "0: always the likeliest token", kind: "number", value: 0, min: 0, max: 100, step: 0.05 },
   { name: "seed", label: "Seed", hint: "empty: drawn for each answer", kind: "number", value: "", min: 0, max: 2 ** 53 - 1, step: 1 },
   { name: "max_tokens", label: "Most tokens", hint: "an answer that is longer is cut there, and says so", kind: "number", value: 256, min: 1, max: 100000, step: 1 },
-  { name: "mode", label: "Mode", kind: "select", value: "async", options: ["async", "sync", "plain"] },
+  { name: "mode", label: "Mode", kind: "select", value: "async", options: ["async", "sync", "jit", "plain"] },
   { name: "strategy", label: "Strategy", hint: "the first two never change what the model says", kind: "select", value: "deterministic", options: STRATEGIES },
   { name: "model", label: "Model", kind: "select", value: "", options: [] },
   { name: "key", label: "API key", hint: "for gateways with keys; forgotten with this tab", kind: "text", value: "" },

@@ -35,7 +35,7 @@ class SourceConformance:
 
         return start
 
-    @pytest.mark.parametrize("mode", ["async", "plain", "sync"])
+    @pytest.mark.parametrize("mode", ["async", "plain", "sync", "jit"])
     @pytest.mark.parametrize("strategy", ["deterministic", "greedy", "probabilistic"])
     def test_texts_are_the_targets(self, serve: Callable[..., Serving], mode: str, strategy: str) -> None:
         serving = serve()
@@ -43,7 +43,7 @@ class SourceConformance:
             serving.open(i, seed=i, mode=mode, strategy=strategy)
         assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
 
-    @pytest.mark.parametrize("mode", ["async", "sync"])
+    @pytest.mark.parametrize("mode", ["async", "sync", "jit"])
     @pytest.mark.parametrize("strategy", ["deterministic", "probabilistic"])
     @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: next(iter(shape)))
     def test_texts_of_jobs_with_a_shape_are_the_targets(

@@ -202,7 +202,7 @@ class ActivationFeeds:
 
     def fresh(self, may_draft: bool) -> list[Activations]:
         """Return what was not sent yet; where draft workers are asked to be silent, that of synchronous sessions alone."""
-        feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.is_sync]
+        feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.waits]
         found = [message for feed in feeds for lane in feed.lanes.values() for message in _fresh(feed, lane)]
         self._bound()
         self._are_sent = may_draft

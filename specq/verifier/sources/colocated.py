@@ -142,7 +142,7 @@ class ColocatedDrafter(DraftSource):
         left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
         depth = self.choice.choose(len(left), budget.curve, other_load) if left else 0
         if not depth:
-            left, depth = [session for session in left if session.is_sync], self.choice.most
+            left, depth = [session for session in left if session.waits], self.choice.most
         if left != self._all_known:
             left = self._all_known = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
@@ -160,7 +160,7 @@ class ColocatedDrafter(DraftSource):
         enough = LEAD * self.choice.promise()
         for session in sessions:
             tokens_promised = _promised(session) if session.num_live else 0.0
-            if tokens_promised < enough or session.is_sync:
+            if tokens_promised < enough or session.waits:
                 left.append(session)
             else:
                 rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised

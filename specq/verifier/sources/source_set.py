@@ -95,7 +95,7 @@ class SourceSet:
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
         """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when it is awake."""
         is_own = bool(source.layers) and source is not self.mailbox
-        return is_own and source.name in self.asleep and not any(session.is_sync for session in sessions)
+        return is_own and source.name in self.asleep and not any(session.waits for session in sessions)
 
     @property
     def unpriced(self) -> list[DraftSource]:
@@ -182,7 +182,7 @@ class SourceSet:
         """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
-            one.takes_sync or not session.is_sync
+            one.takes_sync or not session.waits
             for one in later
             for session in self._drafted_for(sessions, one, allowed)
         )
@@ -280,8 +280,8 @@ class SourceSet:
         """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
         if source.name in allowed - self.looked_at:
             return sessions
-        others = [session for session in sessions if not session.is_sync] if source.name in allowed else []
-        return [session for session in sessions if session.is_sync] + others[:1]
+        others = [session for session in sessions if not session.waits] if source.name in allowed else []
+        return [session for session in sessions if session.waits] + others[:1]
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""

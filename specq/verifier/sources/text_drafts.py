@@ -24,7 +24,7 @@ NO_PROMISES = np.zeros(0)
 def most_depth(session: Session, most: int) -> int:
     """Return how deep a draft may be for a session, at most; 0 where it takes none or asks for a shape of its own; or where it is synchronous:
     such a session waits for its drafter's answer, and any draft counts as one."""
-    if session.is_sync or not session.takes_drafts or session.speculation.has_fixed_shape:
+    if session.waits or not session.takes_drafts or session.speculation.has_fixed_shape:
         return 0
     return longest_chain(session.speculation, most)
 
