@@ -258,6 +258,20 @@ def test_where_something_fits_no_chain_is_owed() -> None:
     assert drafts[0].first_id == first.first_id + len(first.token_ids)
 
 
+def test_a_chain_that_has_grown_and_was_not_sent_is_work() -> None:
+    """No pass is needed for it."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    passes(drafter, 30)
+    for node in drafter.sessions[7].live_nodes():
+        node.wire_id = -1  # as if it had been too unlikely
+    drafter.handle(verdict(3, toy_text(PROMPT, 1), used=1))
+    assert drafter.has_work
+    num_passes = drafter.num_passes
+    (draft,) = drafter.step()
+    assert draft.token_ids[0] == toy_text(PROMPT, 2)[1]
+    assert drafter.num_passes == num_passes
+
+
 def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
     """The verifier waits for it: here the children are too unlikely to be sent."""
 
