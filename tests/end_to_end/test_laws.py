@@ -76,7 +76,7 @@ class Case:
 
 
 def _lossless(strategy: str) -> list[Case]:
-    shapes = ("best-first", "chain", "candidates", "tree")
+    shapes = ("best-first", "chain", "candidates", "tree", "just-in-time")
     cases = [Case(strategy, drafter, shape) for drafter in ("good", "bad") for shape in shapes]
     return [*cases, Case(strategy, "hostile", "chain")]  # whose trees have the shapes that it likes
 
