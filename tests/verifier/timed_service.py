@@ -271,7 +271,7 @@ class TimedSource(DraftSource):
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """See `DraftSource`."""
-        sessions = [session for session in sessions if session.takes_drafts and not session.is_sync]
+        sessions = [session for session in sessions if session.takes_drafts and not session.waits]
         if not sessions:
             return ()
         self._machine.work(self._seconds + self._session_s * (len(sessions) - 1))
