@@ -1,7 +1,8 @@
 """The models that specq knows by name, and what a model's name means.
 
     tiny       a pair that ships with specq; for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model and Medusa heads that ship with specq
+    smollm2    a small chat model, whose weights a package brings (`packaged`); a draft model, a parallel one (smollm2-parallel) and Medusa
+               heads ship with specq
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
 `checkpoints.medusa_form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
@@ -35,6 +36,7 @@ __all__ = [
     "default_pair",
     "draft_for",
     "known_models",
+    "parallel_for",
     "parse_shape",
     "pull",
     "resolve_model",
@@ -99,6 +101,11 @@ def default_pair() -> str:
 def draft_for(model: str) -> str:
     """Return the name of the draft model that goes with a target of this name; "" for none."""
     return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
+
+
+def parallel_for(model: str) -> str:
+    """Return the name of the parallel draft model that goes with a target of this name; "" for none."""
+    return f"{model}-{PARALLEL}" if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / PARALLEL) else ""
 
 
 def _home(name: str, role: str) -> Path:
