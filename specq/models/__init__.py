@@ -36,6 +36,7 @@ __all__ = [
     "default_model",
     "default_pair",
     "draft_for",
+    "find_model",
     "known_models",
     "parallel_for",
     "parse_shape",
@@ -132,12 +133,12 @@ def resolve_model(name: str, role: str) -> str:
     Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that must be fetched
     first, for heads whose config.json is not of heads, and for a packed model that cannot be unpacked.
     """
-    found = _find(name, role)
+    found = find_model(name, role)
     return str(unpacked(Path(found))) if is_packed(Path(found)) else found
 
 
-def _find(name: str, role: str) -> str:
-    """Return what `resolve_model` does, of a packed model the directory in which it lies packed."""
+def find_model(name: str, role: str) -> str:
+    """Return what `resolve_model` does, of a packed model the directory in which it lies packed; raises what that does of names and paths."""
     if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
         return str(home)
     path = Path(name).expanduser()
@@ -154,11 +155,11 @@ def _find(name: str, role: str) -> str:
 
 def tokenizer_of(name: str, role: str) -> str:
     """Return where a model's tokenizer is, as `resolve_model` does, but nothing is unpacked: a draft model of ours may have its target's."""
-    path = _find(name, role)
+    path = find_model(name, role)
     home = _home(name, role)
     lacks_own, pair = path == str(home) and read_text(Path(path), "tokenizer.json") is None, home.parent.name
     has_target = _is_model(_HOME / pair / "target") or (pair in PACKAGED and find_packaged(pair))
-    return _find(pair, "target") if lacks_own and has_target else path
+    return find_model(pair, "target") if lacks_own and has_target else path
 
 
 def _packaged(name: str) -> Path:
