@@ -57,7 +57,7 @@ Files to start from are in [configs/](../../configs).
 | `SPECQ_CONFIG` | the file to read where no `--config` is given |
 | `SPECQ_BROKER` | the broker that workers and clients connect to |
 | `SPECQ_STATE` | where brokers keep their journals (default: `~/.local/state/specq`) |
-| `SPECQ_CACHE` | where fetched tokenizers and models, compiled kernels and measured step times are kept (default: `~/.cache/specq`) |
+| `SPECQ_CACHE` | where fetched tokenizers, fetched and unpacked models, compiled kernels and measured step times are kept (default: `~/.cache/specq`) |
 """
 COMMANDS = """# Commands
 

@@ -4,7 +4,7 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
 
     SPECQ_CONFIG   the file to read where no `--config` is given
     SPECQ_BROKER   the broker that workers and clients connect to
-    SPECQ_CACHE    where compiled kernels, fetched tokenizers and models are kept
+    SPECQ_CACHE    where compiled kernels, fetched tokenizers, fetched and unpacked models are kept
     SPECQ_STATE    where brokers keep their journals
     NO_COLOR, TERM   whether a terminal gets colours
 

@@ -12,7 +12,7 @@ from specq.doctor import installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.prediction import Prediction, predict
-from specq.models import HEADS, default_model, draft_for, resolve_model
+from specq.models import HEADS, default_model, draft_for, find_model
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
 from workers.deployment import COLOCATING
@@ -107,7 +107,7 @@ def _with_models(config: Config) -> Config:
     """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and is not there."""
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
         if name:
-            resolve_model(name, role)
+            find_model(name, role)
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
     return replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))

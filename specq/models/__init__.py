@@ -1,11 +1,12 @@
 """The models that specq knows by name, and what a model's name means.
 
-    tiny       a pair that ships with specq; for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model and Medusa heads that ship with specq
+    tiny       a pair that ships with specq, its weights compressed (`packed`); for tests
+    smollm2    a small chat model, whose weights a package brings (`packaged`); a draft model, a parallel one (smollm2-parallel) and Medusa
+               heads ship with specq
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
 `checkpoints.medusa_form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
-that says "licensed under ...".
+that says "licensed under ...". Weights in bfloat16 take a third less when they are packed (`packed`).
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from specq.checkpoints import eagle_form, is_gguf, medusa_form, read_text
 from specq.models.packaged import PACKAGED, find_packaged, pull
+from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked
 from specq.models.shapes import PRESETS, Shape, parse_shape
 from specq.protocol import ConfigError
 
@@ -34,7 +36,9 @@ __all__ = [
     "default_model",
     "default_pair",
     "draft_for",
+    "find_model",
     "known_models",
+    "parallel_for",
     "parse_shape",
     "pull",
     "resolve_model",
@@ -53,7 +57,11 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that has a name: one role of a pair, or HEADS. `path` is None where it is not on this machine."""
+    """A model that has a name: one role of a pair, or HEADS.
+
+    path        where it is; None where it is not on this machine. Of a packed model its copy in the cache, once there is one
+    num_bytes   of all its files, of packed ones as they are when they are unpacked
+    """
 
     name: str
     role: str
@@ -64,7 +72,7 @@ class KnownModel:
 
 
 def known_models() -> list[KnownModel]:
-    """Return the models that have names, by name, targets first."""
+    """Return the models that have names, by name, targets first; nothing is fetched or unpacked."""
     return [
         model
         for pair in sorted(path for path in _HOME.iterdir() if path.is_dir())
@@ -77,12 +85,18 @@ def _known(pair: Path, role: str) -> KnownModel | None:
     home = pair / role
     if _is_model(home):
         name, role = (f"{pair.name}-{PARALLEL}", "draft") if role == PARALLEL else (pair.name, role)
-        return KnownModel(name, role, home, _num_bytes(home), _licence(home), "bundled")
+        path, source = (home, "bundled") if not is_packed(home) else _unpacked_home(home)
+        return KnownModel(name, role, path, num_bytes(home), _licence(home), source)
     if role != "target" or pair.name not in PACKAGED:
         return None
-    found, num_bytes = find_packaged(pair.name), PACKAGED[pair.name].num_bytes
-    path, source = found or (None, f"not here: specq models pull {pair.name}")
-    return KnownModel(pair.name, role, path, num_bytes, _licence(home), source)
+    here, source = find_packaged(pair.name) or (None, f"not here: specq models pull {pair.name}")
+    return KnownModel(pair.name, role, here, PACKAGED[pair.name].num_bytes, _licence(home), source)
+
+
+def _unpacked_home(home: Path) -> tuple[Path, str]:
+    """Return where a packed model of ours is, and how it lies there."""
+    found = find_unpacked(home)
+    return (found, "bundled, unpacked") if found else (home, "bundled, packed")
 
 
 def default_model() -> str:
@@ -101,6 +115,11 @@ def draft_for(model: str) -> str:
     return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
 
 
+def parallel_for(model: str) -> str:
+    """Return the name of the parallel draft model that goes with a target of this name; "" for none."""
+    return f"{model}-{PARALLEL}" if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / PARALLEL) else ""
+
+
 def _home(name: str, role: str) -> Path:
     """Return where a model of ours lies, if there is one of this name."""
     pair, _, kind = name.rpartition("-")
@@ -108,11 +127,18 @@ def _home(name: str, role: str) -> Path:
 
 
 def resolve_model(name: str, role: str) -> str:
-    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is.
+    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is. A packed model is
+    unpacked into the cache first, which takes a second once.
 
     Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that must be fetched
-    first, and for heads whose config.json is not of heads.
+    first, for heads whose config.json is not of heads, and for a packed model that cannot be unpacked.
     """
+    found = find_model(name, role)
+    return str(unpacked(Path(found))) if is_packed(Path(found)) else found
+
+
+def find_model(name: str, role: str) -> str:
+    """Return what `resolve_model` does, of a packed model the directory in which it lies packed; raises what that does of names and paths."""
     if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
         return str(home)
     path = Path(name).expanduser()
@@ -128,12 +154,12 @@ def resolve_model(name: str, role: str) -> str:
 
 
 def tokenizer_of(name: str, role: str) -> str:
-    """Return where a model's tokenizer is, as `resolve_model` does: a draft model of ours may have its target's."""
-    path = resolve_model(name, role)
+    """Return where a model's tokenizer is, as `resolve_model` does, but nothing is unpacked: a draft model of ours may have its target's."""
+    path = find_model(name, role)
     home = _home(name, role)
     lacks_own, pair = path == str(home) and read_text(Path(path), "tokenizer.json") is None, home.parent.name
     has_target = _is_model(_HOME / pair / "target") or (pair in PACKAGED and find_packaged(pair))
-    return resolve_model(pair, "target") if lacks_own and has_target else path
+    return find_model(pair, "target") if lacks_own and has_target else path
 
 
 def _packaged(name: str) -> Path:
@@ -172,10 +198,6 @@ def _checked_heads(path: Path) -> Path:
 
 def _is_model(path: Path) -> bool:
     return (path / "config.json").is_file()
-
-
-def _num_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _licence(path: Path) -> str:

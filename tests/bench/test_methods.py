@@ -16,7 +16,7 @@ from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion
 from specq.checkpoints import weight_bytes
 from specq.cli import main
-from specq.models import resolve_model
+from specq.models import parallel_for, resolve_model
 from specq.protocol.errors import ConfigError, EngineError
 from specq.testing.checkpoints_draft import MADE, PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
@@ -55,6 +55,29 @@ def test_all_methods_take_part_for_which_there_are_files(files):
 
 def test_only_methods_that_are_named_take_part_beside_plain(files):
     assert [method.name for method in choose(files, ("eagle3", "lookup"))] == ["plain", "lookup", "eagle3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "draft", "parallel"),
+    [
+        (("--target", "smollm2"), "smollm2", "smollm2-parallel"),
+        (("--target", "smollm2", "--parallel", ""), "smollm2", ""),
+        (("--target", "smollm2", "--parallel", "other", "--draft", ""), "", "other"),
+        (("--target", "tiny"), "tiny", ""),
+    ],
+)
+def test_what_comes_with_the_target_takes_part_unless_another_is_named(monkeypatch, arguments, draft, parallel):
+    def refuse(files, kinds):
+        raise ConfigError(f"asked: {files}")
+
+    monkeypatch.setattr("specq.bench.suites.methods.choose", refuse)
+    outcome = bench(*arguments)
+    assert f"asked: {DraftFiles(draft, parallel)}" in outcome.stderr
+
+
+def test_the_bundled_parallel_draft_model_is_one():
+    methods = choose(DraftFiles("smollm2", parallel_for("smollm2")), ("parallel-colocated", "parallel-worker"))
+    assert [method.name for method in methods] == ["plain", "parallel-colocated", "parallel-worker"]
 
 
 def test_heads_of_one_kind_are_told_apart(files, tmp_path):

@@ -122,6 +122,18 @@ def test_wrong_pairs_end_with_1_and_bad_input_with_2(config, arguments, status, 
     assert "Traceback" not in done.stderr
 
 
+def test_a_model_that_cannot_be_unpacked_is_a_finding(config, tmp_path, monkeypatch):
+    """As is the cache that cannot be written; all else is looked at, too."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "file"))
+    done = CliRunner().invoke(main, ["doctor", "--config", str(config), "--model", "tiny"])
+    assert done.exit_code == 1, done.output
+    said = " ".join(done.output.split())
+    assert f"cannot be unpacked into {tmp_path / 'file'}" in said
+    assert "SPECQ_CACHE names another place" in said
+    assert "MEASURED" not in said
+
+
 @pytest.mark.slow
 def test_weights_that_are_cut_short_are_wrong(ask, tmp_path):
     """Only loading shows it."""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from specq.checkpoints.draft_form import HEAD, MASKS, MOST_PLACES, SCALE, TOKEN_IDS, WEIGHTS, to_int8
+from specq.checkpoints.draft_form import (
+    HEAD,
+    MASKS,
+    MOST_PLACES,
+    SCALE,
+    TOKEN_IDS,
+    WEIGHTS,
+    draft_shape,
+    is_shared,
+    to_int8,
+)
 from specq.engines.torch import RowPacker, load
+from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.packing import BLOCK_TYPES
-from specq.models import draft_for, resolve_model
+from specq.models import draft_for, parallel_for, resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import (
     MADE,
@@ -220,3 +233,18 @@ def test_the_bundled_one_is_the_draft_model_of_smollm2():
     assert draft_for("smollm2") == "smollm2"
     assert (loaded.info.num_tokens, len(loaded.token_ids), loaded.info.arithmetic) == (49152, 16384, "native cpu")
     assert logits_of(loaded, [1, 9690, 198]).isfinite().all()
+
+
+def test_the_bundled_parallel_one_foresees_five_tokens_with_the_embedding_of_the_draft_model():
+    """It is for the same tokenizer, and its own file holds nothing that the other has."""
+    parallel, draft = (Path(resolve_model(name, "draft")) for name in (parallel_for("smollm2"), "smollm2"))
+    own, theirs = (load_file(model / WEIGHTS) for model in (parallel, draft))
+    read = _read_all(parallel, draft_shape(parallel))
+    shared = {name for name in theirs if is_shared(name)}
+    assert read.keys() - own.keys() == shared
+    assert all(torch.equal(read[name], theirs[name]) for name in shared)
+
+    loaded = load(str(parallel), device="cpu", kv_slots=64)
+    assert (loaded.num_masks, loaded.info.vocab_size) == (4, 49152)
+    assert loaded.info.tokenizer_hash == draft_shape(draft).tokenizer_hash
+    assert logits_of(loaded, [1, 9690, 198, *range(49152, 49156)]).isfinite().all()

@@ -17,7 +17,7 @@ from specq.bench.prompts import DATA, codec_of, files_of, load_prompts, shipped
 from specq.bench.report import Report, show, tell
 from specq.bench.settings import Settings
 from specq.bench.suite import COUNT, suite
-from specq.models import SHOWN_PAIR, default_pair, draft_for
+from specq.models import SHOWN_PAIR, default_pair, draft_for, parallel_for
 
 TEMPERATURES = (0.0, 0.8)
 READY_S = 600.0  # of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
@@ -29,7 +29,11 @@ READY_S = 600.0  # of each method's processes: draft workers run only where noth
     "--draft", metavar="DIR", help="An autoregressive draft model.  [default: the one that comes with the target]"
 )
 @click.option("--heads", metavar="DIR", multiple=True, help="Medusa heads, or an EAGLE-3 head; may be repeated.")
-@click.option("--parallel", default="", metavar="DIR", help="A draft model that foresees several tokens in one pass.")
+@click.option(
+    "--parallel",
+    metavar="DIR",
+    help="A draft model that foresees several tokens in one pass.  [default: the one that comes with the target, if any]",
+)
 @click.option(
     "--methods", "kinds", multiple=True, type=click.Choice(list(KINDS)),
     help="Beside plain; may be repeated.  [default: all that there are files for]",
@@ -68,7 +72,7 @@ def command(
     target: str,
     draft: str | None,
     heads: tuple[str, ...],
-    parallel: str,
+    parallel: str | None,
     kinds: tuple[str, ...],
     bench: Path | None,
     temperatures: tuple[float, ...],
@@ -81,13 +85,15 @@ def command(
     Drafts are always used, and of one source at a time, so that the method is measured; `everything` has all sources at once and uses those
     that it measures to pay. Each text must be plain decoding's, at every temperature: the exit status is 1 if one is not.
     """
-    files = DraftFiles(draft_for(target) if draft is None else draft, parallel, heads, shared_tokens)
+    draft = draft_for(target) if draft is None else draft
+    parallel = parallel_for(target) if parallel is None else parallel
+    files = DraftFiles(draft, parallel, heads, shared_tokens)
     methods = choose(files, kinds)
     settings = _settings(target, bench, **given)
     num = settings.repeats + 1  # the first is for warming up
     prompts = load_prompts(settings.datasets, num * settings.num_prompts, codec_of(target))
     of_repeats = portions(prompts, settings.num_prompts, num)
-    asked = {"target": target, "draft": files.draft, "heads": heads, "parallel": parallel, "settle_s": settle_s}
+    asked = {"target": target, "draft": draft, "heads": heads, "parallel": parallel, "settle_s": settle_s}
     report.update(
         settings=asked
         | given
