@@ -4,7 +4,8 @@ Rules: what counts of a trial is the ratio to the windows of the arm in use befo
 of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
 adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
 several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
-(`specq.verifier.source_bounds`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
+(`specq.verifier.source_bounds`). Where drafts are right less often than they were, what trials have said of the arm of no source, and of the one that
+is guessed to be the best now, is forgotten (`specq.verifier.traffic`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
 how soon it comes again. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
@@ -19,6 +20,7 @@ import structlog
 
 from specq.verifier.source_bounds import SourceBounds
 from specq.verifier.source_yields import NOTHING, Arm, Yield, leanest, promise
+from specq.verifier.traffic import Traffic
 from specq.verifier.window import WINDOW_S, Window
 
 log = structlog.get_logger(__name__)
@@ -114,6 +116,7 @@ class LoadLevel:
     before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the window after it
     of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session was drafted for alone
     debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
+    traffic what rounds of the arm in use give
     step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
     asleep  sources whose next trial is far away: they need not follow the texts
     bounds  what each source can do at best; num_sessions: of a step, for which they are asked
@@ -133,6 +136,7 @@ class LoadLevel:
     of_trial: Yield = NOTHING
     num_looks: int = 0
     debt_s: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
     step: Yield = NOTHING
     yields: dict[str, Yield] = field(default_factory=dict)
     num_sessions: float = 1.0
@@ -161,6 +165,12 @@ class LoadLevel:
                 self.challengers.setdefault(arm, Challenger(patience, patience))
         for arm in [arm for arm, one in self.challengers.items() if not one.weight and arm not in arms]:
             del self.challengers[arm]
+
+    def _forget_trials(self, silent: Arm) -> None:
+        """Let the arm of no source, and the one that is guessed to be the best, be tried as if they had not been, but for how much trials differ."""
+        for arm in {silent, self._guess(self.before, silent)[0]} & self.challengers.keys():
+            self.challengers[arm] = Challenger(variance=self.challengers[arm].variance)
+            log.debug("drafts_worsened", sources=sorted(self.used), beside=sorted(arm))
 
     @property
     def arm(self) -> Arm:
@@ -234,6 +244,8 @@ class LoadLevel:
             self.tried = None
         self.before, self.step = window, window.step
         self.num_sessions = window.verdicts / window.steps or self.num_sessions
+        if self.traffic.has_worsened(window):
+            self._forget_trials(silent=self.used - heard)
         self._choose_trial(silent=self.used - heard)
 
     @property
@@ -305,7 +317,7 @@ class LoadLevel:
         for other in self.challengers.values():
             other.gain -= winner.gain
         former = replace(winner, gain=-winner.gain, patience=FIRST_PATIENCE, until_trial=FIRST_PATIENCE)
-        self.challengers[self.used], self.used = former, arm
+        self.challengers[self.used], self.used, self.traffic = former, arm, Traffic()
         if winner.gain > EVIDENTLY_GUESSED:
             former.wait(len(self.challengers))
         for near, challenger in self.challengers.items():

@@ -82,6 +82,14 @@ class Window:
         return max(spread, 0.0) * self.steps / (self.steps - 1)
 
     @property
+    def deviation_of_tokens(self) -> float:
+        """Return the standard deviation of the logarithm of its tokens, as its steps show it."""
+        if self.steps < 2 or not self.tokens:
+            return 1.0
+        spread = max(self.squares[0] / self.tokens**2 - 1 / self.steps, 0.0)
+        return math.sqrt(spread * self.steps / (self.steps - 1))
+
+    @property
     def size(self) -> float:
         """Return how much it says, as a part of what it must say, whatever seconds it has."""
         return max(self.steps / WINDOW_STEPS, min(self.steps / LEAST_STEPS, self.verdicts / WINDOW_VERDICTS))

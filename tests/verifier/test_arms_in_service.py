@@ -47,6 +47,38 @@ def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> 
     assert service.serve(1.5, num_sessions).rate > 0.97 * plain
 
 
+@pytest.mark.parametrize(
+    ("chance", "num_sessions"),
+    [(0.5, 32), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.6, 32), (0.3, 1)))],
+)
+def test_drafts_that_are_right_less_often_soon_fall_silent(chance: float, num_sessions: int) -> None:
+    """As where sampled jobs follow greedy ones, for which ten seconds of trials have said that drafts pay."""
+    service = gpu(chance=0.9, suffix=0)
+    plain = rate_of(service, "plain", num_sessions)
+    service.mode = "async"
+    service.serve(10.0, num_sessions)
+    assert service.serve(1.0, num_sessions).rate > 1.1 * plain
+    service.chains.chance = chance
+    service.serve(2.0, num_sessions)
+    assert service.serve(2.0, num_sessions).rate > 0.95 * plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_sessions", [1, 8])
+def test_texts_that_alternate_cost_hardly_any_trials(num_sessions: int) -> None:
+    """Drafts pay for both kinds, for one more than for the other: the default is what forced drafts are."""
+    service = gpu(chance=0.9, suffix=0)
+    rates = {}
+    for service.mode in ("sync", "async"):
+        service.serve(5.0, num_sessions)
+        tokens, seconds = 0, 0.0
+        for service.chains.chance in (0.75, 0.9) * 4:
+            served = service.serve(2.0, num_sessions)
+            tokens, seconds = tokens + served.tokens, seconds + served.seconds
+        rates[service.mode] = tokens / seconds
+    assert rates["async"] > 0.96 * rates["sync"], rates
+
+
 def everything(only: Iterable[str] = SOURCES) -> TimedService:
     """Return a service as of `smollm2` on two cores with these sources: the draft model takes microseconds, heads in torch take tens of
     milliseconds, and lookahead's rows are dear."""

@@ -192,7 +192,7 @@ def foreseen(session_id: int, length: int, last: int, depth: int, chance: float,
 
 
 class TimedChains:
-    """A draft model on the device: a level takes its curve's time by the number of sessions, contexts that lag behind `context_ms` for each
+    """A draft model on the device, which foresees a token with this chance: a level takes its curve's time by the number of sessions, contexts that lag behind `context_ms` for each
     of their tokens and `catch_up_ms` in all; the host `start_s` and `finish_s`, and `session_s` for each session."""
 
     info = INFO
@@ -201,7 +201,7 @@ class TimedChains:
         self, machine: Machine, level_ms: Points, chance: float, *, context_ms: float = 0.01, catch_up_ms: float = 2.0,
         start_s: float = 0.0006, finish_s: float = 0.0006, session_s: float = 0.000005,
     ) -> None:  # fmt: skip
-        self._machine, self._levels, self._chance = machine, HardwareCurve(level_ms), chance
+        self._machine, self._levels, self.chance = machine, HardwareCurve(level_ms), chance
         self._context_s, self._catch_up_s = context_ms / 1000, catch_up_ms / 1000
         self._start_s, self._finish_s, self._session_s = start_s, finish_s, session_s
         self._texts: dict[int, list[int]] = {}
@@ -240,14 +240,14 @@ class TimedChains:
         self._done_at, self._begun = self._machine.launch(seconds), session_ids
         for i in session_ids:
             self._computed[i] = len(self._texts[i])
-            self._chains[i] = foreseen(i, len(self._texts[i]), self._texts[i][-1], depth, self._chance)
+            self._chains[i] = foreseen(i, len(self._texts[i]), self._texts[i][-1], depth, self.chance)
 
     def finish(self) -> Chains:
         """See `ChainSource`."""
         self._machine.wait(self._done_at)
         self._machine.work(self._finish_s + self._session_s * len(self._begun))
         token_ids = np.array([self._chains[i] for i in self._begun], np.int32)[:, :, None]
-        return Chains(token_ids, np.full(token_ids.shape, np.log(self._chance), np.float32), [()] * len(self._begun))
+        return Chains(token_ids, np.full(token_ids.shape, np.log(self.chance), np.float32), [()] * len(self._begun))
 
 
 class TimedSource(DraftSource):
@@ -385,6 +385,7 @@ class TimedService:
         self._loop_s, self._session_loop_s = loop_s, session_loop_s
         self._prompt_len, self._num_tokens = prompt_len, num_tokens
         self._next_id, self._far = 1, far
+        self.chains: TimedChains  # of the draft model, where `gpu` makes it
 
     def serve(self, seconds: float, num_sessions: int) -> Served:
         """Serve waves of so many jobs for so long; the last one ends."""
@@ -441,8 +442,11 @@ def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: i
     target = h200_target(machine)
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
-    drafter = ColocatedDrafter(TimedChains(machine, levels, chance), curve, fan_out=1, chain=chain)
+    chains = TimedChains(machine, levels, chance)
+    drafter = ColocatedDrafter(chains, curve, fan_out=1, chain=chain)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix, is_priced=True)
-    return TimedService(
+    service = TimedService(
         target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options
     )
+    service.chains = chains
+    return service

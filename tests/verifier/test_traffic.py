@@ -1,0 +1,55 @@
+"""Whether drafts are right less often than they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from specq.verifier.traffic import FADE, Traffic
+from specq.verifier.window import Window
+
+
+def window(tokens: Iterable[int], seconds: float = 0.01, verdicts: int = 8) -> Window:
+    """A window of steps of so many sessions, which gave these tokens."""
+    found = Window()
+    for count in tokens:
+        found.add(count, seconds, verdicts)
+    return found
+
+
+def test_fewer_tokens_a_round_are_seen_once() -> None:
+    traffic = Traffic()
+    assert [traffic.has_worsened(window([24, 25] * 10)) for _ in range(3)] == [False] * 3
+    assert traffic.has_worsened(window([16, 17] * 10))
+    assert not traffic.has_worsened(window([16, 17] * 10))
+
+
+def test_a_slower_machine_and_fewer_sessions_say_nothing() -> None:
+    traffic = Traffic()
+    traffic.has_worsened(window([24, 25] * 10))
+    assert not traffic.has_worsened(window([24, 25] * 10, seconds=0.05))
+    assert not traffic.has_worsened(window([3] * 20, verdicts=1))
+
+
+def test_what_lies_within_noise_says_nothing() -> None:
+    """Of few steps of one session, each of which gives 1 or 5 tokens."""
+    traffic = Traffic()
+    traffic.has_worsened(window([1, 5] * 10, verdicts=1))
+    assert not traffic.has_worsened(window([1, 1, 1, 5] * 5, verdicts=1))
+    assert traffic.has_worsened(window([1, 1, 1, 5] * 50, verdicts=1)), "many steps say it"
+
+
+def test_what_is_usual_follows_slowly() -> None:
+    traffic = Traffic()
+    traffic.has_worsened(window([16] * 20))
+    for _ in range(5):
+        assert not traffic.has_worsened(window([32] * 20))
+    assert traffic.usual is not None
+    assert math.isclose(traffic.usual, math.log(4) - (1 - FADE) ** 5 * math.log(2))
+
+
+def test_a_window_without_decoding_says_nothing() -> None:
+    traffic = Traffic()
+    traffic.has_worsened(window([24, 25] * 10))
+    assert not traffic.has_worsened(window([1] * 5, verdicts=0))
+    assert not traffic.has_worsened(Window())
