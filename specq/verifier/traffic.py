@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from specq.verifier.window import Window
 
 FADE = 0.1  # of what is usual, with each window
+FIRST_SPREAD = 0.2  # between windows, as a logarithm, as it is believed before they show it
 LEAST_FALL, DEVIATIONS = 0.15, 3.0  # of the logarithm of the tokens of a round; and of that in standard deviations
 
 
 @dataclass(slots=True)
 class Traffic:
-    """`usual`: the logarithm of the tokens of a session's round while one arm is in use; None: not known yet."""
+    """`usual`: the logarithm of the tokens of a session's round while one arm is in use; None: not known yet. `variance`: of that between windows,
+    which is more than their steps show, since one text is easier than another."""
 
     usual: float | None = None
+    variance: float = FIRST_SPREAD**2
 
     def has_worsened(self, window: Window) -> bool:
         """Take in a window of the arm in use; return whether its rounds gave evidently fewer tokens than was usual. What they give is usual from then
@@ -30,8 +33,11 @@ class Traffic:
         if not window.verdicts or not window.tokens:
             return False
         now = math.log(window.tokens / window.verdicts)
-        if self.usual is None or now < self.usual - max(LEAST_FALL, DEVIATIONS * window.deviation_of_tokens):
-            is_worse, self.usual = self.usual is not None, now
-            return is_worse
-        self.usual += FADE * (now - self.usual)
-        return False
+        if self.usual is None:
+            self.usual = now
+            return False
+        off, deviation = now - self.usual, max(window.deviation_of_tokens, math.sqrt(self.variance))
+        is_worse = off < -max(LEAST_FALL, DEVIATIONS * deviation)
+        self.variance += FADE * (off**2 - self.variance)
+        self.usual += off if is_worse else FADE * off
+        return is_worse
