@@ -40,6 +40,7 @@ def test_what_lies_within_noise_says_nothing() -> None:
     """Of few steps of one session, each of which gives 1 or 5 tokens."""
     traffic = settled(window([1, 5] * 10, verdicts=1))
     assert not traffic.has_worsened(window([1, 1, 1, 5] * 5, verdicts=1))
+    traffic = settled(window([1, 5] * 10, verdicts=1))
     assert traffic.has_worsened(window([1, 1, 1, 5] * 50, verdicts=1)), "many steps say it"
 
 
