@@ -14,6 +14,8 @@ from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAX_CORE = 65535
+
 
 class Number(click.FloatRange):
     """A number within a range, which NaN is not, though it compares as if it were."""
@@ -38,12 +40,16 @@ def core_list(text: str) -> Cores:
     try:
         return tuple(core for part in text.split(",") for core in _span(part))
     except ValueError:
-        raise ValueError(f"{text!r} is no list of CPU ids such as 0,2-3") from None
+        raise ValueError(f"{text!r} is no list of CPU ids such as 0,2-3, each at most {MAX_CORE}") from None
 
 
 def _span(part: str) -> range:
+    """Return the ids of a part such as `2` or `2-3`; raises ValueError where there are none, or so many that nobody means them."""
     first, dash, last = part.partition("-")
-    return range(int(first), int(last if dash else first) + 1)
+    span = range(int(first), int(last if dash else first) + 1)
+    if not span or span[-1] > MAX_CORE:
+        raise ValueError(part)
+    return span
 
 
 def config_option(command: F) -> F:

@@ -52,16 +52,18 @@ def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], know
         if name not in known:
             section = section_name(type(config))
             raise ConfigError(f"unknown key {section}.{name}; sections are known for {', '.join(sorted(known))}")
-    return read_own(kind, options_of(config))
+    return read_own(kind, options_of(config), chosen(config))
 
 
-def read_own(kind: type[OwnOptions], values: Mapping[str, Any]) -> OwnOptions:
-    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed."""
+def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") -> OwnOptions:
+    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed. `name`: of the engine or proposer, for
+    one that has none of its own."""
     names = kinds(kind)
     further = {name: value for name, value in values.items() if name not in names}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
     if further and "further" not in names:
-        raise ConfigError(f"{kind.LABEL} has no option {next(iter(further))}; known are {', '.join(names) or 'none'}")
+        whose = name if name and kind is OwnOptions else kind.LABEL
+        raise ConfigError(f"{whose} has no option {next(iter(further))}; known are {', '.join(names) or 'none'}")
     return kind(**given, **({"further": engine_options.from_table(further)} if further else {}))
 
 

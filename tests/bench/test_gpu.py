@@ -55,6 +55,14 @@ def test_without_a_gpu_the_message_says_so(tmp_path, only):
     assert not (tmp_path / "pair").exists()
 
 
+@pytest.mark.parametrize("only", ["floor", "own"])
+def test_a_device_that_is_none_is_refused(tmp_path, only):
+    """A part that fails is reported and its suite goes on, which is of no use here."""
+    outcome = bench("--device", "nope", "--only", only, "--pair", tmp_path / "pair")
+    assert outcome.exit_code == 2
+    assert "device is 'nope'; torch has here" in outcome.stderr
+
+
 @pytest.mark.parametrize("name", ON_GPU_ONLY)
 def test_parts_that_need_a_gpu_say_so(task, name):
     with pytest.raises(ConfigError, match="GPU"):

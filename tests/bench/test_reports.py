@@ -2,6 +2,7 @@
 
 import json
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +24,17 @@ def bench(*arguments):
 def test_every_suite_has_a_summary():
     assert list(SUITES) == list(SUMMARIES)
     assert DEFAULT in SUITES
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("name", SUITES)
+def test_numbers_are_finite(name, value):
+    """NaN passes a range, and nothing that is measured so long ends."""
+    command = resolve("suite", SUITES, name)
+    options = [one for one in command.params if isinstance(one.type, click.FloatRange)]
+    for option in options:
+        with pytest.raises(click.BadParameter, match=f"{value} is not"):
+            option.type.convert(value, option, None)
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -87,6 +87,8 @@ def test_each_command_has_help(name):
         (["broker", "--config", "nowhere.toml"], 2, "nowhere.toml"),
         (["worker", "--role", "draft", "--engine", "torch"], 2, "unknown option of draft engine"),
         (["worker", "--role", "draft", "--cores", "1-x"], 2, "'1-x' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "draft", "--cores", "5-2"], 2, "'5-2' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "draft", "--cores", f"0-{10**12}"], 2, "each at most 65535"),
         (["worker", "--role", "target", "--model", "./nowhere"], 2, "there is no model directory nowhere"),
         (["worker"], 2, "Missing option '--role'"),
         (["up", "--targets", "0"], 2, "up.targets is 0; it must be from 1"),

@@ -7,11 +7,12 @@ import pytest
 from specq.cli.worker import worker
 from specq.config.arguments import to_arguments
 from specq.config.loading import load, override
-from specq.config.own_options import options_of, own_options, read_own, with_own
+from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.sections import DraftConfig, TargetConfig
 from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
+from specq.proposers import PROPOSERS
 from specq.protocol.errors import ConfigError
 
 
@@ -86,6 +87,11 @@ def test_a_key_at_both_places_is_refused(write):
 def test_wrong_options_of_an_engine_are_named(options, said):
     with pytest.raises(ConfigError, match=said):
         own_options(TargetConfig(engine_options=options), TorchOptions, ENGINES)
+
+
+def test_who_has_no_options_of_its_own_is_named():
+    with pytest.raises(ConfigError, match="draft-model has no option activations; known are none"):
+        own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, PROPOSERS)
 
 
 def test_a_section_of_no_engine_is_named(write):

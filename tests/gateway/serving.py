@@ -45,6 +45,11 @@ class Running:
         if self.errors:
             raise self.errors[0]
 
+    @property
+    def connections(self) -> list[Any]:
+        """The server's end of each."""
+        return list(self._server.server_state.connections)
+
     def stop(self) -> None:
         if self._server is not None:
             self._server.should_exit = True

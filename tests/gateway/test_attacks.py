@@ -148,6 +148,15 @@ def test_a_storm_of_disconnects_leaves_no_job(own_cache):
         wait_until(lambda: jobs(Submit) == jobs(Cancel))
 
 
+def test_what_is_written_is_sent_at_once(broker, own_cache):
+    """A body does not wait until the reader's system has acknowledged its head, nor an event until it has acknowledged the one before."""
+    with running(broker.address) as gateway, connected(gateway) as http:
+        assert http.get("/health").status_code == 200
+        served = [one.transport.get_extra_info("socket") for one in gateway.connections]
+
+        assert [bool(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) for one in served] == [True]
+
+
 def test_a_reader_that_never_reads_is_given_up(own_cache, monkeypatch):
     """After the idle limit its jobs are stopped; what waits for it meanwhile is not more than they have."""
 

@@ -27,6 +27,7 @@ from specq.bench.end_to_end.serving import READY_S, Completer, speculation, veri
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream
 from specq.bench.end_to_end.workload import WARM_LEN, Workload
 from specq.bench.figures import paired
+from specq.bench.finite import Finite
 from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers
 from specq.bench.suite import COUNT, options
@@ -43,11 +44,11 @@ far_options = options(
     click.option("--far-drafters", type=COUNT, default=12, show_default=True, help="Draft workers of `far`."),
     click.option("--far-model", default="tiny", show_default=True, help="Their draft model, which is not inflated; it has the pair's tokenizer."),
     click.option(
-        "--rtt-ms", type=click.FloatRange(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
+        "--rtt-ms", type=Finite(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
         help="Round trip between `far` draft workers and broker; 0: no proxy; may be repeated.",
     ),
     click.option(
-        "--turn-s", type=click.FloatRange(0), default=0.6, show_default=True,
+        "--turn-s", type=Finite(0), default=0.6, show_default=True,
         help="A turn of `far` and `far-own`: its jobs, as often as until so many seconds are over.",
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specq.engines import ENGINES, Engine
-from specq.engines.torch.loading import LoadedModel, assemble
+from specq.engines.torch.loading import LoadedModel, assemble, pick_device
 from specq.models import ROLES, Shape, resolve_model
 from specq.models.inflate import inflate
 from specq.proposers import PROPOSERS, Proposer
@@ -21,9 +21,10 @@ KV_SLOTS = 48 * 1024
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError if the device is a GPU and none is here."""
+    """Raise ConfigError if the device is a GPU and none is here, or none that torch has here."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"no device {device} is here; this suite needs a GPU, and --device cpu only tries it out")
+    pick_device(device)
 
 
 @dataclass(frozen=True)

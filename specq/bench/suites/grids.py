@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from specq.bench.figures import Row
+from specq.bench.finite import Finite
 from specq.bench.grid import NOTES, run_grid
 from specq.bench.pairs import parse_pairs
 from specq.bench.prompts import shipped
@@ -23,7 +24,7 @@ grid_options = options(
     serving_options,
     click.option(
         "--temperature",
-        type=click.FloatRange(0),
+        type=Finite(0),
         multiple=True,
         help="0 is greedy; may be repeated.  [default: 0, 0.8]",
     ),

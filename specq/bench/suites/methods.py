@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specq.bench.deployments import Deployments
+from specq.bench.finite import Finite
 from specq.bench.method_figures import NOTES, cells_of, dataset_table, figures_of, method_table, ratio_text, to_best
 from specq.bench.method_turns import measure_methods, portions
 from specq.bench.methods import KINDS, SHARED_TOKENS, DraftFiles, choose
@@ -53,13 +54,13 @@ READY_S = 600.0  # of each method's processes: draft workers run only where noth
     "--temperature",
     "temperatures",
     multiple=True,
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=TEMPERATURES,
     show_default=True,
     help="May be repeated.",
 )
 @click.option(
-    "--settle-s", type=click.FloatRange(0), default=20.0, show_default=True,
+    "--settle-s", type=Finite(0), default=20.0, show_default=True,
     help="Seconds in which `everything` learns at each temperature which drafts pay.",
 )  # fmt: skip
 @click.option(

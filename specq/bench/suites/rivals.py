@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from specq.bench.finite import Finite
 from specq.bench.prompts import DATA, Prompt, codec_of, files_of, load_prompts, shipped
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.rivals import summary
@@ -45,7 +46,7 @@ NOTES = (
 @click.option(
     "--temperature",
     multiple=True,
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=(0.0, 0.8),
     show_default=True,
     help="May be repeated.",
@@ -65,7 +66,7 @@ NOTES = (
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=float("inf"),
     help="Begin nothing after so long; --resume goes on.  [default: no limit]",
 )

@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from specq.bench.agreement import PRECISIONS
+from specq.bench.finite import Finite
 from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, suite
@@ -59,7 +60,7 @@ MIXED_STEPS = 24  # with a part of a prompt, from which is told what such a step
     help="Short texts beside it, and sessions that share the prefix.",
 )
 @click.option(
-    "--slowdown", type=click.FloatRange(0), multiple=True, default=(1.8, 0.0), show_default=True,
+    "--slowdown", type=Finite(0), multiple=True, default=(1.8, 0.0), show_default=True,
     help="`max_prefill_slowdown` of the verifier, beside a long prompt; 0: no limit; may be repeated.",
 )  # fmt: skip
 @click.option(
