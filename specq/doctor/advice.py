@@ -31,10 +31,7 @@ class Situation:
 def advise(at: Situation, predictions: Sequence[Prediction], disturbed: str = "") -> list[str]:
     """Return what to do, the command line first. `disturbed`: by what the measurement was, "" for nothing; then no way of drafting is advised."""
     if predictions and disturbed:
-        said = [
-            f"Which way of drafting is best cannot be said now, since the machine was not quiet: {disturbed}. Ask again when it is. Until then: "
-            f"{command(at, '')}, which measures in service what pays"
-        ]
+        said = [_undecided(at, disturbed)]
     else:
         said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
     if at.runs_here:
@@ -43,6 +40,11 @@ def advise(at: Situation, predictions: Sequence[Prediction], disturbed: str = ""
         )
     said += _by_machine(at, max((one.num_sessions for one in predictions), default=1))
     return said
+
+
+def _undecided(at: Situation, disturbed: str) -> str:
+    why = f"Which way of drafting is best cannot be said now, since the machine was not quiet: {disturbed}"
+    return f"{why}. Ask again when it is. Until then: {command(at, '')}, which measures in service what pays"
 
 
 def command(at: Situation, method: str) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specq.bench.calibrate.hardware import helped, shape_of, step_times, typical
+from specq.bench.calibrate.hardware import helped, step_times, typical
 from specq.engines import Engine
 from specq.verifier import StepCurve
 
-TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
-SESSIONS = 4  # at most, of a timed step
+TIMED_ROWS = (1, 2, 4, 8, 16, 32)  # of one session: its prompt is computed once
 TURNS = 4
 MOST_ROWS = 512  # up to which they are compared
 
@@ -27,7 +26,7 @@ def curves_in_turn(engine: Engine) -> tuple[StepCurve, StepCurve]:
         for rows in TIMED_ROWS:
             for mode, found in times.items():
                 with helped(engine, mode):
-                    found[rows] += [ms / 1e3 for ms in step_times(engine, *shape_of(rows, SESSIONS), 1)]
+                    found[rows] += [ms / 1e3 for ms in step_times(engine, 1, rows, 1)]
     return comparable(times[False], times[True])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specq.doctor.examination import Examination, measured_figures
 from specq.doctor.checks import NOTE
+from specq.doctor.examination import Examination, measured_figures
 from specq.doctor.prediction import NAMES, Prediction, significant
 from specq.runtime import columns
 

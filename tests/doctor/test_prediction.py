@@ -82,7 +82,10 @@ def test_steps_of_few_and_of_many_rows_are_not_steps_of_some():
     """With one session rounds of 0 and of 8 nodes alternate; with two each step has both."""
     rounds = Rounds((Round(0), Round(1, (8,))) * 4)
     times = {1: 0.004, 9: 0.012, 10: 0.013, 11: 0.02}
-    curve = lambda rows: times.get(rows, 1.0)  # noqa: E731
+
+    def curve(rows: int) -> float:
+        return times.get(rows, 1.0)
+
     found = rates(predict([Method(SUFFIX, rounds)], costs(curve), [1]))
     assert found[SUFFIX, 1] == pytest.approx(1.5 / 0.008)
     assert Rounds(rounds.rounds[:2]).step_s(curve, 2, 2, 1) == pytest.approx(0.013)
