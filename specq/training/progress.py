@@ -1,0 +1,30 @@
+"""How far something is, for who waits: on a terminal a line that is written anew about once a second, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+TERMINAL_S, FILE_S = 1.0, 10.0  # between two lines
+CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    """Of one thing after the other; the first line comes after a second."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._next = time.monotonic() + TERMINAL_S
+
+    def say(self, line: str) -> None:
+        """Show how far it is, if that was not shown just now."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + (TERMINAL_S if self._is_terminal else FILE_S)
+        click.echo(f"{CLEAR}{line}" if self._is_terminal else line, nl=not self._is_terminal)
+
+    def end(self, line: str) -> None:
+        """Show what was done, in a line that stays."""
+        click.echo(f"{CLEAR}{line}" if self._is_terminal else line)
