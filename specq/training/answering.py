@@ -1,7 +1,8 @@
 """The stage `rollouts` of all methods that train for a target that exists: the target answers prompts of the corpus, for so many seconds.
 
 Each batch is a file, and a run that is repeated goes on after the last. Where the time is over, the answers under way end where they are:
-what is there counts. On a CPU a run begins with few prompts in a batch, since their pass is not cut short, and takes more as long as a batch is quick.
+what is there counts. The pass of a batch's prompts is not cut short, so on a CPU, where it may take minutes, a batch has as many prompts as
+pass within a small part of the time: the more, the fewer steps for as many tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from specq.training.draft_settings import RunSettings
 from specq.training.progress import Progress
 from specq.training.rollouts import load_rollouts, save_rollouts
 
-FIRST_ROWS = 8  # prompts in the first batch on a CPU
-QUICK_S = 4.0  # a batch that took less is followed by one of twice as many prompts
+FEW_ROWS = 8  # prompts in a batch on a CPU, at least, and of the pass that is timed
+PROMPTS_SHARE = 0.05  # of the time, for the pass of a batch's prompts
 LEAST_TOKENS = 16  # of each answer that has not ended, however little time there is: of fewer nothing can be learned
 
 
@@ -46,15 +47,23 @@ class _Answering:
 
     def all_of(self, prompts: Sequence[list[int]], first: int) -> None:
         """Answer prompts from this one on, batch by batch, until the time is over."""
-        most = self._settings.rollout_rows
-        rows = most if self._target.device.type == "cuda" else min(FIRST_ROWS, most)
+        rows = self._rows(prompts[first : first + FEW_ROWS])
         while first < len(prompts) and (not self.num_new or self._seconds() < self._settings.rollout_seconds):
-            began, batch = self._seconds(), list(prompts[first : first + rows])
+            batch = list(prompts[first : first + rows])
             self._answer(batch, f"rollouts: prompts {first + 1} to {first + len(batch)} of {len(prompts)}")
             first += len(batch)
-            if self._seconds() - began < QUICK_S:
-                rows = min(2 * rows, most)
             self._progress.end(f"rollouts: {first} of {len(prompts)} prompts, {self._so_far(0)}")
+
+    def _rows(self, few: Sequence[list[int]]) -> int:
+        """Return how many prompts a batch has, given the first of them."""
+        most = self._settings.rollout_rows
+        if self._target.device.type == "cuda" or most <= FEW_ROWS or not few:
+            return most
+        began = self._seconds()
+        answer(self._target, self._chat, list(few), 1)
+        seconds = max(self._seconds() - began, 1e-3)
+        fit = int(len(few) * PROMPTS_SHARE * self._settings.rollout_seconds / seconds)
+        return min(max(fit, FEW_ROWS), most)
 
     def _answer(self, batch: list[list[int]], about: str) -> None:
         def goes_on(num_said: int) -> bool:

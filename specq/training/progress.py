@@ -14,8 +14,9 @@ CLEAR = "\r\x1b[K"
 class Progress:
     """Of one thing after the other; the first line comes after a second."""
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stdout.isatty()
+    def __init__(self, *, is_terminal: bool | None = None) -> None:
+        """`is_terminal`: whether lines go to one; None: look."""
+        self._is_terminal = sys.stdout.isatty() if is_terminal is None else is_terminal
         self._next = time.monotonic() + TERMINAL_S
 
     def say(self, line: str) -> None:

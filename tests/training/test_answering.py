@@ -70,19 +70,24 @@ def test_an_answer_that_is_cut_short_is_the_start_of_the_whole_one():
     assert max(map(len, whole)) > 5
 
 
-def test_batches_on_a_cpu_grow_as_long_as_they_are_quick(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seconds", "sizes"), [(1000, [5, 2]), (200, [2, 2, 2, 1])])
+def test_a_batch_has_as_many_prompts_as_pass_within_a_part_of_the_time(seconds, sizes, tmp_path, monkeypatch):
+    """By the clock two prompts pass in 20 s, so that five pass in a twentieth of 1000 s; two is the least."""
     places = make_places(tmp_path)
-    monkeypatch.setattr(answering, "FIRST_ROWS", 1)
-    assert run(places, "rollouts").exit_code == 0
-    assert [len(part.prompt_sizes) for part in parts_of(places)] == [1, 2, 4]
+    monkeypatch.setattr(answering, "FEW_ROWS", 2)
+    moments = itertools.chain([0.0, 0.0, 20.0], itertools.repeat(20.0))
+    monkeypatch.setattr(answering, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    result = run(places, f"--rollout-seconds={seconds}", "--rollout-tokens=2", "rollouts")
+    assert result.exit_code == 0, result.output
+    assert [len(part.prompt_sizes) for part in parts_of(places)] == sizes
 
 
 def test_how_far_it_is_comes_about_once_a_second(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for is_terminal, lines in ((True, 11), (False, 2)):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
-        now[0], shown = 0.0, progress.Progress()
+        now[0] = 0.0
+        shown = progress.Progress(is_terminal=is_terminal)
         for tenth in range(120):
             now[0] = tenth / 10
             shown.say(f"at {tenth}")
@@ -131,7 +136,7 @@ def test_without_a_corpus_there_are_prompts_that_come_along(tmp_path):
     places = {name: tmp_path / name for name in ("work", "out")}
     result = run(places, "--rollout-seconds=0", "--rollout-tokens=2", "rollouts")
     assert result.exit_code == 0, result.output
-    assert len(parts_of(places)[0].prompt_sizes) == answering.FIRST_ROWS
+    assert len(parts_of(places)[0].prompt_sizes) == answering.FEW_ROWS
 
 
 # --- what is looked at first ------------------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def test_without_a_corpus_there_are_prompts_that_come_along(tmp_path):
         (("--corpus=/nowhere", "rollouts"), "there is no /nowhere"),
         (("--bench=/nowhere", "all"), "no *.jsonl benchmark in /nowhere"),
         (("--rollouts=/nowhere.npz", "all"), "there is no file of rollouts /nowhere.npz"),
-        (("--target=/nowhere", "all"), "there is no /nowhere"),
+        (("--target=/nowhere", "all"), "there is no model directory /nowhere"),
     ],
 )
 @pytest.mark.parametrize("method", ["draft", "eagle3", "medusa", "medusa2", "parallel"])
