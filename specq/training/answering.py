@@ -23,6 +23,7 @@ from specq.training.progress import Progress
 from specq.training.rollouts import load_rollouts, save_rollouts
 
 FEW_ROWS = 8  # prompts in a batch on a CPU, at least, and of the pass that is timed
+MOST_ROWS = 128  # on a CPU, where more rows take as much longer
 PROMPTS_SHARE = 0.05  # of the time, for the pass of a batch's prompts
 LEAST_TOKENS = 16  # of each answer that has not ended, however little time there is: of fewer nothing can be learned
 
@@ -52,32 +53,32 @@ class _Answering:
             batch = list(prompts[first : first + rows])
             self._answer(batch, f"rollouts: prompts {first + 1} to {first + len(batch)} of {len(prompts)}")
             first += len(batch)
-            self._progress.end(f"rollouts: {first} of {len(prompts)} prompts, {self._so_far(0)}")
+            self._progress.end(f"rollouts: {first} of {len(prompts)} prompts, {self.num_new} tokens, {self._elapsed()}")
 
     def _rows(self, few: Sequence[list[int]]) -> int:
         """Return how many prompts a batch has, given the first of them."""
         most = self._settings.rollout_rows
         if self._target.device.type == "cuda" or most <= FEW_ROWS or not few:
             return most
+        answer(self._target, self._chat, list(few[:1]), 1)  # the first pass of all takes longer
         began = self._seconds()
         answer(self._target, self._chat, list(few), 1)
         seconds = max(self._seconds() - began, 1e-3)
         fit = int(len(few) * PROMPTS_SHARE * self._settings.rollout_seconds / seconds)
-        return min(max(fit, FEW_ROWS), most)
+        return min(max(fit, FEW_ROWS), MOST_ROWS, most)
 
     def _answer(self, batch: list[list[int]], about: str) -> None:
         def goes_on(num_said: int) -> bool:
-            self._progress.say(f"{about}, {self._so_far(num_said * len(batch))}")
+            self._progress.say(f"{about}, {num_said} of {self._settings.rollout_tokens} tokens each, {self._elapsed()}")
             return num_said < LEAST_TOKENS or self._seconds() < self._settings.rollout_seconds
 
-        self._progress.say(f"{about}, {self._so_far(0)}")
         pairs = answer(self._target, self._chat, batch, self._settings.rollout_tokens, goes_on)
         save_rollouts(self._settings.rollouts_folder / f"{self._num_parts:05d}.npz", pairs)
         self._num_parts += 1
         self.num_new += sum(len(said) for _, said in pairs)
 
-    def _so_far(self, more: int) -> str:
-        return f"{'at most ' * (more > 0)}{self.num_new + more} tokens, {self._seconds():.0f} of {self._settings.rollout_seconds:g} s"
+    def _elapsed(self) -> str:
+        return f"{self._seconds():.0f} of {self._settings.rollout_seconds:g} s"
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started

@@ -75,7 +75,7 @@ def test_a_batch_has_as_many_prompts_as_pass_within_a_part_of_the_time(seconds, 
     """By the clock two prompts pass in 20 s, so that five pass in a twentieth of 1000 s; two is the least."""
     places = make_places(tmp_path)
     monkeypatch.setattr(answering, "FEW_ROWS", 2)
-    moments = itertools.chain([0.0, 0.0, 20.0], itertools.repeat(20.0))
+    moments = itertools.chain([0.0, 0.0, 20.0], itertools.repeat(20.0))  # the start, and before and after the pass
     monkeypatch.setattr(answering, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     result = run(places, f"--rollout-seconds={seconds}", "--rollout-tokens=2", "rollouts")
     assert result.exit_code == 0, result.output
