@@ -57,10 +57,10 @@ def parallel(stage: str, *, target: str, start: str, device: str, **options: Any
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `draft` goes on where
     a run with the same settings was cut off.
     """
-    found = checked(stage, PARALLEL_STAGES, target, options)
     named = start or draft_for(target)
     if not named:
         raise ConfigError(f"no draft model comes with {target}; name the one to start from by --draft")
+    found = checked(stage, PARALLEL_STAGES, target, options)
     draft = Path(resolve_model(named, "draft"))
     from specq.training.draft_settings import ParallelSettings
     from specq.training.settings import choose_device

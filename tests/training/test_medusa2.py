@@ -280,7 +280,9 @@ def test_without_warm_heads_nothing_is_trained_together(tmp_path):
 def test_the_original_is_never_written_over(tmp_path, stage, monkeypatch):
     """`--out` of a pair that lies as NAME/target and NAME/draft."""
     monkeypatch.setattr(medusa_joint, "load_target", lambda settings: pytest.fail("it was loaded"))
-    said = refusal(run(empty_places(tmp_path), f"--target={TARGET}", f"--out={TARGET.parent}", stage))
+    (tmp_path / "a.npz").touch()
+    given = f"--target={TARGET}", f"--out={TARGET.parent}", f"--rollouts={tmp_path / 'a.npz'}"
+    said = refusal(run(empty_places(tmp_path), *given, stage))
     assert "would be written over the original one" in said
 
 
