@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
 TERMINAL_S, FILE_S = 1.0, 10.0  # between two lines
-CLEAR = "\r\x1b[K"
+CLEAR = "\x1b[K"  # the rest of the line
 
 
 class Progress:
@@ -24,7 +25,16 @@ class Progress:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + (TERMINAL_S if self._is_terminal else FILE_S)
-        click.echo(f"{CLEAR}{line}" if self._is_terminal else line, nl=not self._is_terminal)
+        click.echo(f"{CLEAR}{line}\r" if self._is_terminal else line, nl=not self._is_terminal)
+
+    def of_answers(self, num_prompts: int, num_new: int) -> Callable[[int], bool]:
+        """Return what `decoding.generate` may ask in an evaluation, which always goes on."""
+
+        def goes_on(num_said: int) -> bool:
+            self.say(f"the target answers {num_prompts} prompts: {num_said} of {num_new} tokens each")
+            return True
+
+        return goes_on
 
     def end(self, line: str) -> None:
         """Show what was done, in a line that stays."""
