@@ -57,6 +57,7 @@ def parallel(stage: str, *, target: str, start: str, device: str, **options: Any
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `draft` goes on where
     a run with the same settings was cut off.
     """
+    resolve_model(target, "target")  # one that is not there has no draft model either, and that is not the reason
     named = start or draft_for(target)
     if not named:
         raise ConfigError(f"no draft model comes with {target}; name the one to start from by --draft")
