@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, run_options, run_stages
-from specq.models import resolve_model
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, checked, run_options, run_stages
 from specq.training import DRAFT_STAGES
 
 
@@ -30,9 +28,9 @@ def draft(stage: str, *, target: str, device: str, **options: Any) -> None:
 
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
     """
+    found = checked(stage, DRAFT_STAGES, target, options)
     from specq.training.draft_settings import DraftSettings
     from specq.training.settings import choose_device
 
-    place = choose_device(device, compiled=False)
-    settings = DraftSettings(target=Path(resolve_model(target, "target")), device=place, **options)
+    settings = DraftSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, DRAFT_STAGES, settings)

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, OPEN_SHARE, RATE, run_options, run_stages
-from specq.models import resolve_model
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, OPEN_SHARE, RATE, checked, run_options, run_stages
 from specq.training import EAGLE_STAGES
 
 
@@ -45,9 +44,9 @@ def eagle3(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `head` goes on where a
     run with the same settings was cut off.
     """
+    found = checked(stage, EAGLE_STAGES, target, options)
     from specq.training.draft_settings import EagleSettings
     from specq.training.settings import choose_device
 
-    place = choose_device(device, compiled=False)
-    settings = EagleSettings(target=Path(resolve_model(target, "target")), device=place, **options)
+    settings = EagleSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, EAGLE_STAGES, settings)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, DURATION, heads_options, run_options, run_stages
-from specq.models import resolve_model
+from specq.cli.train_stages import ALL_STAGES, DURATION, checked, heads_options, run_options, run_stages
 from specq.training import MEDUSA_STAGES
 
 
@@ -23,9 +21,9 @@ def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `heads` goes on where
     a run with the same settings was cut off.
     """
+    found = checked(stage, MEDUSA_STAGES, target, options)
     from specq.training.draft_settings import MedusaSettings
     from specq.training.settings import choose_device
 
-    place = choose_device(device, compiled=False)
-    settings = MedusaSettings(target=Path(resolve_model(target, "target")), device=place, **options)
+    settings = MedusaSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, MEDUSA_STAGES, settings)

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from specq.cli.options import Number
-from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, heads_options, run_options, run_stages
-from specq.models import resolve_model
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, checked, heads_options, run_options, run_stages
 from specq.training import MEDUSA2_STAGES
 
 
@@ -35,10 +34,10 @@ def medusa2(stage: str, *, target: str, name: str, device: str, **options: Any) 
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `heads` (the heads alone)
     and `joint` (both together) go on where a run with the same settings was cut off; `heads` also where `specq train medusa` ended.
     """
+    found = checked(stage, MEDUSA2_STAGES, target, options)
     from specq.training.draft_settings import JointSettings
     from specq.training.settings import choose_device
 
     place = choose_device(device, compiled=False)
-    path = Path(resolve_model(target, "target"))
-    settings = JointSettings(target=path, name=name or f"{Path(target).stem}-medusa2", device=place, **options)
+    settings = JointSettings(**found, name=name or f"{Path(target).stem}-medusa2", device=place)
     run_stages(stage, MEDUSA2_STAGES, settings)

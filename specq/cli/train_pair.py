@@ -9,6 +9,7 @@ import click
 
 from specq.cli.train_stages import ALL_STAGES, COUNT, RATE, SEED, SHARE, run_stages
 from specq.training import PAIR_STAGES
+from specq.training.records import bench_paths, shard_paths
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -44,6 +45,10 @@ def pair(stage: str, *, steps: int | None, device: str, compiled: bool, **option
 
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work.
     """
+    if stage in (ALL_STAGES, "tokenizer", "data"):
+        shard_paths(options["corpus"])
+    if stage in (ALL_STAGES, "evaluate"):
+        bench_paths(options["bench"])
     from specq.training.settings import Settings, choose_device
 
     if steps is not None:

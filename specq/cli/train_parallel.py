@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, OPEN_SHARE, RATE, run_options, run_stages
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, OPEN_SHARE, RATE, checked, run_options, run_stages
 from specq.models import draft_for, resolve_model
 from specq.protocol import ConfigError
 from specq.training import PARALLEL_STAGES
@@ -57,16 +57,14 @@ def parallel(stage: str, *, target: str, start: str, device: str, **options: Any
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `draft` goes on where
     a run with the same settings was cut off.
     """
-    from specq.training.draft_settings import ParallelSettings
-    from specq.training.settings import choose_device
-
+    resolve_model(target, "target")  # one that is not there has no draft model either, and that is not the reason
     named = start or draft_for(target)
     if not named:
         raise ConfigError(f"no draft model comes with {target}; name the one to start from by --draft")
-    settings = ParallelSettings(
-        target=Path(resolve_model(target, "target")),
-        draft=Path(resolve_model(named, "draft")),
-        device=choose_device(device, compiled=False),
-        **options,
-    )
+    found = checked(stage, PARALLEL_STAGES, target, options)
+    draft = Path(resolve_model(named, "draft"))
+    from specq.training.draft_settings import ParallelSettings
+    from specq.training.settings import choose_device
+
+    settings = ParallelSettings(**found, draft=draft, device=choose_device(device, compiled=False))
     run_stages(stage, PARALLEL_STAGES, settings)

@@ -9,8 +9,20 @@ from typing import Any, TypeVar
 
 import click
 
+from specq.bench.prompts import DATA as PROMPTS_HERE
 from specq.cli.options import Number, Seconds
+from specq.models import resolve_model
+from specq.protocol import ConfigError
 from specq.runtime import resolve
+from specq.training.records import (
+    PROMPTS,
+    ROLLOUTS,
+    bench_paths,
+    prompt_paths,
+    read_questions,
+    read_records,
+    rollout_paths,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +45,26 @@ def run_stages(stage: str, stages: Mapping[str, str], settings: object) -> None:
         resolve("stage", stages, name)(settings)
 
 
+def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of such a method, with the prompts that come with specq where none are named, and the target's path; ConfigError for what
+    the stage would not find there. It imports no torch, which takes seconds."""
+    path = Path(resolve_model(target, "target"))
+    if not path.exists():
+        raise ConfigError(f"there is no {path}; drafters are trained for a model that lies on this machine")
+    corpus, bench = options["corpus"] or PROMPTS_HERE, options["bench"] or PROMPTS_HERE
+    names, folder = list(stages), options["work"] / ROLLOUTS
+    is_first, is_last = stage in (ALL_STAGES, names[0]), stage in (ALL_STAGES, names[-1])
+    if is_first:
+        for file in prompt_paths(corpus):
+            next(read_questions(file, 1), None)
+    if options["rollouts"] or not (is_first or is_last):
+        rollout_paths(folder, options["rollouts"])
+    if is_last:
+        for file in bench_paths(bench):
+            next(read_records(file, PROMPTS, 1), None)
+    return {**options, "target": path, "corpus": corpus, "bench": bench}
+
+
 def run_options(out: str, made: str) -> Callable[[F], F]:
     """Add the options of `specq.training.draft_settings.RunSettings` whose defaults are the same for all methods; `made`, into the folder
     `out`: what such a method makes."""
@@ -40,9 +72,19 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
         click.option(
             "--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2."
         ),
-        click.option("--corpus", type=_FOLDER, default="corpus", help="Directory of *.jsonl.gz shards, for prompts."),
         click.option(
-            "--bench", type=_FOLDER, default="bench", help="Directory of *.jsonl prompts, read by `evaluate` only."
+            "--corpus",
+            type=click.Path(path_type=Path),
+            default=None,
+            show_default="prompts that come with specq",
+            help="Prompts: a directory of *.jsonl.gz, *.jsonl or *.txt files, or one such file.",
+        ),
+        click.option(
+            "--bench",
+            type=_FOLDER,
+            default=None,
+            show_default="others that come with specq",
+            help="Directory of *.jsonl prompts for `evaluate`; where it is that of --corpus, too, every fourth of them, and `rollouts` takes the rest.",
         ),
         click.option("--work", type=_FOLDER, default=".train", help="Directory for rollouts and the report."),
         click.option("--out", type=_FOLDER, default=out, help=f"Where {made}."),
@@ -61,9 +103,9 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
             "--rollout-seconds",
             type=Seconds(0, MOST_SECONDS),
             default=600.0,
-            help="How long the target answers; the batch under way is finished.",
+            help="How long the target answers; what is there then counts.",
         ),
-        click.option("--rollout-rows", type=COUNT, default=2048, help="Prompts in a batch of rollouts."),
+        click.option("--rollout-rows", type=COUNT, default=2048, help="Prompts in a batch of rollouts, at most."),
         click.option("--rollout-tokens", type=COUNT, default=256, help="New tokens of a rollout, at most."),
         click.option("--hard-weight", type=SHARE, default=0.5, help="Weight of the target's first choice in the loss."),
         click.option("--bench-prompts", type=COUNT, default=60, help="Prompts of each benchmark."),

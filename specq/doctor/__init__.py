@@ -3,7 +3,8 @@
     checks        one thing looked at: ok, a note, or wrong, and what to do about it
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: are they here and whole, do they fit each other and this machine
-    measuring     the pair in this process, without sockets: what steps and drafts take; watching: what becomes of drafts
+    measuring     the pair in this process, without sockets: what steps (curves) and drafts take; watching: what becomes of drafts
+    neighbours    what else runs on this machine meanwhile
     prediction    what follows from that for each method and number of sessions: computed, not measured
     advice        which command to use here, and why
     examination   all of these in turn; report: its result as text
@@ -11,7 +12,7 @@
 In: a configuration and numbers of sessions. Out: an `Examination`. To check something more: a function that returns a `Check`, and its
 place in `installation.look` or `pair.look`. checks, prediction and advice are pure.
 
-Rule: a prediction is never called a measurement.
+Rule: a prediction is never called a measurement, and where the machine is not quiet, no way of drafting is advised.
 """
 
 from specq.doctor.examination import Examination, Question, examine

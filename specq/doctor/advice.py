@@ -15,8 +15,8 @@ OF_HEADS = (HEADS, EAGLE)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's weights, and the
-    machine."""
+    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's weights, the
+    machine, and what of specq runs there already."""
 
     models: str
     has_draft: bool
@@ -25,13 +25,26 @@ class Situation:
     has_gpu: bool
     has_vllm: bool
     heads: str = ""
+    runs_here: str = ""
 
 
-def advise(at: Situation, predictions: Sequence[Prediction]) -> list[str]:
-    """Return what to do, the command line first."""
-    said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
+def advise(at: Situation, predictions: Sequence[Prediction], disturbed: str = "") -> list[str]:
+    """Return what to do, the command line first. `disturbed`: by what the measurement was, "" for nothing; then no way of drafting is advised."""
+    if predictions and disturbed:
+        said = [_undecided(at, disturbed)]
+    else:
+        said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
+    if at.runs_here:
+        said.append(
+            f"specq runs here already ({at.runs_here}; specq status shows what a broker has): a second one would share the processors with it."
+        )
     said += _by_machine(at, max((one.num_sessions for one in predictions), default=1))
     return said
+
+
+def _undecided(at: Situation, disturbed: str) -> str:
+    why = f"Which way of drafting is best cannot be said now, since the machine was not quiet: {disturbed}"
+    return f"{why}. Ask again when it is. Until then: {command(at, '')}, which measures in service what pays"
 
 
 def command(at: Situation, method: str) -> str:
@@ -61,7 +74,7 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
             f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq measures that in service "
             f"and switches off what does not pay: {command(at, method)}"
         )
-    why = f"{NAMES[method]} is predicted to be best, {best.ratio:.2f} times plain decoding"
+    why = f"{NAMES[method]} is predicted to be best, {best.ratio:.1f} times plain decoding"
     also = ', with "lookahead = true" below [target] in FILE' if method == LOOKAHEAD else ""
     return f"For {sessions} {why}: {command(at, method)}{also}"
 

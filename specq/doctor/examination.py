@@ -11,7 +11,8 @@ from specq.config import Config
 from specq.doctor import installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
-from specq.doctor.prediction import Prediction, predict
+from specq.doctor.neighbours import Neighbours, running
+from specq.doctor.prediction import Prediction, predict, significant
 from specq.models import HEADS, default_model, draft_for, find_model
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from specq.doctor.measuring import Measured
 
 BUSY = 1.5  # times as long as at best: beyond that drafts and steps were not timed on the same machine
+MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is not quiet
 COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
 
 
@@ -58,7 +60,7 @@ class Examination:
 
 
 def _rounded(value: str | float) -> str | float:
-    return round(value, 3) if isinstance(value, float) else value
+    return significant(value) if isinstance(value, float) else value
 
 
 def measured_figures(measured: Measured) -> dict[str, Any]:
@@ -69,11 +71,11 @@ def measured_figures(measured: Measured) -> dict[str, Any]:
             "method": run.method,
             "num_sessions": run.num_sessions,
             "rounds": len(run.rounds.rounds),
-            "tokens_per_round": round(run.num_tokens / max(len(run.rounds.rounds), 1), 3),
-            "nodes_per_round": round(run.rounds.nodes(run.rounds.deepest), 3),
-            "accepted_by_depth": [round(prob, 3) for prob in run.rounds.accept_probs()],
-            "ms_per_step": round(1e3 * run.seconds / max(run.num_steps, 1), 3),
-            "tokens_per_second": round(run.num_tokens / run.seconds, 1) if run.seconds else 0.0,
+            "tokens_per_round": significant(run.num_tokens / max(len(run.rounds.rounds), 1)),
+            "nodes_per_round": significant(run.rounds.nodes(run.rounds.deepest)),
+            "accepted_by_depth": [significant(prob) for prob in run.rounds.accept_probs()],
+            "ms_per_step": significant(1e3 * run.seconds / max(run.num_steps, 1)),
+            "tokens_per_second": significant(run.num_tokens / run.seconds) if run.seconds else 0.0,
             "is_same_text": run.agrees_with(plain),
         }
         for run in measured.runs
@@ -88,13 +90,17 @@ def examine(question: Question, tell: Tell) -> Examination:
     memory = installation.available_memory()
     found = pair.look(config.target.model, config.draft.model, memory, _gpu_bytes(), config.target.heads)
     checks += found.checks
-    measured, predictions = None, list[Prediction]()
+    measured, predictions, disturbed = None, list[Prediction](), ""
+    cores, here = available_cores(), running()
+    neighbours = Neighbours(cores)
     if not question.is_quick and found.target and not _hinders(checks):
         measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks)
     if measured is not None:
-        checks += [_same_text(measured), quiet(measured.figures()["steps_took_times_the_curve"])]
+        calm = quiet(measured.figures()["steps_took_times_the_curve"], neighbours.used(), len(cores), here)
+        checks += [_same_text(measured), calm]
+        disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    said = advise(_situation(question.config, found), predictions) if found.target else []
+    said = advise(_situation(question.config, found, here), predictions, disturbed) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
 
 
@@ -141,16 +147,19 @@ def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured |
     return None
 
 
-def quiet(factor: float) -> Check:
-    """Check that steps of the runs took about as long as those that were timed before, which is `factor` times as long."""
-    found = f"steps took {factor:.2f} times as long as they do at best"
-    if factor < BUSY:
+def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
+    """Check that nothing disturbed the measurement: that steps of the runs took about as long as those that were timed before (`factor` times as
+    long), and that other processes used few of the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
+    found = f"steps took {factor:.1f} times as long as they do at best"
+    if used is not None:
+        found += f", other processes used {used:.1f} of {num_cores} processor{'s' * (num_cores != 1)}"
+    if here:
+        found += f", and specq runs here already ({here})"
+    if factor < BUSY and (used is None or used <= MOST_USED * num_cores):
         return Check("quiet", OK, found)
+    stop = "stop the specq that runs here, or ask" if here else "ask"
     return Check(
-        "quiet",
-        NOTE,
-        found,
-        "the machine is busy with something else: ask again when it is quiet; the predictions say little",
+        "quiet", NOTE, found, f"the machine is busy: {stop} again when it is quiet; the predictions say little"
     )
 
 
@@ -168,7 +177,7 @@ def _same_text(measured: Measured) -> Check:
     )
 
 
-def _situation(asked: Config, found: pair.Pair) -> Situation:
+def _situation(asked: Config, found: pair.Pair, here: str) -> Situation:
     named = (("--model", asked.target.model), ("--draft-model", asked.draft.model))
     has_vllm = bool(describe("specq doctor")["versions"].get("vllm"))
     return Situation(
@@ -179,4 +188,5 @@ def _situation(asked: Config, found: pair.Pair) -> Situation:
         has_gpu=bool(gpus()),
         has_vllm=has_vllm,
         heads=f" --heads {asked.target.heads}" if asked.target.heads else "",
+        runs_here=here,
     )

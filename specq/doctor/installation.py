@@ -130,7 +130,9 @@ def broker_port(config: Config) -> Check:
     if workers is None:
         advice = "stop it, or give the broker another address: specq up --broker tcp://127.0.0.1:PORT"
         return Check("broker", WRONG, f"{bind} is taken, and no broker of these keys answers there", advice)
-    return Check("broker", OK, f"one is at {bind} already, with {workers} workers", "specq status shows it")
+    return Check(
+        "broker", OK, f"one is at {bind} already, with {workers} worker{'s' * (workers != 1)}", "specq status shows it"
+    )
 
 
 def _workers_of(config: Config) -> int | None:

@@ -1,6 +1,7 @@
 """The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of drafts one at a time.
 
-What a step takes by its rows, and a level of drafts by its sessions, is measured as at each start of a verifier. Then a few bundled prompts are
+What a step takes by its rows is measured in turn with help from other cores and without (`curves`), a level of drafts by its sessions as at
+each start of a verifier. Then a few bundled prompts are
 completed greedily: plainly, plainly for all of them at a time, and with each source of drafts. Each method has a verifier of its own
 over the one engine, and all complete a prompt before the next one, since machines drift.
 """
@@ -17,7 +18,8 @@ from typing import Any
 from specq.bench.calibrate.hardware import foresight_times, load_proposer, pass_times, pinned, typical
 from specq.bench.prompts import codec_of, load_prompts
 from specq.config import Config, options_of
-from specq.doctor.prediction import PLAIN, Costs, Method
+from specq.doctor.curves import MOST_ROWS, curves_in_turn
+from specq.doctor.prediction import PLAIN, Costs, Method, significant
 from specq.doctor.watching import Prompt, Run, Stopwatch, Watched, opened
 from specq.protocol import Open
 from specq.runtime import Tell
@@ -28,7 +30,6 @@ from workers.target import build_verifier
 PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
 STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown
 PASSES, PASS_ROWS = 20, 4
-MOST_ROWS = 512  # up to which steps are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,20 @@ class Measured:
 
     def figures(self) -> dict[str, Any]:
         """Return the times that were measured, in milliseconds. Of steps it is the curve of the start, times what steps of the runs took of it."""
-        steps = {rows: round(1e3 * self.costs.step(rows), 3) for rows in STEP_ROWS}
-        alone = {rows: round(1e3 * self.costs.unhelped_step(rows), 3) for rows in STEP_ROWS}
-        level = self.costs.level
+        costs, level = self.costs, self.costs.level
         return {
-            "steps_took_times_the_curve": round(slowness(self.runs), 3),
-            "step_ms_by_rows": steps,
-            "step_ms_by_rows_without_help": alone,
-            "draft_level_ms_by_sessions": {n: round(1e3 * level(n), 3) for n in (1, 8)} if level else {},
-            "draft_worker_pass_ms": round(1e3 * self.costs.pass_s, 3),
-            "host_ms": round(1e3 * self.costs.host_s, 3),
-            "host_ms_of_each_further_session": round(1e3 * self.costs.host_more_s, 3),
+            "steps_took_times_the_curve": significant(slowness(self.runs)),
+            "step_ms_by_rows": {rows: _ms(costs.step(rows)) for rows in STEP_ROWS},
+            "step_ms_by_rows_without_help": {rows: _ms(costs.unhelped_step(rows)) for rows in STEP_ROWS},
+            "draft_level_ms_by_sessions": {n: _ms(level(n)) for n in (1, 8)} if level else {},
+            "draft_worker_pass_ms": _ms(costs.pass_s),
+            "host_ms": _ms(costs.host_s),
+            "host_ms_of_each_further_session": _ms(costs.host_more_s),
         }
+
+
+def _ms(seconds: float) -> float:
+    return significant(1e3 * seconds)
 
 
 def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> Measured:
@@ -95,7 +98,7 @@ class _Pair:
 
     def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
         self.engine, self.prompts = verifier.engine, prompts
-        self.unhelped, self.curve = verifier.curves
+        self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.curves
         self.sources = [source for source in verifier.sources.sources if source is not verifier.sources.mailbox]
         self.max_sessions = verifier.max_sessions
         self.watch = None if self.engine.overlaps else Stopwatch(self.engine)

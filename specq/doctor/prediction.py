@@ -13,7 +13,10 @@ and d is the depth with the most tokens a second; a colocated draft model's is t
 
 A draft worker drafts while the target steps, so its own time costs nothing, but it may be late. Its rounds alternate between two states
 (`worker`): nothing is there, so the step gives one token, and the chain that is drafted meanwhile fits if its first token is that one; and
-a chain of m levels is there, which goes on if it is accepted as a whole and the token after it was foreseen, too.
+a chain of m levels is there, which goes on if it is accepted as a whole and the token after it was foreseen, too. Its tokens and its rows come
+from the same rounds, those in which the draft model drafted: a level counts as not accepted also where a round did not go so deep.
+
+A token is a row: no prediction is beyond the most rows a second of the step curve (`most_rows_per_s`), which is asserted.
 
 Not in it: prompts, sockets and other processes, contexts longer than those of the measurement, and several methods at a time.
 """
@@ -22,8 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
+from math import ceil
 
 import numpy as np
 
@@ -38,6 +40,7 @@ NAMES = {
     EAGLE: "an EAGLE-3 head",
     WORKER: "one draft worker",
 }
+ROUNDING = 1e-6
 NODES_A_PASS = 8  # that a draft worker expands in a pass, for all its sessions together (`draft.width`)
 
 Curve = Callable[[int], float]  # rows, or sessions -> seconds
@@ -78,7 +81,17 @@ class Rounds:
         apart = max(len(nodes) // num_sessions, 1)  # rounds of one text are alike
         which = np.arange(len(nodes))[:, None] + apart * np.arange(num_sessions)
         together = rows + share * nodes[which % len(nodes)].sum(1)
-        return sum(step(round(count)) for count in together.tolist()) / len(nodes)
+        return sum(step(ceil(count - ROUNDING)) for count in together.tolist()) / len(nodes)
+
+    @property
+    def drafted(self) -> Rounds:
+        """Those in which something was drafted."""
+        return Rounds(tuple(one for one in self.rounds if one.nodes))
+
+    def reach_probs(self) -> list[float]:
+        """Return how often a round accepted so many levels at least, from 1 on."""
+        count = max(len(self.rounds), 1)
+        return [sum(one.accepted >= depth for one in self.rounds) / count for depth in range(1, self.deepest + 1)]
 
     def accept_probs(self) -> list[float]:
         """Return how often a level was accepted, depth by depth, where the level before it was and nodes stood there."""
@@ -95,7 +108,8 @@ class Rounds:
 class Costs:
     """What was measured of the machine.
 
-    step, unhelped_step   seconds of a step by its rows: as the engine is, and while other processes have the other cores
+    step, unhelped_step   seconds of a step by its rows: as the engine is, and while other processes have the other cores; measured together,
+                          and the second never less than the first (`curves`)
     host_s, host_more_s   what a round takes besides its step: with one session, and more with each further one
     level                 seconds of a level of the colocated draft model, by sessions; None: there is none
     pass_s                seconds of a draft worker's pass on its own core; 0: there is none
@@ -151,12 +165,26 @@ def predict(methods: Sequence[Method], costs: Costs, sessions: Sequence[int]) ->
 
 def _for_sessions(methods: Sequence[Method], costs: Costs, num_sessions: int) -> list[Prediction]:
     plain = num_sessions / (costs.step(num_sessions) + costs.host(num_sessions))
+    most = max((_most_rows(method, num_sessions) for method in methods), default=num_sessions)
+    bound = most_rows_per_s(costs.step, most)
     rates = {method.name: beside(method, costs, num_sessions) for method in methods}
     drafted = next((method for method in methods if method.name == COLOCATED), None)
     if drafted is not None and costs.pass_s:
         rates[WORKER] = worker(drafted.rounds, costs, num_sessions)
+    assert all(rate <= bound * (1 + ROUNDING) for rate, _ in rates.values()), "a token needs a row"
     found = [Prediction(name, num_sessions, rate, rate / plain, depth) for name, (rate, depth) in rates.items()]
     return [Prediction(PLAIN, num_sessions, plain, 1.0), *found]
+
+
+def _most_rows(method: Method, num_sessions: int) -> int:
+    """Return the most rows that a step of so many sessions has with a method."""
+    nodes = max((sum(one.nodes) for one in method.rounds.rounds), default=0)
+    return ceil(num_sessions * (1 + method.scratch(num_sessions) + nodes))
+
+
+def most_rows_per_s(step: Curve, most_rows: int) -> float:
+    """Return the most rows a second that steps of at most so many rows compute."""
+    return max(rows / step(rows) for rows in range(1, most_rows + 1))
 
 
 def beside(method: Method, costs: Costs, num_sessions: int) -> tuple[float, int]:
@@ -188,22 +216,33 @@ def own_s(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
 
 def worker(rounds: Rounds, costs: Costs, num_sessions: int) -> tuple[float, int]:
     """Return tokens a second, and at which depth, with one draft worker of the draft model whose rounds these are."""
-    probs = rounds.accept_probs()
+    rounds = rounds.drafted
+    reach = rounds.reach_probs()
     pass_s = costs.pass_s * max(1.0, num_sessions * nodes_a_level(rounds) / NODES_A_PASS)
     plain_s = costs.unhelped_step(num_sessions) + costs.host(num_sessions)
     # One level less than are drafted meanwhile: the first must be the token that the step itself gives.
-    depth = min(int(plain_s / pass_s) * costs.num_places - 1, len(probs))
+    depth = min(int(plain_s / pass_s) * costs.num_places - 1, len(reach))
     if depth < 1:
         return num_sessions / plain_s, 0
-    reach = list(accumulate(probs, mul))
-    goes_on = reach[depth] if depth < len(reach) else reach[-1] * probs[-1]
-    share = probs[0] / max(probs[0] + 1 - goes_on, 1e-9)  # of rounds that find a chain
+    goes_on = reach[depth] if depth < len(reach) else _beyond(reach)
+    share = reach[0] / max(reach[0] + 1 - goes_on, 1e-9)  # of rounds that find a chain
     chain_s = rounds.step_s(costs.unhelped_step, num_sessions, num_sessions, depth) + costs.host(num_sessions)
     tokens = num_sessions * (1 + share * sum(reach[:depth]))
     return tokens / (share * chain_s + (1 - share) * plain_s), depth
+
+
+def _beyond(reach: Sequence[float]) -> float:
+    """Return how likely a level more than the deepest would be reached, if it were accepted as often as that one."""
+    before = reach[-2] if len(reach) > 1 else 1.0
+    return reach[-1] ** 2 / before if before else 0.0
 
 
 def nodes_a_level(rounds: Rounds) -> float:
     """Return the mean number of nodes at a depth at which there are some."""
     levels = [count for one in rounds.rounds for count in one.nodes]
     return sum(levels) / max(len(levels), 1) or 1.0
+
+
+def significant(value: float, digits: int = 3) -> float:
+    """Return a value with so many digits that say something: what was measured for some seconds has no more."""
+    return float(f"{value:.{digits}g}")

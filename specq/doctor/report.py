@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from specq.doctor.checks import NOTE
 from specq.doctor.examination import Examination, measured_figures
-from specq.doctor.prediction import NAMES, Prediction
+from specq.doctor.prediction import NAMES, Prediction, significant
 from specq.runtime import columns
 
 SHOWN_DEPTHS = 4
+SHOWN_DIGITS = 2
 
 
 def lines(examination: Examination) -> Iterator[str]:
@@ -21,7 +23,10 @@ def lines(examination: Examination) -> Iterator[str]:
     if examination.measured is not None:
         yield from _measured(measured_figures(examination.measured))
     if examination.predictions:
-        yield "\nPREDICTED tokens/s, and the ratio to plain decoding: computed from what was measured above, not measured\n"
+        yield "\nPREDICTED tokens/s, and the ratio to plain decoding: computed from what was measured above, not measured"
+        if any(one.name == "quiet" and one.status == NOTE for one in examination.checks):
+            yield "on a machine that was not quiet, so these figures say little"
+        yield ""
         yield columns(_predicted(examination.predictions))
     if examination.advice:
         yield "\nADVICE"
@@ -29,15 +34,15 @@ def lines(examination: Examination) -> Iterator[str]:
 
 
 def _measured(figures: dict[str, Any]) -> Iterator[str]:
-    steps = ", ".join(f"{rows}: {ms}" for rows, ms in figures["step_ms_by_rows"].items())
-    levels = ", ".join(f"{count}: {ms}" for count, ms in figures["draft_level_ms_by_sessions"].items())
+    steps = ", ".join(f"{rows}: {_shown(ms)}" for rows, ms in figures["step_ms_by_rows"].items())
+    levels = ", ".join(f"{count}: {_shown(ms)}" for count, ms in figures["draft_level_ms_by_sessions"].items())
     yield "\nMEASURED here, in this process, without sockets: a few bundled prompts, greedy\n"
     yield columns(_runs(figures["runs"]))
     yield f"\na step of the target in ms, by its rows: {steps}"
     if levels:
         yield f"a level of the draft model in ms, by sessions: {levels}"
     if figures["draft_worker_pass_ms"]:
-        yield f"a pass of a draft worker in ms: {figures['draft_worker_pass_ms']}"
+        yield f"a pass of a draft worker in ms: {_shown(figures['draft_worker_pass_ms'])}"
 
 
 def _runs(runs: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:
@@ -46,7 +51,8 @@ def _runs(runs: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:
     for run in runs:
         depths = " ".join(f"{prob:.0%}" for prob in run["accepted_by_depth"][:SHOWN_DEPTHS])
         same = "yes" if run["is_same_text"] else "NO"
-        figures = (run["rounds"], run["tokens_per_round"], depths or "-", run["ms_per_step"], run["tokens_per_second"])
+        tokens, step_ms, rate = (_shown(run[name]) for name in ("tokens_per_round", "ms_per_step", "tokens_per_second"))
+        figures = (run["rounds"], tokens, depths or "-", step_ms, rate)
         rows.append((NAMES[run["method"]], run["num_sessions"], *figures, same))
     return [header, *rows]
 
@@ -62,4 +68,10 @@ def _predicted(predictions: Sequence[Prediction]) -> list[tuple[object, ...]]:
 
 
 def _cell(one: Prediction | None) -> str:
-    return "-" if one is None else f"{one.tokens_per_second:.0f} ({one.ratio:.2f})"
+    return "-" if one is None else f"{_shown(one.tokens_per_second)} ({one.ratio:.1f})"
+
+
+def _shown(value: float) -> str:
+    """Return a figure with the digits that mean something."""
+    found = significant(value, SHOWN_DIGITS)
+    return f"{found:.0f}" if found >= 10 else f"{found:g}"

@@ -11,13 +11,13 @@ in the work directory, so that a run can stop and go on at any of them:
     evaluate    acceptance     losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
-`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts`, `draft`
-and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise;
+`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in `answering`,
+which all methods for such a target share, `draft` and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise;
 `medusa_joint` such heads and the target together, which makes another target;
 `eagle` an EAGLE-3 head, in `specq.checkpoints.eagle_form`; `parallel` makes a draft model that foresees several tokens in one pass of one
 that foresees one.
 
-Rule: no training stage reads the directory of benchmark prompts.
+Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
 To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
 `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `ranks` all
@@ -25,28 +25,28 @@ that is trained for a target that exists, but `draft`; `foresight` the heads; `l
 """
 
 DRAFT_STAGES = {  # in order
-    "rollouts": "specq.training.draft:roll_out",
+    "rollouts": "specq.training.answering:roll_out",
     "draft": "specq.training.draft:distil",
     "evaluate": "specq.training.draft:evaluate",
 }
 EAGLE_STAGES = {  # in order
-    "rollouts": "specq.training.eagle:roll_out",
+    "rollouts": "specq.training.answering:roll_out",
     "head": "specq.training.eagle:train_head",
     "evaluate": "specq.training.eagle:evaluate",
 }
 MEDUSA_STAGES = {  # in order
-    "rollouts": "specq.training.medusa:roll_out",
+    "rollouts": "specq.training.answering:roll_out",
     "heads": "specq.training.medusa:train_heads",
     "evaluate": "specq.training.medusa:evaluate",
 }
 MEDUSA2_STAGES = {  # in order
-    "rollouts": "specq.training.medusa_joint:roll_out",
+    "rollouts": "specq.training.answering:roll_out",
     "heads": "specq.training.medusa_joint:warm_up",
     "joint": "specq.training.medusa_joint:train_jointly",
     "evaluate": "specq.training.medusa_joint:evaluate",
 }
 PARALLEL_STAGES = {  # in order
-    "rollouts": "specq.training.parallel:roll_out",
+    "rollouts": "specq.training.answering:roll_out",
     "draft": "specq.training.parallel:train_draft",
     "evaluate": "specq.training.parallel:evaluate",
 }

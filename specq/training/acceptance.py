@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specq.training.architecture import hidden_states
 from specq.training.decoding import generate
+from specq.training.progress import Progress
 from specq.training.records import PROMPTS, bench_paths, read_records
 from specq.training.settings import Settings
 from specq.training.vocabulary import stop_ids
@@ -130,6 +131,7 @@ def measure(
         stops=stops,
         pad_id=pad_id,
         noise=noise,
+        goes_on=Progress().of_answers(len(prompts), num_new),
     )
     hits = draft_hits(draft, prompts, answers, temperature, noise)
     return {str(length): count_rounds(hits, length).summary() for length in draft_lengths}, answers

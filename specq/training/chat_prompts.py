@@ -1,10 +1,14 @@
 """Prompts for a target that exists: its own chat template around what a user might ask.
 
 A record of the corpus gives its question or instruction, the first words of a dialogue, or a passage with a request before it.
+
+Rule: nothing is evaluated on what was trained on. Where corpus and benchmarks are the same files, as those that come with specq, every fourth
+record (`is_held_out`) is for the evaluation, and the others are for training.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +18,12 @@ import numpy as np
 from specq.protocol import ConfigError
 from specq.text import TextCodec, load_tokenizer_files
 from specq.training.corpus import dialogue_turns
-from specq.training.records import PROMPTS, QUESTIONS, read_records, shard_paths
+from specq.training.draft_settings import RunSettings
+from specq.training.records import PROMPTS, prompt_paths, read_questions, read_records
 
 LONGEST_PROMPT = 256
+HELD_OUT_EVERY = 4
+RENUMBERED = {"gsm8k": 9}  # file -> how many times its prompts are asked again, with other numbers in them
 PASSAGE_SIZES = (150, 700)  # characters
 REQUESTS = (
     *(
@@ -49,20 +56,36 @@ def chat_of(target: Path, stops: tuple[int, ...]) -> Chat:
     return Chat(codec, stops)
 
 
-def corpus_prompts(corpus: Path, chat: Chat, limit: int | None, rng: np.random.Generator) -> list[list[int]]:
+def is_held_out(number: int) -> bool:
+    """Return whether a record, counted from 0, is for the evaluation alone."""
+    return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
+
+def corpus_prompts(settings: RunSettings, chat: Chat, rng: np.random.Generator) -> list[list[int]]:
     """Return the prompts that a corpus gives, in random order, without doubles and those that are too long."""
-    asked = dict.fromkeys(words for path in shard_paths(corpus) for words in _words(path, limit, rng))
+    paths = prompt_paths(settings.corpus)
+    asked = dict.fromkeys(words for path in paths for words in _words(path, settings, rng))
     prompts = [ids for ids in map(chat.prompt, asked) if len(ids) <= LONGEST_PROMPT]
     if not prompts:
-        raise ConfigError(f"{corpus} has no record that makes a prompt of at most {LONGEST_PROMPT} tokens")
+        raise ConfigError(f"{settings.corpus} has no record that makes a prompt of at most {LONGEST_PROMPT} tokens")
     return [prompts[i] for i in rng.permutation(len(prompts))]
 
 
-def _words(path: Path, limit: int | None, rng: np.random.Generator) -> Iterator[str]:
-    """Yield what a user may ask by each record of a shard, at most `limit`."""
-    for record in read_records(path, QUESTIONS, limit):
+def _words(path: Path, settings: RunSettings, rng: np.random.Generator) -> Iterator[str]:
+    """Yield what a user may ask by each record of a file, at most `limit` of them."""
+    copies = RENUMBERED.get(path.stem, 0) if settings.is_split else 0
+    for number, record in enumerate(read_questions(path, settings.limit)):
+        if settings.is_split and is_held_out(number):
+            continue
         asked = record.get("prompt")
-        yield _of_text(record["text"], rng) if asked is None else asked.strip()
+        words = _of_text(record["text"], rng) if asked is None else asked.strip()
+        yield words
+        yield from (renumbered(words, rng) for _ in range(copies))
+
+
+def renumbered(words: str, rng: np.random.Generator) -> str:
+    """Return a question with other numbers of as many digits."""
+    return re.sub(r"\d", lambda _: str(rng.integers(1, 10)), words)
 
 
 def _of_text(text: str, rng: np.random.Generator) -> str:
@@ -70,6 +93,10 @@ def _of_text(text: str, rng: np.random.Generator) -> str:
     return asked[0] if asked else f"{rng.choice(REQUESTS)}\n\n{text[: rng.integers(*PASSAGE_SIZES)]}"
 
 
-def bench_prompts(path: Path, chat: Chat, count: int) -> list[list[int]]:
+def bench_prompts(path: Path, chat: Chat, settings: RunSettings) -> list[list[int]]:
     """Return the first prompts of a benchmark."""
-    return [chat.prompt(record["prompt"]) for record in read_records(path, PROMPTS, count)]
+    if not settings.is_split:
+        records = list(read_records(path, PROMPTS, settings.bench_prompts))
+    else:
+        records = [record for number, record in enumerate(read_records(path, PROMPTS)) if is_held_out(number)]
+    return [chat.prompt(record["prompt"]) for record in records[: settings.bench_prompts]]

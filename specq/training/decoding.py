@@ -4,7 +4,7 @@ Prompts are padded on the left, so that all rows write the same cache slot in th
 argmax(logits + temperature * gumbel): temperature 0 is greedy, and temperature T samples softmax(logits / T) exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,13 +147,15 @@ def generate(
     stops: Sequence[int],
     pad_id: int,
     noise: torch.Tensor | None = None,
+    goes_on: Callable[[int], bool] = lambda _: True,
 ) -> list[list[int]]:
-    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids."""
+    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids. `goes_on` is asked now and
+    then, given how many ids each has that has not ended; where it says no, all end there."""
     state = new_state(model, prompts, num_new, temperatures, stops, pad_id, noise)
     first = torch.arange(state.prompt_size, device=model.device)
     choose_tokens(state, run_slots(model, state, first, state.prompt_size))
-    run_steps(model, state, num_new - 1)
-    new_ids = state.token_ids[:, state.prompt_size :].tolist()
+    num_said = 1 + run_steps(model, state, num_new - 1, goes_on)
+    new_ids = state.token_ids[:, state.prompt_size : state.prompt_size + num_said].tolist()
     return [_without_padding(row, stops, pad_id) for row in new_ids]
 
 
@@ -166,17 +168,23 @@ def _without_padding(row: list[int], stops: Sequence[int], pad_id: int) -> list[
     return row
 
 
-def run_steps(model: LlamaForCausalLM, state: DecodingState, num_steps: int) -> None:
-    """Take up to `num_steps` steps, through a captured graph where there is a GPU."""
-    eager = num_steps if model.device.type == "cpu" else min(WARM_UP_STEPS, num_steps)
-    for _ in range(eager):
+def run_steps(
+    model: LlamaForCausalLM, state: DecodingState, num_steps: int, goes_on: Callable[[int], bool] = lambda _: True
+) -> int:
+    """Take up to `num_steps` steps, through a captured graph where there is a GPU; return how many. `goes_on`: as of `generate`."""
+    is_on_cpu = model.device.type == "cpu"
+    for index in range(num_steps if is_on_cpu else min(WARM_UP_STEPS, num_steps)):
         step(model, state)
-    if eager == num_steps:
-        return
+        if is_on_cpu and (not goes_on(index + 2) or bool(state.done.all())):
+            return index + 1
+    if is_on_cpu or num_steps <= WARM_UP_STEPS:
+        return num_steps
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step(model, state)
-    for index in range(num_steps - eager):
+    for index in range(WARM_UP_STEPS, num_steps):
         graph.replay()
-        if index % CHECK_EVERY == 0 and bool(state.done.all()):
-            return
+        is_checked = (index - WARM_UP_STEPS) % CHECK_EVERY == 0
+        if is_checked and (bool(state.done.all()) or not goes_on(index + 2)):
+            return index + 1
+    return num_steps

@@ -1,7 +1,6 @@
 """The stages of `specq train draft`, each a function of the settings: a small draft model for a target that exists.
 
-rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds. Each
-           batch is a file; a run that is repeated goes on after the last
+rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds (`answering`)
 draft      the draft learns, for so many seconds, half the target's distribution over the tokens of its head and half
            the likeliest of these; it is written in 8 bits
 evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark
@@ -26,15 +25,14 @@ from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.acceptance import SAMPLED_TEMPERATURE, measure
 from specq.training.architecture import ROPE_THETA, fuse_norms, hidden_states
-from specq.training.chat_prompts import Chat, bench_prompts, chat_of, corpus_prompts
-from specq.training.decoding import generate
+from specq.training.chat_prompts import Chat, bench_prompts, chat_of
 from specq.training.distil import Batch, distil_loss, rollout_batches
 from specq.training.draft_network import build_draft, save_draft
 from specq.training.draft_settings import DraftSettings, RunSettings
 from specq.training.optimizer import apply_gradients, build_optimizers, check_losses
-from specq.training.records import bench_paths
+from specq.training.records import bench_paths, rollout_paths
 from specq.training.report import conditions
-from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts, save_rollouts
+from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts
 
 TARGETS = ("llama", "qwen2")  # what `decoding` runs
 MAX_POSITIONS = 8192
@@ -61,41 +59,9 @@ def load_target(settings: RunSettings) -> tuple[Any, Chat]:
 # --- rollouts -----------------------------------------------------------------------------------------------------
 
 
-def roll_out(settings: RunSettings) -> None:
-    """Let the target answer prompts; what earlier runs have answered is skipped."""
-    target, chat = load_target(settings)
-    torch.manual_seed(settings.seed)
-    prompts = corpus_prompts(settings.corpus, chat, settings.limit, np.random.default_rng(settings.seed))
-    settings.rollouts_folder.mkdir(parents=True, exist_ok=True)
-    starts, started, num_new = range(0, len(prompts), settings.rollout_rows), time.monotonic(), 0
-    for number, start in enumerate(starts):
-        path = settings.rollouts_folder / f"{number:05d}.npz"
-        if path.exists():
-            continue
-        if num_new and time.monotonic() - started > settings.rollout_seconds:
-            break
-        pairs = answer(target, chat, prompts[start : start + settings.rollout_rows], settings.rollout_tokens)
-        save_rollouts(path, pairs)
-        num_new += sum(len(answer) for _, answer in pairs)
-        click.echo(f"rollouts {number + 1} of {len(starts)}: {num_new} new tokens, {time.monotonic() - started:.1f} s")
-
-
-def answer(target: Any, chat: Chat, prompts: list[list[int]], num_new: int) -> list[tuple[list[int], list[int]]]:
-    """Return prompts with their answers, every other one greedy."""
-    temperatures = [SAMPLED_TEMPERATURE * (i % 2) for i in range(len(prompts))]
-    answers = generate(
-        target, prompts, num_new=num_new, temperatures=temperatures, stops=chat.stops, pad_id=chat.stops[0]
-    )
-    return list(zip(prompts, answers, strict=True))
-
-
 def all_rollouts(settings: RunSettings) -> Rollouts:
     """Return the rollouts that were given and those that this run made; ConfigError if there are none, or no answers in them."""
-    paths = [*settings.rollouts, *sorted(settings.rollouts_folder.glob("*.npz"))]
-    if not paths:
-        raise ConfigError(
-            f"there are no rollouts in {settings.rollouts_folder}; run the stage 'rollouts', or name --rollouts"
-        )
+    paths = rollout_paths(settings.rollouts_folder, settings.rollouts)
     rollouts = join_rollouts([load_rollouts(path) for path in paths])
     if not rollouts.num_answered:
         raise ConfigError(
@@ -241,7 +207,7 @@ def keep_report(report: dict[str, Any], settings: RunSettings) -> None:
 
 def _acceptance(target: Any, draft: Any, chat: Chat, path: Path, settings: DraftSettings) -> dict[str, Any]:
     """Return the figures of one benchmark: for each way of choosing tokens, the rounds of each length of a chain."""
-    prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
+    prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         rounds, _ = measure(
             target,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from specq.training.records import ROLLOUTS
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -35,9 +37,14 @@ class RunSettings:
     bench_tokens: int
 
     @property
+    def is_split(self) -> bool:
+        """Whether prompts and benchmarks are the same files: then some records are for `evaluate` alone, see `chat_prompts`."""
+        return self.corpus.resolve() == self.bench.resolve()
+
+    @property
     def rollouts_folder(self) -> Path:
         """The answers that this run made, in parts."""
-        return self.work / "rollouts"
+        return self.work / ROLLOUTS
 
     @property
     def report_file(self) -> Path:

@@ -24,7 +24,7 @@ def measure_drift(original: Any, new: Any, chat: Chat, settings: RunSettings) ->
     torch.manual_seed(settings.seed)
     found: dict[str, dict[str, Any]] = {}
     for path in bench_paths(settings.bench):
-        prompts = bench_prompts(path, chat, settings.bench_prompts)
+        prompts = bench_prompts(path, chat, settings)
         found[path.stem] = {}
         for temperature in (0.0, SAMPLED_TEMPERATURE):
             answers, _ = answer_with_noise(original, prompts, chat, settings.bench_tokens, temperature)

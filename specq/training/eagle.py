@@ -23,7 +23,7 @@ from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
 from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches
-from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
+from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_settings import EagleSettings
 from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, start_eagle, trained_states
 from specq.training.foresight import info_of, measure_heads
@@ -33,7 +33,7 @@ from specq.training.rollouts import Rollouts
 from specq.training.runs import Run, depth_weights
 from specq.training.teaching import mean_loss, teach
 
-__all__ = ["evaluate", "roll_out", "train_head"]
+__all__ = ["evaluate", "train_head"]
 
 OUTSIDE = ("fc", "lm_head")  # of the layer
 SCALED_BY = 32  # answers: the first

@@ -78,7 +78,7 @@ def _benchmark_figures(
     trees: Trees,
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of one benchmark, for each way of choosing tokens."""
-    prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
+    prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         ranks = measure_ranks(target, heads, prompts, chat, settings.bench_tokens, temperature)
         found[f"T={temperature:g}"] = figures = rank_figures(ranks, trees)

@@ -21,7 +21,7 @@ from specq.protocol import Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch, rollout_batches, token_losses
-from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
+from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_settings import MedusaSettings
 from specq.training.medusa_evaluation import evaluate
 from specq.training.medusa_network import HeadsNetwork, save_heads
@@ -29,7 +29,7 @@ from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import Rollouts
 from specq.training.runs import Run, depth_weights
 
-__all__ = ["evaluate", "roll_out", "train_heads"]
+__all__ = ["evaluate", "train_heads"]
 
 
 def about(settings: MedusaSettings, token_ids: Int32Array) -> str:

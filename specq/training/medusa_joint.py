@@ -34,7 +34,7 @@ from specq.text import load_tokenizer_files
 from specq.training import medusa
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch, divergences, rollout_batches
-from specq.training.draft import all_rollouts, check_rollouts, load_target, roll_out
+from specq.training.draft import all_rollouts, check_rollouts, load_target
 from specq.training.draft_settings import JointSettings
 from specq.training.drift import measure_drift
 from specq.training.foresight import info_of, measure_heads
@@ -43,7 +43,7 @@ from specq.training.medusa_evaluation import MedusaForesight
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.runs import Run, depth_weights, load_trained
 
-__all__ = ["evaluate", "roll_out", "train_jointly", "warm_up"]
+__all__ = ["evaluate", "train_jointly", "warm_up"]
 
 WARM_UP_HEADS = "warm-up-heads"  # within the folder of a run
 GENERATION = "generation_config.json"

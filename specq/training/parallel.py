@@ -22,7 +22,7 @@ import torch
 from specq.protocol import Int64Array
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch, rollout_batches, send
-from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
+from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_network import save_draft
 from specq.training.draft_settings import ParallelSettings
 from specq.training.optimizer import build_optimizers
@@ -31,7 +31,7 @@ from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_
 from specq.training.runs import Run, depth_weights
 from specq.training.teaching import fill_up, mean_loss, teach
 
-__all__ = ["evaluate", "roll_out", "train_draft"]
+__all__ = ["evaluate", "train_draft"]
 
 MASK_BLOCK = 64  # a text is given a multiple of so many masks, so that shapes recur
 

@@ -47,7 +47,7 @@ def _of_benchmark(
     target: Any, draft: Any, start: Any, chat: Chat, path: Path, settings: ParallelSettings
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of one benchmark, for each way of choosing tokens; "start": the chain of the model that it was started from."""
-    prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
+    prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         answers, noise = answer_with_noise(target, prompts, chat, settings.bench_tokens, temperature)
         ranks = [

@@ -17,6 +17,7 @@ from specq.protocol import Int32Array, Int64Array
 from specq.training.acceptance import Rounds
 from specq.training.chat_prompts import Chat
 from specq.training.decoding import generate
+from specq.training.progress import Progress
 
 UNKNOWN = 1 << 30  # the rank of a token of which nothing is said
 BEYOND = -1  # the rank of what stands behind the text's end
@@ -43,6 +44,7 @@ def answer_with_noise(
         stops=chat.stops,
         pad_id=chat.stops[0],
         noise=noise,
+        goes_on=Progress().of_answers(len(prompts), num_new),
     )
     return answers, noise
 

@@ -1,4 +1,7 @@
-"""Files of JSON lines: the shards of a corpus, and benchmarks. A line that is no record is named by file and line."""
+"""Files of JSON lines: the shards of a corpus, and benchmarks; and of plain lines, each a prompt. A line that is no record is named by file and line.
+
+No torch here: `specq train` looks at what it is given before it imports any.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ Form = tuple[str, ...]  # the keys of a record, each of a string
 DOCUMENTS: tuple[Form, ...] = (("prompt", "response"), ("text",))
 QUESTIONS: tuple[Form, ...] = (("prompt",), ("text",))
 PROMPTS: tuple[Form, ...] = (("prompt",),)
+ROLLOUTS = "rollouts"  # the folder of a run's answers, within --work
+PROMPT_FILES = (".jsonl.gz", ".jsonl", ".txt")
 
 
 def shard_paths(corpus: Path) -> list[Path]:
@@ -25,6 +30,40 @@ def shard_paths(corpus: Path) -> list[Path]:
 def bench_paths(bench: Path) -> list[Path]:
     """Return the benchmarks in name order; ConfigError if there is none."""
     return _files(bench, "*.jsonl", "benchmark")
+
+
+def prompt_paths(corpus: Path) -> list[Path]:
+    """Return the files of prompts that a corpus has, in name order, or is; ConfigError if there is none."""
+    paths = [corpus] if corpus.is_file() else [file for file in sorted(corpus.glob("*")) if file.is_file()]
+    if found := [path for path in paths if path.name.endswith(PROMPT_FILES)]:
+        return found
+    what = f"there are no such files in {corpus}" if corpus.exists() else f"there is no {corpus}"
+    raise ConfigError(
+        f"a corpus is a directory of {', '.join(f'*{end}' for end in PROMPT_FILES)} files, or one such file; {what}"
+    )
+
+
+def rollout_paths(folder: Path, given: Sequence[Path]) -> list[Path]:
+    """Return the files of rollouts that were given, and those of a run's folder; ConfigError if there is none, or a given one is not there."""
+    for path in given:
+        if not path.is_file():
+            raise ConfigError(f"there is no file of rollouts {path}")
+    paths = [*given, *sorted(folder.glob("*.npz"))]
+    if not paths:
+        raise ConfigError(f"there are no rollouts in {folder}; run the stage 'rollouts', or name --rollouts")
+    return paths
+
+
+def read_questions(path: Path, limit: int | None = None) -> Iterator[dict[str, str]]:
+    """Yield what a file of prompts gives, at most `limit`: its records, or of a file of plain text a prompt for each line that is not blank."""
+    if path.suffix != ".txt":
+        yield from read_records(path, QUESTIONS, limit)
+        return
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as text: {error}") from error
+    yield from ({"prompt": line} for line in lines[:limit])
 
 
 def _files(folder: Path, pattern: str, what: str) -> list[Path]:

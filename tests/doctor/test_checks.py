@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specq.config import BrokerConfig, Config
-from specq.doctor import installation, pair
+from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
 from specq.engines.torch import is_eagle, load_eagle, load_heads
@@ -104,8 +106,83 @@ def test_a_broker_that_is_there_is_well(free_address, spawn):
     assert "0 workers" in check.found
 
 
+def test_one_worker_is_one_worker(free_address, monkeypatch):
+    monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
+    monkeypatch.setattr(installation, "_workers_of", lambda _config: 1)
+    assert installation.broker_port(Config()).found.endswith("with 1 worker")
+
+
 def test_a_machine_that_is_busy_is_noted():
-    assert [quiet(factor).status for factor in (1.0, 1.4, 1.6)] == [OK, OK, NOTE]
+    """By what steps took, and by what other processes used of the processors, which steps need not show."""
+    assert [quiet(factor, 0.0, 2).status for factor in (1.0, 1.4, 1.6)] == [OK, OK, NOTE]
+    assert [quiet(1.07, used, 2).status for used in (None, 0.1, 0.5, 2.0)] == [OK, OK, NOTE, NOTE]
+    assert "other processes used 1.6 of 2 processors" in quiet(1.07, 1.62, 2).found
+    assert "used 1.0 of 1 processor" in quiet(1.0, 1.0, 1).found
+
+
+def test_a_specq_that_runs_here_is_spoken_of():
+    calm, busy = quiet(1.0, 0.0, 2, "1 broker"), quiet(1.0, 1.0, 2, "1 broker")
+    assert (calm.status, busy.status) == (OK, NOTE)
+    assert "specq runs here already (1 broker)" in calm.found
+    assert "stop the specq that runs here" in busy.advice
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+STAT = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 {} 0 0 500 7 0 0 0 0 0\ncpu1 100 0 0 900 0 0 0 {} 0 0\nintr 5\n"
+
+
+def test_seconds_of_processors_are_those_of_ours_and_not_idle_ones(tmp_path):
+    (tmp_path / "stat").write_text(STAT.format(300, 50))
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert neighbours.busy_seconds([0], tmp_path) == 300 / ticks
+    assert neighbours.busy_seconds([0, 1], tmp_path) == 450 / ticks, (
+        "what the host of a virtual machine took is not ours"
+    )
+    assert neighbours.busy_seconds([0, 7], tmp_path) is None
+    assert neighbours.busy_seconds([0], tmp_path / "nowhere") is None
+
+
+def test_what_others_used_leaves_out_our_own(tmp_path, monkeypatch):
+    """Of two processors this process used one, and others half of one."""
+    moments, own = iter([10.0, 20.0]), iter([1.0, 11.0])
+    monkeypatch.setattr(neighbours, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(neighbours, "own_seconds", lambda: next(own))
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(STAT.format(0, 0))
+    others = neighbours.Neighbours([0, 1], tmp_path)
+    (tmp_path / "stat").write_text(STAT.format(10 * ticks, 5 * ticks))
+    assert others.used() == pytest.approx(0.5)
+
+
+def test_without_such_a_count_the_load_stands_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0))
+    assert neighbours.Neighbours([0, 1], tmp_path).used() == 1.5
+    assert neighbours.Neighbours([0], tmp_path).used() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "role"),
+    [
+        (["python", "-m", "specq", "worker", "--role", "draft"], "worker"),
+        (["/usr/bin/python3", "/opt/bin/specq", "broker"], "broker"),
+        (["python", "-m", "specq", "doctor"], ""),
+        (["vi", "/home/specq"], ""),
+        (["ls", "worker"], ""),
+    ],
+)
+def test_processes_of_specq_are_known_by_their_command_lines(words, role):
+    assert neighbours.role_of([*words, ""]) == role
+
+
+def test_what_runs_here_is_counted_by_role(tmp_path):
+    commands = ["python -m specq broker", "specq worker --role target", "specq worker --role draft", "sh"]
+    for number, command in enumerate(commands, 4_000_000):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+    (tmp_path / "4000009").mkdir()  # has just ended
+    assert neighbours.running(tmp_path) == "1 broker, 2 workers"
+    assert neighbours.running(tmp_path / "nowhere") == ""
 
 
 def test_a_taken_http_port_is_noted():

@@ -57,7 +57,10 @@ def test_everything_is_measured_predicted_and_said(ask):
     workers = {"worker"} if len(os.sched_getaffinity(0)) > 1 else set()
     assert set(predicted) == {(method, count) for method in METHODS | workers for count in (1, 4)}
     assert all(one["tokens_per_second"] > 0 for one in predicted.values())
-    assert said["advice"][0].startswith("For 1 session at a time")
+    is_quiet = next(check["status"] for check in said["checks"] if check["name"] == "quiet") == "ok"
+    assert said["advice"][0].startswith("For 1 session at a time" if is_quiet else "Which way of drafting is best")
+    steps = {name: said["measured"][f"step_ms_by_rows{name}"] for name in ("", "_without_help")}
+    assert all(steps["_without_help"][rows] >= ms for rows, ms in steps[""].items()), "fewer cores are not faster"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specq.doctor.curves import comparable
 from specq.doctor.measuring import host_times, scaled, slowness
 from specq.doctor.prediction import Round, Rounds
 from specq.doctor.watching import Run, round_of, usual
@@ -52,3 +53,12 @@ def test_steps_that_took_longer_than_the_curve_says_make_all_steps_longer():
 def test_the_host_has_more_to_do_for_more_sessions_and_never_less():
     assert host_times(RUN, replace(RUN, num_sessions=4, own_s=0.004)) == pytest.approx((0.001, 0.001))
     assert host_times(RUN, replace(RUN, num_sessions=4, own_s=0.0005)) == (0.001, 0.0)
+
+
+def test_fewer_cores_do_not_compute_faster():
+    """What a helper is kept waiting for by somebody else is nothing that a draft worker's core would gain."""
+    unhelped, with_help = {1: [0.010] * 3, 8: [0.02] * 3}, {1: [0.005] * 3, 8: [0.08, 0.07, 0.09]}
+    alone, together = comparable(unhelped, with_help)
+    assert (together(1), alone(1)) == (0.005, 0.010)
+    assert all(alone(rows) >= together(rows) for rows in (1, 4, 8, 100, 512))
+    assert alone(8) == together(8) == pytest.approx(0.075)

@@ -40,9 +40,14 @@ def write_corpus(folder: Path) -> Path:
 
 def make_places(base: Path) -> Places:
     """Return where a run finds a corpus and a benchmark of a few lines, works, and writes."""
+    write_corpus(base / "corpus")
+    return places_with_bench(base)
+
+
+def places_with_bench(base: Path) -> Places:
+    """Return those of a run for which only a benchmark is there."""
     (base / "bench").mkdir()
     (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    write_corpus(base / "corpus")
     return empty_places(base)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from specq.training.draft import WARM_UP_STEPS, rate
 from specq.training.draft_network import build_draft, principal, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts
-from tests.training.stages import make_places, runner, write_corpus
+from tests.training.stages import make_places, places_with_bench, runner, write_corpus
 
 SIZES = [
     *("--hidden-size=32", "--intermediate-size=48", "--num-layers=1", "--head-dim=16", "--embedding-rank=8"),
@@ -59,7 +60,7 @@ def test_all_stages_make_a_draft_that_fits_its_target(places, output):
     tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
     assert loaded.info.tokenizer_hash == tokenizer_hash(tokenizer)
     assert 1 < len(loaded.token_ids) <= 20
-    assert "rollouts 3 of 3" in output
+    assert "rollouts: 7 of 7 prompts" in output
 
 
 def test_the_report_says_what_was_accepted(places, output):
@@ -105,13 +106,13 @@ def test_a_broken_file_of_rollouts_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [
-        ("rollouts", "no *.jsonl.gz shard in"),
+        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
         ("draft", "run the stage 'rollouts'"),
         ("evaluate", "run the stage 'draft'"),
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
+    result = run(places_with_bench(tmp_path), stage)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert missing in result.stderr
     assert stage in DRAFT_STAGES
@@ -196,7 +197,8 @@ def test_rounds_are_counted_for_any_length():
 def test_prompts_are_in_the_targets_own_template(tmp_path):
     corpus, target = write_corpus(tmp_path / "corpus"), Path(resolve_model("tiny", "target"))
     chat = chat_of(target, (1,))
-    prompts = corpus_prompts(corpus, chat, 2, np.random.default_rng(0))
+    settings = SimpleNamespace(corpus=corpus, limit=2, is_split=False)
+    prompts = corpus_prompts(settings, chat, np.random.default_rng(0))
     texts = [TextCodec(load_tokenizer_files(target)).decode(ids, skip_special=False) for ids in prompts]
     assert len(texts) == 5  # at most two records of each shard
     assert any("Is 4 even?" in text and "look it up" not in text for text in texts)

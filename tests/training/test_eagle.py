@@ -32,7 +32,7 @@ from specq.training.eagle_network import (
     trained_states,
 )
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, Waits, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
 from tests.verifier.test_eagle import ASYNC, drafting
 from tests.verifier.test_medusa import _open, texts
 
@@ -255,11 +255,11 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [
-        ("rollouts", "no *.jsonl.gz shard in"),
+        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
         ("head", "run the stage 'rollouts'"),
         ("evaluate", "there is no directory"),
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(empty_places(tmp_path), stage))
+    assert missing in refusal(run(places_with_bench(tmp_path), stage))
     assert stage in EAGLE_STAGES

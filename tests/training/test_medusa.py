@@ -21,7 +21,7 @@ from specq.training import MEDUSA_STAGES
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.ranks import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, make_places, places_with_bench, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
@@ -54,7 +54,7 @@ def test_all_stages_make_heads_that_fit_their_target(places, output):
     heads = load_heads(str(places["out"]), str(TARGET), info(), "cpu")
     assert heads.num_heads == 2
     assert len(heads.token_ids) > 1
-    assert "rollouts 3 of 3" in output
+    assert "rollouts: 7 of 7 prompts" in output
     assert "loss by head" in output
 
 
@@ -106,13 +106,13 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [
-        ("rollouts", "no *.jsonl.gz shard in"),
+        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
         ("heads", "run the stage 'rollouts'"),
         ("evaluate", "there is no directory"),
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(empty_places(tmp_path), stage))
+    assert missing in refusal(run(places_with_bench(tmp_path), stage))
     assert stage in MEDUSA_STAGES
 
 

@@ -30,7 +30,7 @@ from specq.training.medusa_joint import JointNetwork, joint_losses, save_target
 from specq.training.medusa_network import HeadsNetwork
 from specq.training.rollouts import save_rollouts
 from specq.verifier.sources.medusa import MedusaDrafter
-from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, empty_places, make_places, places_with_bench, refusal, run_on, runner
 from tests.verifier.test_medusa import _open, texts
 
 SMALL = [
@@ -259,14 +259,14 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [
-        ("rollouts", "no *.jsonl.gz shard in"),
+        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
         ("heads", "run the stage 'rollouts'"),
         ("joint", "run the stage 'rollouts'"),
         ("evaluate", "run the stage 'joint' first, with the same --out"),
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(empty_places(tmp_path), stage))
+    assert missing in refusal(run(places_with_bench(tmp_path), stage))
     assert stage in MEDUSA2_STAGES
 
 
@@ -280,7 +280,9 @@ def test_without_warm_heads_nothing_is_trained_together(tmp_path):
 def test_the_original_is_never_written_over(tmp_path, stage, monkeypatch):
     """`--out` of a pair that lies as NAME/target and NAME/draft."""
     monkeypatch.setattr(medusa_joint, "load_target", lambda settings: pytest.fail("it was loaded"))
-    said = refusal(run(empty_places(tmp_path), f"--target={TARGET}", f"--out={TARGET.parent}", stage))
+    (tmp_path / "a.npz").touch()
+    given = f"--target={TARGET}", f"--out={TARGET.parent}", f"--rollouts={tmp_path / 'a.npz'}"
+    said = refusal(run(empty_places(tmp_path), *given, stage))
     assert "would be written over the original one" in said
 
 

@@ -32,7 +32,7 @@ from specq.training.parallel_evaluation import place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
 from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, Waits, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
@@ -62,7 +62,7 @@ def test_all_stages_make_a_draft_that_fits_its_target(places, output):
     loaded, target = (load(str(path), device="cpu", kv_slots=64) for path in (places["out"], TARGET))
     assert (loaded.num_masks, loaded.info.vocab_size) == (2, 4096)
     assert loaded.info.tokenizer_hash == target.info.tokenizer_hash
-    assert "rollouts 3 of 3" in output
+    assert "rollouts: 7 of 7 prompts" in output
     assert "loss by place" in output
 
 
@@ -300,13 +300,13 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [
-        ("rollouts", "no *.jsonl.gz shard in"),
+        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
         ("draft", "run the stage 'rollouts'"),
         ("evaluate", "there is no parallel draft model in"),
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(empty_places(tmp_path), stage))
+    assert missing in refusal(run(places_with_bench(tmp_path), stage))
     assert stage in PARALLEL_STAGES
 
 

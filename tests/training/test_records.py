@@ -16,7 +16,7 @@ from specq.training.optimizer import check_losses
 from specq.training.records import DOCUMENTS, PROMPTS, bench_paths, read_records, shard_paths
 from specq.training.rollouts import save_rollouts
 from specq.training.runs import Run
-from tests.training.stages import empty_places, runner
+from tests.training.stages import empty_places, make_places, runner
 from tests.training.stages import refusal as refusal_of
 
 GOOD = b'{"prompt": "How many figs?", "response": "2"}\n'
@@ -141,7 +141,7 @@ def test_sizes_of_a_draft_that_do_not_fit_together_are_refused(hidden, head, tmp
 
 @pytest.mark.parametrize("device", ["figs", "cuda:99", "meta"])
 def test_a_device_that_is_not_there_is_refused(device, tmp_path):
-    said = refusal_of(runner("medusa", [f"--device={device}"])(empty_places(tmp_path), "rollouts"))
+    said = refusal_of(runner("medusa", [f"--device={device}"])(make_places(tmp_path), "rollouts"))
 
     assert f"device is {device!r}" in said
     assert "cpu" in said

@@ -1,0 +1,100 @@
+"""The stage `rollouts` of all methods that train for a target that exists: the target answers prompts of the corpus, for so many seconds.
+
+Each batch is a file, and a run that is repeated goes on after the last. Where the time is over, the answers under way end where they are:
+what is there counts. The pass of a batch's prompts is not cut short, so on a CPU, where it may take minutes, a batch has as many prompts as
+pass within a small part of the time: the more, the fewer steps for as many tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specq.training.acceptance import SAMPLED_TEMPERATURE
+from specq.training.chat_prompts import Chat, corpus_prompts
+from specq.training.decoding import generate
+from specq.training.draft import load_target
+from specq.training.draft_settings import RunSettings
+from specq.training.progress import Progress
+from specq.training.rollouts import load_rollouts, save_rollouts
+
+FEW_ROWS = 8  # prompts in a batch on a CPU, at least, and of the pass that is timed
+MOST_ROWS = 128  # on a CPU, where more rows take as much longer
+PROMPTS_SHARE = 0.05  # of the time, for the pass of a batch's prompts
+LEAST_TOKENS = 16  # of each answer that has not ended, however little time there is: of fewer nothing can be learned
+
+
+def roll_out(settings: RunSettings) -> None:
+    """Let the target answer prompts; what earlier runs have answered is skipped."""
+    target, chat = load_target(settings)
+    torch.manual_seed(settings.seed)
+    prompts = corpus_prompts(settings, chat, np.random.default_rng(settings.seed))
+    settings.rollouts_folder.mkdir(parents=True, exist_ok=True)
+    parts = sorted(settings.rollouts_folder.glob("*.npz"))
+    first = sum(len(load_rollouts(part).prompt_sizes) for part in parts)
+    _Answering(target, chat, settings, len(parts)).all_of(prompts, first)
+
+
+class _Answering:
+    """A run under way."""
+
+    def __init__(self, target: Any, chat: Chat, settings: RunSettings, num_parts: int) -> None:
+        self._target, self._chat, self._settings, self._num_parts = target, chat, settings, num_parts
+        self._started, self._progress, self.num_new = time.monotonic(), Progress(), 0
+
+    def all_of(self, prompts: Sequence[list[int]], first: int) -> None:
+        """Answer prompts from this one on, batch by batch, until the time is over."""
+        rows = self._rows(prompts[first : first + FEW_ROWS])
+        while first < len(prompts) and (not self.num_new or self._seconds() < self._settings.rollout_seconds):
+            batch = list(prompts[first : first + rows])
+            self._answer(batch, f"rollouts: prompts {first + 1} to {first + len(batch)} of {len(prompts)}")
+            first += len(batch)
+            self._progress.end(f"rollouts: {first} of {len(prompts)} prompts, {self.num_new} tokens, {self._elapsed()}")
+
+    def _rows(self, few: Sequence[list[int]]) -> int:
+        """Return how many prompts a batch has, given the first of them."""
+        most = self._settings.rollout_rows
+        if self._target.device.type == "cuda" or most <= FEW_ROWS or not few:
+            return most
+        answer(self._target, self._chat, list(few[:1]), 1)  # the first pass of all takes longer
+        began = self._seconds()
+        answer(self._target, self._chat, list(few), 1)
+        seconds = max(self._seconds() - began, 1e-3)
+        fit = int(len(few) * PROMPTS_SHARE * self._settings.rollout_seconds / seconds)
+        return min(max(fit, FEW_ROWS), MOST_ROWS, most)
+
+    def _answer(self, batch: list[list[int]], about: str) -> None:
+        def goes_on(num_said: int) -> bool:
+            self._progress.say(f"{about}, {num_said} of {self._settings.rollout_tokens} tokens each, {self._elapsed()}")
+            return num_said < LEAST_TOKENS or self._seconds() < self._settings.rollout_seconds
+
+        pairs = answer(self._target, self._chat, batch, self._settings.rollout_tokens, goes_on)
+        save_rollouts(self._settings.rollouts_folder / f"{self._num_parts:05d}.npz", pairs)
+        self._num_parts += 1
+        self.num_new += sum(len(said) for _, said in pairs)
+
+    def _elapsed(self) -> str:
+        return f"{self._seconds():.0f} of {self._settings.rollout_seconds:g} s"
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+
+def answer(
+    target: Any, chat: Chat, prompts: list[list[int]], num_new: int, goes_on: Callable[[int], bool] = lambda _: True
+) -> list[tuple[list[int], list[int]]]:
+    """Return prompts with their answers, every other one greedy; `goes_on`: as of `generate`."""
+    answers = generate(
+        target,
+        prompts,
+        num_new=num_new,
+        temperatures=[SAMPLED_TEMPERATURE * (i % 2) for i in range(len(prompts))],
+        stops=chat.stops,
+        pad_id=chat.stops[0],
+        goes_on=goes_on,
+    )
+    return list(zip(prompts, answers, strict=True))
