@@ -272,7 +272,9 @@ class DraftConfig(Section):
     distribution_size: int = option(
         32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
     )
-    nice: int = option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
+    nice: int = option(
+        19, "added to the process's niceness once it is ready; 19: run only where nothing else wants to", high=19
+    )
 
 
 @dataclass(frozen=True, slots=True)

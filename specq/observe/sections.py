@@ -180,7 +180,7 @@ def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
     for section in sections(snapshot, view):
         lines += ["", section.headline, *section.lines(width)]
     if not snapshot.report.get("workers"):
-        lines += ["", "no workers"]
+        lines += ["", "no workers (one that still loads its model is not here yet)"]
     return "\n".join(line[:width] if width else line for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 
 import click
@@ -12,8 +13,10 @@ Tell = Callable[[str], object]
 
 
 def teller(name: str, *, wanted: bool) -> Tell:
-    """Return what says on standard output what a worker does now, if that is `wanted`."""
-    return (lambda what: click.echo(f"{name}: {what}")) if wanted else bool
+    """Return what says what a worker does now: on standard output if that is `wanted`, else on standard error if that is a terminal."""
+    if not wanted and not sys.stderr.isatty():
+        return bool
+    return lambda what: click.echo(f"{name}: {what}", err=not wanted)
 
 
 class Readiness:
