@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import click
 
+NOTICED_S = 0.1  # waited for less than that
 EVERY_S = 5.0  # between two lines about those that are not ready
 
 Tell = Callable[[str], object]
@@ -27,11 +28,12 @@ class Readiness:
         self._told = started
 
     def note(self, ready: Collection[str], now: float) -> bool:
-        """Take the names of those that are ready by now; True if all are."""
+        """Take the names of those that are ready by now; True if all are. Of one that nobody waited for nothing is said."""
         elapsed = now - self._started
         for name in [name for name in self._missing if name in ready]:
             self._missing.remove(name)
-            self._tell(f"{name}: ready after {elapsed:.1f} s")
+            if elapsed >= NOTICED_S:
+                self._tell(f"{name}: ready after {elapsed:.1f} s")
         if self._missing and now >= self._told + EVERY_S:
             self._told = now
             self._tell(f"waiting for {', '.join(self._missing)}: {elapsed:.0f} s so far")

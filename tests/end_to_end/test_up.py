@@ -221,6 +221,13 @@ def test_sigterm_stops_all(spawn, free_address):
     assert "stopped" in process.output.read_text()
 
 
+def test_nothing_is_said_of_who_was_not_waited_for():
+    """Of the processes of a demo the second group is ready when the first is."""
+    told = []
+    assert not Readiness(["broker", "target-1"], told.append, 100.0).note({"broker"}, 100.04)
+    assert told == []
+
+
 def test_readiness_is_told_as_it_comes():
     """Who is ready, once; and every few seconds for whom the group waits."""
     told = []
