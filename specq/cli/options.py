@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
@@ -52,6 +52,19 @@ def config_option(command: F) -> F:
     return click.option("--config", "config_file", type=kind, help="TOML file; the options given here win over it.")(
         command
     )
+
+
+def key_options(section: type[Section], names: Collection[str]) -> Callable[[F], F]:
+    """Add the options of these keys of a section, as `section_options` would add all of them."""
+
+    def decorate(command: F) -> F:
+        keys = _keys([(section_name(section), section)])
+        for name in reversed([name for name in keys if name in names]):
+            kind, owners = keys[name]
+            command = _option(name, kind, _help(owners, 1))(command)
+        return command
+
+    return decorate
 
 
 def section_options(
