@@ -14,6 +14,7 @@ from specq.observe.report import Report, Snapshot, total
 from specq.runtime import columns
 
 UNKNOWN = "-"
+_FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those of before, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class View:
 
 def headline(snapshot: Snapshot) -> str:
     """Return what matters most in one line."""
-    jobs = ", ".join(f"{count} {state}" for state, count in snapshot.report.get("jobs", {}).items())
+    counts = snapshot.report.get("jobs", {})
+    jobs = ", ".join(f"{count} {_FINISHED if state == 'finished' else state}" for state, count in counts.items())
     rate = snapshot.tokens_s
     return f"{number(rate)} tokens/s; jobs: {jobs}" if rate is not None else f"jobs: {jobs}"
 
