@@ -10,7 +10,7 @@ what the turns say of the speed is in `specq.bench.demo_figures`. All processes 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -34,6 +34,7 @@ from specq.bench.servers import Servers, on_free_port
 from specq.chat import pen_for, summary
 from specq.client import Client, Result
 from specq.config import Config
+from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, SHOWN
 from specq.runtime import available_cores, has_kernels
 from workers.deployment import notes, placed
 from workers.up import telling
@@ -52,7 +53,7 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
         full, alone = (stack.enter_context(Servers(on_free_port(each))) for each in told)
         start(full, alone, drafting(config))
         prompts = load_prompts()
-        show(full.client, prompts, max_tokens)
+        show(full.client, prompts, max_tokens, absent(config))
         before = usage(full, alone)
         measured = measure(ways(full.client, alone.client, max_tokens), prompts, repeats)
         others = others_cores(before, usage(full, alone))
@@ -78,9 +79,18 @@ def undrafted(config: Config) -> Config:
 def drafting(config: Config) -> str:
     """Return what drafts under a configuration besides lookups, in words."""
     chosen = placed(config)
-    workers = f"{chosen.up.drafters} draft worker{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
-    own = "draft model in the verifier" if chosen.target.draft_model else ""
+    workers = (
+        f"{chosen.up.drafters} {SHOWN[DRAFT_WORKER]}{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
+    )
+    own = SHOWN[COLOCATED] if chosen.target.draft_model else ""
     return " and ".join(filter(None, (own, workers))) or "nothing but lookups"
+
+
+def absent(config: Config) -> set[str]:
+    """Return the sources of drafts that a configuration does not have."""
+    chosen = placed(config)
+    there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
+    return {source for source, is_there in there.items() if not is_there}
 
 
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:
@@ -109,10 +119,10 @@ def load_prompts() -> list[tuple[str, str]]:
 # --- the show -----------------------------------------------------------------------------------------------------
 
 
-def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int) -> None:
+def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int, absent: Collection[str] = ()) -> None:
     """Complete the prompts, printing the texts as they grow."""
     pen = pen_for(otherwise="marks")
-    pen.legend()
+    pen.legend(absent)
     for name, prompt in prompts:
         click.secho(f"\n{name}", bold=pen.style == "colours")
         click.echo(f"{prompt.strip()}\n")

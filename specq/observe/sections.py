@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specq.observe.report import Report, Snapshot, total
+from specq.observe.report import Report, Snapshot, total, unused_sources
+from specq.protocol import SHOWN
 from specq.runtime import columns
 
 UNKNOWN = "-"
+NOT_USED = "not used: does not pay"  # fits into 80 columns
 _FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those of before, too
 
 
@@ -118,14 +120,20 @@ SORTS: dict[str, Callable[[Report], float]] = {
 
 
 def speculation(snapshot: Snapshot, view: View) -> Section:
-    """Return a row for each source of drafts: nodes that were verified and accepted since the report before, by all verifiers."""
-    judged = [worker["metrics"].get("judged", {}) for worker in snapshot.of_role("target")]
+    """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the report before, by all
+    verifiers, and whether it is out of use, since it does not pay."""
+    judged = snapshot.counted("judged")
     verified, accepted = total(judged), total(judged, 1)
+    ever, unused = total(Snapshot(snapshot.report).counted("judged")), unused_sources(snapshot.report)
     rows = [
-        (clean(source, 20), short(count), short(accepted[source]), _share(accepted[source], count))
+        (
+            *(clean(SHOWN.get(source, source), 27), short(count), short(accepted[source])),
+            *(_share(accepted[source], count), NOT_USED if source in unused else ""),
+        )
         for source, count in sorted(verified.items())
+        if ever.get(source)
     ]
-    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC"), _filtered(rows, view))
+    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
 
 
 def steps(snapshot: Snapshot, view: View) -> Section:

@@ -173,3 +173,6 @@ def test_it_says_what_drafts(drafters, draft_model, said):
     config = Config(target=target, up=UpConfig(drafters=drafters))
     assert demo.drafting(config) == said
     assert demo.drafting(demo.undrafted(config)) == "nothing but lookups"
+    assert ("draft worker" in demo.absent(config)) is (drafters == 0)
+    assert ("colocated" in demo.absent(config)) is (not draft_model)
+    assert "lookahead" in demo.absent(config)
