@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specq.config import RENAMED, Cores, Options, OwnOptions, Section, kinds, of_one, section_name
+from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
 from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -123,13 +123,13 @@ def _option(name: str, kind: Any, text: str = "", *, hidden: bool = False) -> Ca
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text, hidden=hidden)
     if kind == Cores:
         return click.option(flag, name, type=core_list, metavar="LIST", help=text, hidden=hidden)
-    if kind == Options:
+    if kind in (Options, Texts):
         return click.option(
             of_one(flag),
             name,
             multiple=True,
             callback=lambda _context, _parameter, values: values or None,
-            metavar="NAME=VALUE",
+            metavar="NAME=VALUE" if kind == Options else None,
             help=text,
             hidden=hidden,
         )
