@@ -6,6 +6,7 @@ Names of workers and labels come from outside; what is not printable is replaced
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,9 +185,14 @@ def sections(snapshot: Snapshot, view: View) -> list[Section]:
 # --- as plain text ----------------------------------------------------------------------------------------------------
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a line in as many as it takes, each at most `width` characters long (0: as long as it is), broken between words."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else [text]
+
+
 def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
     """Return all as text without colours, each line at most `width` characters (0: as long as it is)."""
-    lines = [headline(snapshot), queues(snapshot)]
+    lines = [*wrapped(headline(snapshot), width), *wrapped(queues(snapshot), width)]
     for section in sections(snapshot, view):
         lines += ["", section.headline, *section.lines(width)]
     if not snapshot.report.get("workers"):
