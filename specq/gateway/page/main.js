@@ -5,7 +5,7 @@ import { chat, getJson } from "./api.js";
 import { $, make } from "./dom.js";
 import { showComparison, showFigures } from "./figures.js";
 import { WorkMap } from "./map.js";
-import { LEGEND, classOf, meaningOf } from "./origins.js";
+import { LEGEND, classOf, meaningOf, nameOf } from "./origins.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = ["Name three colours and say what each reminds you of.", "Write a Python function that adds two numbers.",
@@ -118,7 +118,7 @@ function state(text, isReady) {
 }
 
 $("legend").append(...LEGEND.map((origin) =>
-  make("li", {}, make("span", { class: classOf(origin) }, origin), ` ${meaningOf(origin)}`)));
+  make("li", {}, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${meaningOf(origin)}`)));
 $("examples").append(...EXAMPLES.map((text) => {
   const button = make("button", { type: "button" }, text);
   button.addEventListener("click", () => ask(text));
