@@ -34,9 +34,9 @@ from specq.bench.servers import Servers, on_free_port
 from specq.chat import pen_for, summary
 from specq.client import Client, Result
 from specq.config import Config
-from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, SHOWN
+from specq.protocol import COLOCATED, DRAFT_WORKER, SHOWN
 from specq.runtime import available_cores, has_kernels
-from workers.deployment import notes, placed
+from workers.deployment import absent_sources, notes, placed
 from workers.up import telling
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
@@ -53,7 +53,7 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
         full, alone = (stack.enter_context(Servers(on_free_port(each))) for each in told)
         start(full, alone, drafting(config))
         prompts = load_prompts()
-        show(full.client, prompts, max_tokens, absent(config))
+        show(full.client, prompts, max_tokens, absent_sources(config))
         before = usage(full, alone)
         measured = measure(ways(full.client, alone.client, max_tokens), prompts, repeats)
         others = others_cores(before, usage(full, alone))
@@ -84,13 +84,6 @@ def drafting(config: Config) -> str:
     )
     own = SHOWN[COLOCATED] if chosen.target.draft_model else ""
     return " and ".join(filter(None, (own, workers))) or "nothing but lookups"
-
-
-def absent(config: Config) -> set[str]:
-    """Return the sources of drafts that a configuration does not have."""
-    chosen = placed(config)
-    there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
-    return {source for source, is_there in there.items() if not is_there}
 
 
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:

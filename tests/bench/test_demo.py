@@ -15,6 +15,7 @@ from specq.bench.calibrate.usage import Usage, busy_s
 from specq.bench.demo_figures import Speed, conclusion, others_cores
 from specq.client import Result
 from specq.config import Config, TargetConfig, UpConfig
+from workers.deployment import absent_sources
 
 ROOT = Path(__file__).parents[2]
 QUIET = "the turns differ by more than drafts could change"
@@ -173,6 +174,6 @@ def test_it_says_what_drafts(drafters, draft_model, said):
     config = Config(target=target, up=UpConfig(drafters=drafters))
     assert demo.drafting(config) == said
     assert demo.drafting(demo.undrafted(config)) == "nothing but lookups"
-    assert ("draft worker" in demo.absent(config)) is (drafters == 0)
-    assert ("colocated" in demo.absent(config)) is (not draft_model)
-    assert "lookahead" in demo.absent(config)
+    assert ("draft worker" in absent_sources(config)) is (drafters == 0)
+    assert ("colocated" in absent_sources(config)) is (not draft_model)
+    assert "lookahead" in absent_sources(config)
