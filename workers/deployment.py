@@ -14,7 +14,7 @@ from pathlib import Path
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
 from specq.models import FALLBACK, PREFERRED, default_model, draft_for
 from specq.proposers import PROPOSERS
-from specq.protocol import ConfigError
+from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores
 from specq.transport import own_keys
 
@@ -128,6 +128,13 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
+
+
+def absent_sources(asked: Config, machine: Machine | None = None) -> frozenset[str]:
+    """Return the sources of drafts that a user might expect, and that what is started for a configuration does not have."""
+    chosen = placed(asked, machine)
+    there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
+    return frozenset(source for source, is_there in there.items() if not is_there)
 
 
 def notes(asked: Config, machine: Machine | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.proposers import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
 from specq.protocol import Assign, ConfigError, ProtocolError, Release, SamplingParams
-from specq.runtime import Tell, apply_cpu, teller
+from specq.runtime import Tell, apply_cpu, give_way, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
@@ -27,10 +27,12 @@ WARM_PASSES = 3  # with all of them
 class DrafterLoop:
     """Sockets around a `Drafter`."""
 
-    def __init__(self, config: DraftConfig, drafter: Drafter, name: str) -> None:
+    def __init__(self, config: DraftConfig, drafter: Drafter, name: str, tell: Tell = bool) -> None:
         self.drafter = drafter
         self.context = zmq.Context()
-        self.link = BrokerLink(self.context, config.broker, drafter.hello(name), curve_to_broker(config.keys, "draft"))
+        curve = curve_to_broker(config.keys, "draft")
+        self.link = BrokerLink(self.context, config.broker, drafter.hello(name), curve, tell)
+        self._nice = config.nice  # not applied yet
         self.num_dropped = 0
 
     def turn(self) -> None:
@@ -38,6 +40,9 @@ class DrafterLoop:
         wait_ms = 0 if self.drafter.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()
+        if self._nice and self.link.registered:
+            give_way(self._nice)
+            self._nice = 0
         for draft in self.drafter.step():
             self.link.send(draft)
         if self.link.heartbeat.due():
@@ -62,10 +67,11 @@ class DrafterLoop:
 def run(config: DraftConfig) -> int:
     """Draft until SIGTERM or SIGINT; return the exit status."""
     stop = Stop(at_once=True)
-    apply_cpu(config.cores, config.threads, config.nice)
+    apply_cpu(config.cores, config.threads)
     name = config.name or f"draft-{os.getpid()}"
-    drafter = build_drafter(config, teller(name, wanted=config.progress))
-    loop = DrafterLoop(config, drafter, name)
+    tell = teller(name, wanted=config.progress)
+    drafter = build_drafter(config, tell)
+    loop = DrafterLoop(config, drafter, name, tell)
     log.info("drafter_ready", name=name, model=drafter.proposer.info.name)
     calm_collector()
     stop.at_once = False
@@ -82,8 +88,8 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
     named = (config.model or default_model()) if spec.needs_model else config.model
-    model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
     tell(f"loading {named if spec.needs_model else config.proposer}")
+    model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
     proposer = spec.make(
         model,
         device=config.device,

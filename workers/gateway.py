@@ -58,6 +58,7 @@ def make_server(config: ServeConfig) -> Gateway:
         most=config.requests_per_key,
         header_bytes=config.header_kb * 1024,
         most_in_all=most,
+        origins=config.cors_origins,
     )
     settings = uvicorn.Config(
         app,

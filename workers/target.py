@@ -15,7 +15,7 @@ from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, Engine, EngineSpec, warm_up_taps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
-from specq.runtime import apply_cpu, teller
+from specq.runtime import Tell, apply_cpu, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -50,7 +50,7 @@ MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 class VerifierLoop:
     """Sockets around a `Verifier`."""
 
-    def __init__(self, config: TargetConfig, verifier: Verifier, name: str) -> None:
+    def __init__(self, config: TargetConfig, verifier: Verifier, name: str, tell: Tell = bool) -> None:
         self.verifier = verifier
         self.drain_s = config.drain_seconds
         self.context = zmq.Context()
@@ -65,7 +65,7 @@ class VerifierLoop:
             endpoint=config.advertise or bound,
             max_sessions=config.max_sessions,
         )
-        self.link = BrokerLink(self.context, config.broker, hello, curve)
+        self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
         self.broker = b""  # the identity of the broker's DEALER at our ROUTER: of who last opened a session
         self._openers: dict[int, bytes] = {}  # session -> who opened it, and is sent what becomes of it
         self.poller = zmq.Poller()
@@ -201,8 +201,9 @@ def run(config: TargetConfig) -> int:
     stop = Stop(at_once=True)
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
-    verifier = build_verifier(config, name)
-    loop = VerifierLoop(config, verifier, name)
+    tell = teller(name, wanted=config.progress)
+    verifier = build_verifier(config, name, tell)
+    loop = VerifierLoop(config, verifier, name, tell)
     calm_collector()
     stop.at_once = False
     loop.serve(stop)
@@ -216,14 +217,14 @@ def colocated_device(config: TargetConfig) -> str:
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
 
-def build_verifier(config: TargetConfig, name: str) -> Verifier:
+def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifier:
     """Load the model, measure the step curve, and return the verifier."""
-    started, tell = time.monotonic(), teller(name, wanted=config.progress)
+    started = time.monotonic()
     named = config.model or default_model()
+    tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     heads = resolve_model(config.heads, HEADS) if config.heads else ""
-    tell(f"loading {named}")
     spec: EngineSpec = ENGINES.resolve(config.engine)
     own = own_options(config, spec.options, ENGINES.names()).arguments()
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)

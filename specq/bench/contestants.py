@@ -101,8 +101,8 @@ def field(names: Sequence[str], settings: Settings, tell: Callable[[str], None])
         started = {kind: _start(kind, settings, stack) for kind in _kinds(names)}
         rivals = _load_rivals(names, settings, tell)
         for kind, servers in started.items():
-            tell(f"waiting for specq's processes ({kind})")
-            servers.wait_ready()
+            tell(f"waiting for specq's processes ({kind}) ...")
+            servers.wait_ready(tell=tell)
         yield Field([_contestant(name, settings, started, rivals) for name in NAMES if name in names], rivals)
 
 

@@ -44,12 +44,14 @@ def measure(
     for contestant in contestants:
         tell(f"warming up {contestant.name}")
         contestant.run(prompts[:_WARM_UP], settings)
-    turns = []
-    for repeat, block, contestant in schedule(contestants, prompts, settings):
+    turns: list[Turn] = []
+    planned = list(schedule(contestants, prompts, settings))
+    tell(f"{len(planned)} turns: {', '.join(contestant.name for contestant in contestants)} in rotating order")
+    for repeat, block, contestant in planned:
         started = clock()
         completions = contestant.run(block, settings)
         turns.append(Turn(contestant.name, repeat, block, completions, clock() - started))
-        tell(_progress(turns[-1], settings))
+        tell(_progress(turns, len(planned), settings))
     return turns
 
 
@@ -77,6 +79,12 @@ def blocks(prompts: Sequence[Prompt], concurrency: int) -> list[tuple[Prompt, ..
     return [tuple(group[i : i + BLOCK]) for group in groups for i in range(0, len(group), BLOCK)]
 
 
-def _progress(turn: Turn, settings: Settings) -> str:
+def _progress(turns: Sequence[Turn], num_planned: int, settings: Settings) -> str:
+    """Return what the last turn gave, and what is left: so many turns, which take about as long as those before."""
+    turn, num_left = turns[-1], num_planned - len(turns)
     rate = turn.num_tokens / turn.seconds
-    return f"{turn.repeat + 1}/{settings.repeats} {turn.prompts[0].dataset}: {turn.contestant} {rate:.0f} tokens/s"
+    left_s = num_left * sum(each.seconds for each in turns) / len(turns)
+    return (
+        f"{turn.repeat + 1}/{settings.repeats} {turn.prompts[0].dataset}: {turn.contestant} {rate:.0f} tokens/s "
+        f"({num_left} of {num_planned} turns left, about {left_s:.0f} s)"
+    )

@@ -6,6 +6,7 @@ Rule: what a model writes cannot steer the terminal: its control characters are 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -23,6 +24,7 @@ from specq.protocol import (
     MEDUSA,
     OWN,
     PLAIN,
+    SHOWN,
     SUFFIX,
 )
 
@@ -43,13 +45,13 @@ MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     PLAIN: Mark("the target's own, nothing was drafted here", None, *_ANGLES),
     CORRECTED: Mark("corrected by the target", "yellow", "«", "»"),
     DRAFTED: Mark("drafted and accepted", "green"),
-    COLOCATED: Mark("accepted, drafted in the verifier", "green"),
-    DRAFT_WORKER: Mark("accepted, from a draft worker", "cyan"),
-    LOOKUP: Mark("accepted, looked up in the text", "bright_blue"),
-    LOOKAHEAD: Mark("accepted, an n-gram that the target gave before", "magenta"),
-    SUFFIX: Mark("accepted, found in a text that was there", "bright_blue"),
-    MEDUSA: Mark("accepted, from Medusa heads", "bright_magenta"),
-    EAGLE: Mark("accepted, from an EAGLE-3 head", "bright_cyan"),
+    COLOCATED: Mark(f"accepted: {SHOWN[COLOCATED]}", "green"),
+    DRAFT_WORKER: Mark(f"accepted: {SHOWN[DRAFT_WORKER]}", "cyan"),
+    LOOKUP: Mark(f"accepted: {SHOWN[LOOKUP]}", "bright_blue"),
+    LOOKAHEAD: Mark(f"accepted: {SHOWN[LOOKAHEAD]}", "magenta"),
+    SUFFIX: Mark(f"accepted: {SHOWN[SUFFIX]}", "bright_blue"),
+    MEDUSA: Mark(f"accepted: {SHOWN[MEDUSA]}", "bright_magenta"),
+    EAGLE: Mark(f"accepted: {SHOWN[EAGLE]}", "bright_cyan"),
 }
 LEGENDS = {
     "plain": (),
@@ -79,9 +81,9 @@ class Pen:
         """End the line."""
         click.echo(self._change_to(NO_MARK), color=True)
 
-    def legend(self) -> None:
-        """Say what the colours or marks stand for, in a line; nothing where there are none."""
-        for origin in LEGENDS[self.style]:
+    def legend(self, absent: Collection[str] = ()) -> None:
+        """Say what the colours or marks stand for, in a line; nothing where there are none. `absent`: origins that there are not."""
+        for origin in (one for one in LEGENDS[self.style] if one not in absent):
             self.write(MARKS[origin].meaning, origin)
             click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
         click.echo("", nl=self.style != "plain")

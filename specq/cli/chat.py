@@ -94,11 +94,13 @@ def _question(words: tuple[str, ...]) -> str:
 
 
 class _Place(NamedTuple):
-    """Who answers: a client, what looks after the processes, and what is to be said once the model is there."""
+    """Who answers: a client, what looks after the processes, what is to be said once the model is there, and which sources of drafts there
+    are not."""
 
     client: AsyncClient
     tend: Callable[[], object] = bool
     arrived: Callable[[str], object] = bool
+    absent: frozenset[str] = frozenset()
 
 
 def _is_named(client: ClientConfig, broker: str | None) -> bool:
@@ -129,7 +131,7 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 def _start(config: Config, stack: ExitStack) -> _Place:
     """Start a broker and its workers, which end with the chat."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import notes, placed
+    from workers.deployment import absent_sources, notes, placed
     from workers.up import telling
 
     started = time.monotonic()
@@ -139,7 +141,8 @@ def _start(config: Config, stack: ExitStack) -> _Place:
     servers = stack.enter_context(Servers(on_free_port(telling(config)), stdout=STDERR))
     servers.wait_ready(float("inf"), _to_stderr)
     click.echo(f"specq: ready after {time.monotonic() - started:.1f} s", err=True)
-    return _Place(AsyncClient(servers.address, timeout_s=config.client.timeout_s, keys=servers.keys), servers.tend)
+    client = AsyncClient(servers.address, timeout_s=config.client.timeout_s, keys=servers.keys)
+    return _Place(client, servers.tend, absent=absent_sources(config))
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def _talk(place: _Place, settings: Settings, question: str, stack: ExitStack) ->
         talking.ask(question)
         return
     click.echo(f"{served.info.name}, {served.context_length} tokens of context; /help lists the commands, Ctrl-D ends")
-    pen.legend()
+    pen.legend(place.absent)
     talking.talk(with_history())
 
 

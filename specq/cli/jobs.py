@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specq.cli.options import section_options
-from specq.client import JobDesk, id_of
+from specq.client import JobDesk, has_ended, id_of
 from specq.config import ClientConfig, load, override
 from specq.runtime import columns
 
@@ -18,20 +18,23 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 @click.command()
 @click.option(
-    "--limit", type=click.IntRange(0), default=100, show_default=True, help="Of the jobs that ended, the last N."
+    "--limit", type=click.IntRange(0), default=20, show_default=True, help="Of the jobs that ended, the last N."
 )
+@click.option("--all", "list_all", is_flag=True, help="All jobs that ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @section_options(ClientConfig)
-def jobs(config_file: str | None, limit: int, *, as_json: bool, **values: Any) -> None:
+def jobs(config_file: str | None, limit: int, *, list_all: bool, as_json: bool, **values: Any) -> None:
     """List the jobs of a broker: those that wait and run, then those that ended, the last one first."""
     config = override(load(config_file).client, **values)
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
-        lines = list(desk.list_jobs(limit))
+        lines = list(desk.list_jobs(None if list_all else limit))
     if as_json:
         for line in lines:
             click.echo(json.dumps(line))
     else:
         click.echo(columns([_HEADER, *map(_row, lines)]) if lines else "no jobs")
+        if not list_all and sum(map(has_ended, lines)) == limit:
+            click.echo(f"of the jobs that ended, the last {limit}; --all lists all", err=True)
 
 
 def _row(line: dict[str, Any]) -> tuple[object, ...]:

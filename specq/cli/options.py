@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 import click
 
-from specq.config import RENAMED, Cores, Options, OwnOptions, Section, kinds, of_one, section_name
+from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
 from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,6 +58,19 @@ def config_option(command: F) -> F:
     return click.option("--config", "config_file", type=kind, help="TOML file; the options given here win over it.")(
         command
     )
+
+
+def key_options(section: type[Section], names: Collection[str]) -> Callable[[F], F]:
+    """Add the options of these keys of a section, as `section_options` would add all of them."""
+
+    def decorate(command: F) -> F:
+        keys = _keys([(section_name(section), section)])
+        for name in reversed([name for name in keys if name in names]):
+            kind, owners = keys[name]
+            command = _option(name, kind, _help(owners, 1))(command)
+        return command
+
+    return decorate
 
 
 def section_options(
@@ -116,13 +129,13 @@ def _option(name: str, kind: Any, text: str = "", *, hidden: bool = False) -> Ca
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text, hidden=hidden)
     if kind == Cores:
         return click.option(flag, name, type=core_list, metavar="LIST", help=text, hidden=hidden)
-    if kind == Options:
+    if kind in (Options, Texts):
         return click.option(
             of_one(flag),
             name,
             multiple=True,
             callback=lambda _context, _parameter, values: values or None,
-            metavar="NAME=VALUE",
+            metavar="NAME=VALUE" if kind == Options else None,
             help=text,
             hidden=hidden,
         )

@@ -62,16 +62,16 @@ def results(
     verbose: bool,
     **values: Any,
 ) -> None:
-    """Print the results of jobs as `specq submit` does: JSONL, a line for each, as they come.
+    """Print the results of jobs (of the last one that ended, if none is named) as `specq submit` does: JSONL, a line for each, as they come.
 
     The exit status is 0 only if all are there and none failed.
     """
-    if bool(job_ids) == fetch_all:
-        raise click.UsageError("give the ids of jobs, or --all")
+    if job_ids and fetch_all:
+        raise click.UsageError("give the ids of jobs, or --all, not both")
     config = override(load(config_file).client, **values)
     written = _Written(_Codecs(config) if text else None, verbose=verbose)
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk, click.open_file(out, "wb") as file:
-        wanted = _ended(desk) if fetch_all else list(dict.fromkeys(job_ids))
+        wanted = list(dict.fromkeys(job_ids)) or _ended(desk, None if fetch_all else 1)
         for found in desk.fetch(wanted, wait=wait):
             file.write(written.line(found))
             file.flush()
@@ -80,8 +80,12 @@ def results(
         ctx.exit(1)
 
 
-def _ended(desk: JobDesk) -> list[int]:
-    return [line["job_id"] for line in reversed(list(desk.list_jobs())) if has_ended(line)]
+def _ended(desk: JobDesk, limit: int | None) -> list[int]:
+    """Return the jobs that ended, the last one last; JobError where there is none and one was asked for."""
+    found = [line["job_id"] for line in reversed(list(desk.list_jobs(limit))) if has_ended(line)]
+    if limit and not found:
+        raise JobError("no job has ended yet; `specq jobs` lists those that wait and run")
+    return found
 
 
 class _Codecs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,7 +96,8 @@ def submit(
             _progress(prompts, stream=stream) as bar,
         ):
             write = _Writer(file.write, bar, verbose=verbose)
-            write.skip(file.num_done)
+            num_before = file.num_done
+            write.skip(num_before)
             show = _shower(to_stderr=out == "-") if stream else None
             todo = file.remaining(lines)
             num_failed = run_lines(
@@ -106,6 +108,8 @@ def submit(
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
         ctx.exit(1)
+    if out != "-" and write.num_written:
+        click.echo(f"specq: {write.summary(num_before)} written to {out}: {write.figures()}", err=True)
 
 
 @contextlib.contextmanager
@@ -117,6 +121,8 @@ def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
             _ = client.served
         except KeyboardInterrupt:
             raise click.exceptions.Exit(1) from None
+        finally:
+            report.stop()
         report.is_served(client.model.name)
         yield client
 
@@ -197,12 +203,27 @@ class _Writer:
     def __init__(self, write: Callable[[bytes], None], bar: Any, *, verbose: bool) -> None:
         self._write, self._bar, self._verbose = write, bar, verbose
         self.num_written, self.first_error = 0, ""
+        self._num_tokens, self._num_rounds, self._started = 0, 0, time.monotonic()
 
     def __call__(self, results: list[Result]) -> None:
         self._write(b"".join(result_line(result, verbose=self._verbose) for result in results))
         self.first_error = self.first_error or next((result.error for result in results if result.error), "")
         self.num_written += len(results)
+        self._num_tokens += sum(len(result.token_ids) for result in results)
+        self._num_rounds += sum(result.stats.get("rounds", 0) for result in results)
         self.skip(1)
+
+    def summary(self, num_before: int) -> str:
+        """Return how many results there are; `num_before`: prompts that an earlier run had done."""
+        number = f"{self.num_written} result{'s' * (self.num_written != 1)}"
+        return (
+            f"{number} (after {num_before} prompt{'s' * (num_before != 1)} of an earlier run)" if num_before else number
+        )
+
+    def figures(self) -> str:
+        """Return what these results took."""
+        a_round = f", {self._num_tokens / self._num_rounds:.1f} tokens a round" if self._num_rounds else ""
+        return f"{self._num_tokens} tokens in {time.monotonic() - self._started:.1f} s{a_round}"
 
     def skip(self, num_prompts: int) -> None:
         """Move the progress bar on."""

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import click
 
-from specq.cli.options import log_options, section_options
-from specq.config import Config, UpConfig, load, override
+from specq.cli.options import key_options, log_options, section_options
+from specq.config import Config, TargetConfig, UpConfig, load, override
+
+# Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role target`.
+DRAFTING = (
+    "drafts",
+    "heads",
+    "prompt_lookup",
+    "shared_tokens",
+    "lookahead",
+    "lookahead_window",
+    "lookahead_ngram",
+    "lookahead_guesses",
+)
 
 
 @click.command()
 @section_options(UpConfig)
 @click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
 @click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
-@click.option(
-    "--heads",
-    help="Medusa heads, or an EAGLE-3 head, for the target: a directory, or a name of `specq models`.  [default: none]",
-)
+@key_options(TargetConfig, DRAFTING)
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
 @click.option("--api-keys", help="File of API keys for --serve (specq keys api); none: everyone may ask.")
@@ -30,7 +40,6 @@ def up(
     config_file: str | None,
     model: str | None,
     draft_model: str | None,
-    heads: str | None,
     address: str | None,
     keys: str | None,
     journal: str | None,
@@ -38,15 +47,16 @@ def up(
     log_level: str,
     *,
     log_json: bool,
-    **values: int | bool | None,
+    **values: Any,
 ) -> None:
     """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
+    of_target = {name: values.pop(name) for name in DRAFTING}
     config = replace(
         config,
         up=override(config.up, **values),
         broker=override(config.broker, bind=address, journal=journal, keys=keys),
-        target=override(config.target, model=model, heads=heads, keys=keys),
+        target=override(config.target, model=model, keys=keys, **of_target),
         draft=override(config.draft, model=draft_model, keys=keys),
         serve=override(config.serve, keys=keys, api_keys=api_keys),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from specq.cli.options import Seconds
+
+EVERY_S = 15.0  # between two lines about the same wait
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,16 +40,29 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
 
 
 class WaitReport:
-    """Says what a client waits for, as its `on_wait`, and when the model is there."""
+    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is there."""
 
-    def __init__(self, wait_s: float) -> None:
-        self._wait_s, self._started, self._has_said = wait_s, time.monotonic(), False
+    def __init__(self, wait_s: float, every_s: float = EVERY_S) -> None:
+        self._wait_s, self._every_s, self._started = wait_s, every_s, time.monotonic()
+        self._what, self._is_over = "", threading.Event()
 
     def __call__(self, what: str) -> None:
-        self._has_said = True
+        is_first, self._what = not self._what, what
         click.echo(f"specq: waiting for {what}, at most {self._wait_s:g} s (--no-wait: fail instead)", err=True)
+        if is_first:
+            threading.Thread(target=self._repeat, daemon=True).start()
+
+    def _repeat(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            waited_s = time.monotonic() - self._started
+            click.echo(f"specq: still waiting for {self._what}: {waited_s:.0f} of {self._wait_s:g} s", err=True)
+
+    def stop(self) -> None:
+        """Say no more: the wait is over."""
+        self._is_over.set()
 
     def is_served(self, model: str) -> None:
         """Say so, if it had to be waited for."""
-        if self._has_said:
+        self.stop()
+        if self._what:
             click.echo(f"specq: {model} is served, after {time.monotonic() - self._started:.0f} s", err=True)

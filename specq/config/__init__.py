@@ -24,7 +24,7 @@ from specq.config.loading import (
     state_dir,
     wants_colours,
 )
-from specq.config.options import Cores, hidden, option
+from specq.config.options import Cores, Texts, hidden, option
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
 from specq.config.sections import (
@@ -59,6 +59,7 @@ __all__ = [
     "Section",
     "ServeConfig",
     "TargetConfig",
+    "Texts",
     "UpConfig",
     "cache_dir",
     "check_bind",

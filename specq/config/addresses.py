@@ -1,4 +1,4 @@
-"""ZeroMQ addresses as configurations name them: tcp://HOST:PORT and ipc://PATH.
+"""ZeroMQ addresses as configurations name them: tcp://HOST:PORT and ipc://PATH; and origins of web pages.
 
 Rule: nothing listens beyond this machine without keys unless it was asked for with `insecure`.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Collection
 
 from specq.protocol import ConfigError
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\*|\d{1,5})")
 _IPC = re.compile(r"ipc://\S+")
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 _WILDCARDS = ("*", "0.0.0.0", "[::]")  # noqa: S104 - named in order to be refused
 _MAX_PORT = 65_535
 
@@ -81,3 +83,13 @@ def _check_form(key: str, address: str) -> None:
     in_range = port == "*" or (port.isdigit() and 0 < int(port) <= _MAX_PORT)
     if not in_range and not _IPC.fullmatch(address):
         raise ConfigError(f"{key} is {address!r}; it must be tcp://HOST:PORT or ipc://PATH")
+
+
+def check_origins(key: str, origins: Collection[str]) -> None:
+    """Raise ConfigError unless each is an origin as browsers send it: a scheme, a host and perhaps a port; or `*`."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{key} has {origin!r}, which is not an origin; one is http(s)://HOST or http(s)://HOST:PORT, in small letters and without a "
+                "path, or * for all"
+            )

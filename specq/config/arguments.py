@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from specq.config.engine_options import Options, from_table
+from specq.config.options import Texts
 from specq.config.own_options import options_of
 from specq.config.sections import DraftConfig, Section, TargetConfig, kinds
 
@@ -20,7 +21,7 @@ def to_arguments(section: Section) -> list[str]:
             continue
         if isinstance(value, bool):
             arguments.append(f"--{'' if value else 'no-'}{flag}")
-        elif kinds(type(section))[f.name] == Options:
+        elif kinds(type(section))[f.name] in (Options, Texts):
             arguments += [part for option in value for part in (of_one(f"--{flag}"), option)]
         else:
             arguments += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, NewType, TypeVar
 
 from specq.config import engine_options
 from specq.config.engine_options import Options
@@ -14,6 +14,7 @@ MAX_COUNT = 2**31 - 1
 
 T = TypeVar("T")
 Cores = tuple[int, ...]
+Texts = NewType("Texts", tuple[str, ...])  # of a file: a list; on the command line each by itself
 Tables = tuple[tuple[str, Options], ...]  # of a file: the options in the section of each engine or proposer
 
 
@@ -44,6 +45,8 @@ def check_type(key: str, value: object, kind: Any) -> None:
     """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
     if kind == Cores:
         right = isinstance(value, tuple) and all(type(v) is int for v in value)
+    elif kind is Texts:
+        right = isinstance(value, tuple) and all(type(v) is str for v in value)
     elif kind == Tables:
         right = isinstance(value, tuple)
     elif kind == Options:
@@ -53,7 +56,7 @@ def check_type(key: str, value: object, kind: Any) -> None:
         right = type(value) is kind or (kind is float and type(value) is int)
     if not right:
         wanted = {
-            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options"
+            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options", Texts: "a list of strings"
         }  # fmt: skip
         shown = list(value) if isinstance(value, tuple) else value
         raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from specq.config.addresses import check_bind, check_connect, host_of, is_local, is_wildcard
+from specq.config.addresses import check_bind, check_connect, check_origins, host_of, is_local, is_wildcard
 from specq.config.engine_options import Options
-from specq.config.options import Cores, Tables, check_limits, check_type, hidden, option
+from specq.config.options import Cores, Tables, Texts, check_limits, check_type, hidden, option
 from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
@@ -272,7 +272,9 @@ class DraftConfig(Section):
     distribution_size: int = option(
         32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
     )
-    nice: int = option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
+    nice: int = option(
+        19, "added to the process's niceness once it is ready; 19: run only where nothing else wants to", high=19
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,11 @@ class ServeConfig(Section):
     tls_cert: str = option("", "certificate file, PEM; empty: no TLS")
     tls_key: str = option("", "its private key, PEM")
     hosts: str = option("", "names by which clients may call it, separated by commas, besides localhost and addresses")
+    cors_origins: Texts = option(
+        Texts(()),
+        "origin (https://chat.example.org) whose pages may ask from a browser; * for all; may be repeated; none: no page but the gateway's own",
+        check=check_origins,
+    )
     insecure: bool = option(default=False, text="listen beyond this machine without API keys or without TLS")
     timeout_s: float = option(10.0, "silence of the broker after which requests fail", low=0.001, high=86_400)
     total_seconds: float = option(3600.0, "most seconds that a request may take in all", low=0.001, high=86_400)

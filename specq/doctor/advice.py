@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specq.doctor.prediction import EAGLE, HEADS, LOOKAHEAD, NAMES, PLAIN, SUFFIX, WORKER, Prediction
+from specq.doctor.prediction import NAMES, PLAIN, WORKER, Prediction
+from specq.protocol import EAGLE, LOOKAHEAD, SUFFIX
+from specq.protocol import MEDUSA as HEADS
 
 PAYS = 1.25  # times plain decoding: less is within what a prediction is off
 LARGE_BYTES = 8e9  # weights from which a CPU is slow company

@@ -29,16 +29,14 @@ from math import ceil
 
 import numpy as np
 
-PLAIN, SUFFIX, LOOKAHEAD = "plain", "suffix", "lookahead"
-COLOCATED, HEADS, EAGLE, WORKER = "colocated", "medusa", "eagle3", "worker"
+from specq.protocol import COLOCATED, DRAFT_WORKER, EAGLE, LOOKAHEAD, SHOWN, SUFFIX
+from specq.protocol import MEDUSA as HEADS
+
+PLAIN, WORKER = "plain", "worker"
 NAMES = {
     PLAIN: "plain decoding",
-    SUFFIX: "suffix decoding",
-    LOOKAHEAD: "lookahead decoding",
-    COLOCATED: "draft model in the verifier",
-    HEADS: "Medusa heads",
-    EAGLE: "an EAGLE-3 head",
-    WORKER: "one draft worker",
+    **{method: SHOWN[method] for method in (SUFFIX, LOOKAHEAD, COLOCATED, HEADS, EAGLE)},
+    WORKER: f"one {SHOWN[DRAFT_WORKER]}",
 }
 ROUNDING = 1e-6
 NODES_A_PASS = 8  # that a draft worker expands in a pass, for all its sessions together (`draft.width`)

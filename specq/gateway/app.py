@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specq.gateway.api_keys import ApiKeys
+from specq.gateway.cors import with_cors
 from specq.gateway.endpoint import Parts, of_http
 from specq.gateway.guard import Guard
 from specq.gateway.routes import completions, health, metrics, models, page, responses, tokens
@@ -23,6 +24,7 @@ def make_app(
     most: int = 1024,
     header_bytes: int = 32_768,
     most_in_all: int = 4096,
+    origins: Collection[str] = (),
 ) -> ASGIApp:
     """Return the gateway as an ASGI application; when it is shut down, the clients of its broker are closed.
 
@@ -31,6 +33,7 @@ def make_app(
     most   requests of one key that may be under way at a time
     header_bytes   that all headers of a request may have
     most_in_all    requests that may be under way at a time, whoever asks
+    origins        of which pages a browser lets through to it; `*`: of all
     """
 
     @asynccontextmanager
@@ -45,4 +48,4 @@ def make_app(
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
     guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes, most_in_all)
-    return parts.metrics.around(guarded)
+    return parts.metrics.around(with_cors(guarded, origins))

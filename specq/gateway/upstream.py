@@ -22,6 +22,7 @@ class Upstream:
         self._options: dict[str, Any] = {"broker": broker, "keys": keys, "timeout_s": timeout_s, "wait_s": 0.0}
         self._clients: dict[str, PreparedClient] = {"": PreparedClient(**self._options)}
         self._retired: list[PreparedClient] = []  # of models that were replaced; their jobs may still run
+        self._first_served: dict[str, int] = {}  # model -> when, in seconds since 1970
         self._report: tuple[float, dict[str, Any]] = (0.0, {})
         self._asking: asyncio.Task[dict[str, Any]] | None = None
 
@@ -41,6 +42,8 @@ class Upstream:
         try:
             report = await self._clients[""].status()
             self._report = (time.monotonic(), report)
+            for model in report["models"]:
+                self._first_served.setdefault(model, int(time.time()))
             return report
         finally:
             self._asking = None
@@ -48,6 +51,10 @@ class Upstream:
     async def models(self) -> list[str]:
         """Return the names of the models that are served."""
         return list((await self.report())["models"])
+
+    def first_served(self, model: str) -> int:
+        """Return when this gateway first saw a model served, in seconds since 1970; 0: never."""
+        return self._first_served.get(model, 0)
 
     async def get(self, model: str) -> tuple[PreparedClient, Served]:
         """Return a model's client, and the model ("": the only one); raises ApiError if it is not served."""

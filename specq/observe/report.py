@@ -6,6 +6,7 @@ late an answer is. A counter that is smaller than before is of a worker, or of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -42,6 +43,10 @@ class Snapshot:
     def of_role(self, role: str) -> list[Report]:
         """Return the workers of one role, with their rates."""
         return [worker for worker in self.workers if worker.get("role") == role]
+
+    def counted(self, name: str) -> list[dict[str, list[float]]]:
+        """Return what each verifier counted under a name, since the report before."""
+        return [worker["metrics"].get(name, {}) for worker in self.of_role("target")]
 
     @property
     def sessions(self) -> list[Report]:
@@ -117,6 +122,27 @@ def _grown(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list[float]
 
 def _numbers(value: Any) -> list[float]:
     return [float(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def unused_sources(report: Report) -> set[str]:
+    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they were measured not to pay."""
+    known, used = set[str](), set[str]()
+    for worker in report.get("workers", ()):
+        arms = _labelled(worker).get("arms", {})
+        known |= {source for label in arms for source in _arm(label)[1]}
+        in_use = [_arm(label) for label, value in arms.items() if _numbers(value)[0]]
+        load = math.log2(max(worker.get("jobs", 1), 1))
+        if in_use:
+            used |= min(in_use, key=lambda one: abs(math.log2(one[0]) - load))[1]
+        elif worker.get("role") == "target":
+            return set()  # one that says nothing of this may use them all
+    return known - used
+
+
+def _arm(label: str) -> tuple[int, set[str]]:
+    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.arms`); of an unknown form: no sources."""
+    sessions, _, sources = label.partition(" ")
+    return (int(sessions) if sessions.isdecimal() and int(sessions) else 1), set(sources.split("+")) - {"none", ""}
 
 
 def total(counted: Iterable[dict[str, list[float]]], place: int = 0) -> dict[str, float]:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from specq.observe.keyboard import Keyboard, keyboard
 from specq.observe.report import Report, Snapshot
-from specq.observe.sections import SORTS, Section, View, clean, headline, queues, sections
+from specq.observe.sections import SORTS, Section, View, clean, headline, queues, sections, wrapped
 from specq.protocol import JobError
 
 KEY_S = 0.1
@@ -93,7 +93,8 @@ class Screen:
     def render(self, width: int, height: int) -> Text:
         """Return the lines that fill a screen of this size."""
         shown = Text(no_wrap=True, overflow="crop")
-        head = [(f"specq top  {self.address}  {headline(self.snapshot)}", "bold"), (queues(self.snapshot), "")]
+        title = wrapped(f"specq top  {self.address}  {headline(self.snapshot)}", width)
+        head = [*((line, "bold") for line in title), *((line, "") for line in wrapped(queues(self.snapshot), width))]
         if self.trouble:
             silent_s = time.monotonic() - self.heard
             head.append((f"NO ANSWER for {silent_s:.0f} s, still asking: {clean(self.trouble, 500)}", "bold red"))

@@ -6,14 +6,18 @@ Names of workers and labels come from outside; what is not printable is replaced
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specq.observe.report import Report, Snapshot, total
+from specq.observe.report import Report, Snapshot, total, unused_sources
+from specq.protocol import SHOWN
 from specq.runtime import columns
 
 UNKNOWN = "-"
+NOT_USED = "not used: does not pay"  # fits into 80 columns
+_FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those of before, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class View:
 
 def headline(snapshot: Snapshot) -> str:
     """Return what matters most in one line."""
-    jobs = ", ".join(f"{count} {state}" for state, count in snapshot.report.get("jobs", {}).items())
+    counts = snapshot.report.get("jobs", {})
+    jobs = ", ".join(f"{count} {_FINISHED if state == 'finished' else state}" for state, count in counts.items())
     rate = snapshot.tokens_s
     return f"{number(rate)} tokens/s; jobs: {jobs}" if rate is not None else f"jobs: {jobs}"
 
@@ -116,14 +121,20 @@ SORTS: dict[str, Callable[[Report], float]] = {
 
 
 def speculation(snapshot: Snapshot, view: View) -> Section:
-    """Return a row for each source of drafts: nodes that were verified and accepted since the report before, by all verifiers."""
-    judged = [worker["metrics"].get("judged", {}) for worker in snapshot.of_role("target")]
+    """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the report before, by all
+    verifiers, and whether it is out of use, since it does not pay."""
+    judged = snapshot.counted("judged")
     verified, accepted = total(judged), total(judged, 1)
+    ever, unused = total(Snapshot(snapshot.report).counted("judged")), unused_sources(snapshot.report)
     rows = [
-        (clean(source, 20), short(count), short(accepted[source]), _share(accepted[source], count))
+        (
+            *(clean(SHOWN.get(source, source), 27), short(count), short(accepted[source])),
+            *(_share(accepted[source], count), NOT_USED if source in unused else ""),
+        )
         for source, count in sorted(verified.items())
+        if ever.get(source)
     ]
-    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC"), _filtered(rows, view))
+    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
 
 
 def steps(snapshot: Snapshot, view: View) -> Section:
@@ -174,13 +185,18 @@ def sections(snapshot: Snapshot, view: View) -> list[Section]:
 # --- as plain text ----------------------------------------------------------------------------------------------------
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a line in as many as it takes, each at most `width` characters long (0: as long as it is), broken between words."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else [text]
+
+
 def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
     """Return all as text without colours, each line at most `width` characters (0: as long as it is)."""
-    lines = [headline(snapshot), queues(snapshot)]
+    lines = [*wrapped(headline(snapshot), width), *wrapped(queues(snapshot), width)]
     for section in sections(snapshot, view):
         lines += ["", section.headline, *section.lines(width)]
     if not snapshot.report.get("workers"):
-        lines += ["", "no workers"]
+        lines += ["", "no workers (one that still loads its model is not here yet)"]
     return "\n".join(line[:width] if width else line for line in lines)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specq.observe.sections import clean
-from specq.protocol import COLOCATED_LANE, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol import SHOWN_OF_LANE
 
 Event = dict[str, Any]
 Trace = dict[str, Any]
@@ -58,13 +58,7 @@ def _missing(part: dict[str, Any]) -> str:
 
 def lane_names(trace: Trace) -> dict[int, str]:
     """Return who drafts in each lane."""
-    names = {
-        SUFFIX_LANE: "suffix",
-        COLOCATED_LANE: "colocated",
-        MEDUSA_LANE: "medusa",
-        LOOKAHEAD_LANE: "lookahead",
-        EAGLE_LANE: "eagle3",
-    }
+    names = dict(SHOWN_OF_LANE)
     for event in trace["events"]:
         if event["process"] == "broker" and event["event"] == "assigned":
             names[event["lane"]] = event["drafter"]
@@ -83,7 +77,7 @@ def described(event: Event, lanes: dict[int, str]) -> str:
 
 
 def _lane(event: Event, lanes: dict[int, str]) -> str:
-    return clean(lanes.get(event["lane"], f"lane {event['lane']}"), 20)
+    return clean(lanes.get(event["lane"], f"lane {event['lane']}"), 27)
 
 
 def _round(event: Event, _lanes: dict[int, str]) -> str:

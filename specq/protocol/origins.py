@@ -1,7 +1,8 @@
 """Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
 
 Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier versions have;
-verifiers of today say more. To add a source of drafts: a name at the end of `ORIGINS`, and its lane in `_SOURCES`.
+verifiers of today say more. Users read the names of `SHOWN`, in all views. To add a source of drafts: a name at the end of `ORIGINS`, its
+lane in `_SOURCES`, and what users read in `SHOWN`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,18 @@ LOOKAHEAD, MEDUSA, EAGLE = "lookahead", "medusa", "eagle3"  # likewise
 LOOKUP = "lookup"  # an accepted draft of prompt lookup, which verifiers had before SUFFIX
 
 ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE)
+REMOTE = "remote"  # draft workers, as what verifiers count names them (`specq.protocol.worker_metrics`)
+SHOWN = {
+    DRAFT_WORKER: "draft worker",
+    REMOTE: "draft worker",
+    COLOCATED: "draft model in the verifier",
+    SUFFIX: "lookup",
+    LOOKUP: "lookup",
+    LOOKAHEAD: "lookahead",
+    MEDUSA: "Medusa heads",
+    EAGLE: "EAGLE-3 head",
+    DRAFTED: "draft",
+}  # what users read of a source of drafts
 ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
 TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
@@ -41,6 +54,9 @@ ORIGIN_OF_LANE: UInt8Array = np.array(_CODES_BY_LANE, np.uint8)  # u8[256]
 ORIGIN_OF_LANE.flags.writeable = False
 
 _OWN_CODES = bytes(ORIGIN_CODES[name] for name in TARGETS_OWN)
+
+
+SHOWN_OF_LANE = {lane: SHOWN[name] for lane, name in _SOURCES.items()}  # of lanes that are no draft worker's
 
 
 def num_drafted(codes: bytes | bytearray) -> int:

@@ -15,8 +15,8 @@ isolation   an error is a fault of the session that it was raised for, and of no
 
 from specq.runtime.buffer import Buffer
 from specq.runtime.columns import columns
-from specq.runtime.compiler import find_compiler, library, library_or_reason, processor
-from specq.runtime.cpu import apply_cpu, available_cores
+from specq.runtime.compiler import find_compiler, has_kernels, library, library_or_reason, processor
+from specq.runtime.cpu import apply_cpu, available_cores, give_way
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
 from specq.runtime.processes import reap
@@ -37,6 +37,8 @@ __all__ = [
     "available_cores",
     "columns",
     "find_compiler",
+    "give_way",
+    "has_kernels",
     "in_halves",
     "library",
     "library_or_reason",

@@ -51,6 +51,11 @@ def library_or_reason(source: Path) -> ctypes.CDLL | str:
         return _reason(error)
 
 
+def has_kernels() -> bool:
+    """Return whether some were built in this cache before."""
+    return any((cache_dir() / "kernels").glob("*.so"))
+
+
 def find_compiler() -> str:
     """Return the path of this machine's C compiler, "" if there is none."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import structlog
@@ -18,6 +18,7 @@ from specq.transport.sockets import connect_dealer, drain, try_send
 log = structlog.get_logger(__name__)
 
 HELLO_MS = 500
+HELLOS_UNTIL_TOLD = 2  # a broker that is there answers the first
 
 
 def new_incarnation() -> int:
@@ -29,13 +30,19 @@ class BrokerLink:
     """Registers with the broker, again after each of its restarts, and carries messages to and from it."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, hello: Hello, curve: Curve | None = None
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        hello: Hello,
+        curve: Curve | None = None,
+        tell: Callable[[str], object] = bool,
     ) -> None:
-        self.endpoint, self.hello = endpoint, hello
+        """`tell`: is told of a broker that does not answer the first `Hello`."""
+        self.endpoint, self.hello, self._tell = endpoint, hello, tell
         self.socket = connect_dealer(context, endpoint, curve=curve)
         self.registered = False
         self.heartbeat = Beat(HELLO_MS)
-        self.num_dropped = self.num_welcomes = 0
+        self.num_dropped = self.num_welcomes = self._num_hellos = 0
         self._warned_at = time.monotonic()
 
     def send(self, message: Message) -> bool:
@@ -83,10 +90,16 @@ class BrokerLink:
 
         num_dropped  messages that came over other sockets and were dropped
         """
-        sent = self.send(self._counted(heartbeat, num_dropped) if self.registered else self.hello)
+        sent = self.send(self._counted(heartbeat, num_dropped)) if self.registered else self._say_hello()
         if not sent:
             self.registered = False
             self._warn()
+
+    def _say_hello(self) -> bool:
+        self._num_hellos += 1
+        if self._num_hellos == HELLOS_UNTIL_TOLD and not self.num_welcomes:
+            self._tell(f"waiting for the broker at {self.endpoint} (specq broker starts one)")
+        return self.send(self.hello)
 
     def _counted(self, heartbeat: Heartbeat, num_dropped: int) -> Heartbeat:
         """Return the heartbeat with what is counted here."""
@@ -96,5 +109,5 @@ class BrokerLink:
     def _warn(self) -> None:
         if time.monotonic() - self._warned_at > 5:
             self._warned_at = time.monotonic()
-            hint = "start one: make broker; with --keys it must know this key"
+            hint = "start one: specq broker; with --keys it must know this key"
             log.warning("broker_unreachable", broker=self.endpoint, hint=hint)

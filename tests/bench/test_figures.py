@@ -66,7 +66,11 @@ def test_measure_warms_up_and_takes_the_time():
     )
     assert log[:2] == [("x", ["0", "1"]), ("y", ["0", "1"])]
     assert [(one.contestant, one.seconds, one.num_tokens) for one in turns] == [("x", 0.5, 12), ("y", 0.5, 12)]
-    assert told[-1] == "1/1 a: y 24 tokens/s"
+    assert told == [
+        *("warming up x", "warming up y", "2 turns: x, y in rotating order"),
+        "1/1 a: x 24 tokens/s (1 of 2 turns left, about 0 s)",
+        "1/1 a: y 24 tokens/s (0 of 2 turns left, about 0 s)",
+    ]
 
 
 # --- figures ------------------------------------------------------------------------------------------------------

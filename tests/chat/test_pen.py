@@ -8,7 +8,7 @@ import pytest
 
 from specq.chat import Pen, pen_for
 from specq.chat.pen import MARKS
-from specq.protocol import COLOCATED, CORRECTED, LOOKUP, ORIGINS, PLAIN
+from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, LOOKAHEAD, LOOKUP, ORIGINS, PLAIN
 
 
 def written(style: str, *parts: tuple[str, str], capsys) -> str:
@@ -67,6 +67,14 @@ def test_the_legend_is_written_as_it_explains(capsys):
     assert "drafted and accepted   «corrected by the target»   \u2039the target's own" in capsys.readouterr().out
     Pen("plain").legend()
     assert capsys.readouterr().out == ""
+
+
+def test_the_legend_leaves_out_what_is_not_there(capsys):
+    Pen("colours").legend({DRAFT_WORKER, LOOKAHEAD})
+    shown = capsys.readouterr().out
+    assert "draft model in the verifier" in shown
+    assert "draft worker" not in shown
+    assert "lookahead" not in shown
 
 
 def test_every_origin_has_its_mark():

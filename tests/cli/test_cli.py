@@ -250,3 +250,54 @@ def test_later_interrupts_are_as_they_were(before, handler):
     """Python's own handler, which click knows; ignored, where whoever started the process wants that."""
     code = INTERRUPTED.format(before=before, handler=handler)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Desk:
+    """As many jobs that ended as are asked for, of 50, behind one that runs."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def list_jobs(self, limit=None):
+        line = {"label": "", "tokens": 1, "age_s": 1.0, "priority": 0, "model": "tiny"}
+        states = ["running", *["finished"] * min(limit if limit is not None else 50, 50)]
+        return [{**line, "job_id": number, "state": state} for number, state in enumerate(states, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "says_more"),
+    [((), 20, True), (("--limit", "7"), 7, True), (("--all",), 50, False), (("--limit", "60"), 50, False)],
+)
+def test_of_the_jobs_that_ended_the_newest_are_listed(monkeypatch, arguments, number, says_more):
+    monkeypatch.setattr("specq.cli.jobs.JobDesk", Desk)
+    shown = _run("jobs", *arguments)
+    assert len(shown.stdout.splitlines()) == 2 + number
+    assert ("--all lists all" in shown.stderr) is says_more
+    assert len(_run("jobs", *arguments, "--json").stdout.splitlines()) == 1 + number
+
+
+def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
+    """The options are those of `specq worker --role target`, and what is given wins over the file."""
+    given = []
+    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    options = ("--lookahead", "--lookahead-window", "7", "--shared-tokens", "1000", "--heads", "smollm2")
+    assert _run("up", "--model", "tiny", *options, "--prompt-lookup", "none", "--drafts", "always").exit_code == 0
+    wanted = TargetConfig(
+        model="tiny", lookahead=True, lookahead_window=7, shared_tokens=1000, heads="smollm2", prompt_lookup="none", drafts="always",
+    )  # fmt: skip
+    assert given[0].target == wanted
+
+
+def test_an_option_of_up_says_what_it_says_of_a_verifier():
+    """There is one definition of it: the key of its section."""
+    up, worker = (
+        {one.opts[0]: one.help for one in resolve("command", COMMANDS, name).params} for name in ("up", "worker")
+    )
+    for option in ("--lookahead", "--lookahead-window", "--shared-tokens", "--heads", "--prompt-lookup", "--drafts"):
+        assert up[option].partition("  [")[0] in worker[option].replace(" (--role target only)", "")

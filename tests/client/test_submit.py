@@ -1,6 +1,7 @@
 """`specq submit`: files of prompts to files of results; formats, options, exit statuses."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -97,6 +98,20 @@ def test_standard_streams(broker):
     assert outcome.exit_code == 0
     assert [json.loads(line)["text"] for line in outcome.stdout.splitlines()] == [ANSWER] * 2
     assert outcome.stderr == ""
+
+
+def test_what_was_written_to_a_file_is_summed_up(broker, tmp_path):
+    """On standard error, in a line; where a line failed, that is said instead."""
+    outcome, results = run(broker, tmp_path, GOOD * 3)
+    num_tokens = sum(len(result["token_ids"]) for result in results)
+    a_round = num_tokens / sum(result["stats"]["rounds"] for result in results)
+    assert re.fullmatch(
+        rf"specq: 3 results written to \S+/results\.jsonl: {num_tokens} tokens in \d+\.\d s, {a_round:.1f} tokens a round\n",
+        outcome.stderr,
+    )
+    outcome, _ = run(broker, tmp_path, GOOD + '{"prompt": ""}\n')
+    assert "written to" not in outcome.stderr
+    assert "1 of 2 lines failed" in outcome.stderr
 
 
 def test_stream_shows_the_text(broker, tmp_path):

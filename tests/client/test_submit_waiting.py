@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from specq.cli.waiting import WaitReport
 from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer
+from specq.testing.waiting import wait_until
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -80,7 +82,7 @@ def test_a_verifier_is_waited_for(tmp_path):
     with FakeBroker(reply) as broker:
         outcome, results = run(broker, tmp_path, GOOD, "--timeout-s", "0.4")
     assert (outcome.exit_code, [result["text"] for result in results]) == (0, [ANSWER])
-    waits, goes_on = outcome.stderr.splitlines()
+    waits, goes_on, _ = outcome.stderr.splitlines()
     assert f"waiting for a verifier to register with the broker at {broker.address}, at most 600 s" in waits
     assert "fake is served, after" in goes_on
 
@@ -95,6 +97,24 @@ def test_a_broker_is_waited_for(tmp_path, free_address, spawn):
     with FakeBroker(endpoint=free_address):
         assert process.wait(20) == 0
     assert json.loads(out.read_text())["text"] == ANSWER
+
+
+def test_what_is_waited_for_is_said_again_and_again(capsys):
+    """Until the wait is over: with a model, or without."""
+    report = WaitReport(600.0, every_s=0.001)
+    report("a broker at tcp://127.0.0.1:9")
+    said = ""
+
+    def is_repeated() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return said.count("still waiting for a broker at tcp://127.0.0.1:9: 0 of 600 s") >= 2
+
+    wait_until(is_repeated, 20)
+    report.is_served("tiny")
+    said = capsys.readouterr().err
+    assert said.count("tiny is served") == 1
+    assert "waiting for" not in said.partition("tiny is served")[2]
 
 
 def test_the_wait_is_bounded(tmp_path):

@@ -16,7 +16,7 @@ from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfi
 from specq.protocol.errors import ConfigError, EngineError
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.processes import reap
-from specq.runtime.progress import EVERY_S, Readiness
+from specq.runtime.progress import EVERY_S, Readiness, teller
 from workers.up import Group, Member, members
 
 KEEP_ALIVE = """
@@ -151,8 +151,8 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
 def test_who_gives_way_does_so_to_other_sessions_too():
     """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does not."""
     code = (
-        "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores\n"
-        "apply_cpu(available_cores()[:1], nice=int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"
+        "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores, give_way\n"
+        "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"
         "before = time.process_time()\n"
         "while time.monotonic() < end: pass\n"
         "print(time.process_time() - before)"
@@ -178,6 +178,33 @@ def test_who_gives_way_does_so_to_other_sessions_too():
     assert idle < normal / 2
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists a process's threads as Linux does")
+def test_all_threads_of_a_process_give_way():
+    """A draft worker gives way when it is ready: the threads that then compute are there already."""
+    code = (
+        "import os, threading; from pathlib import Path; from specq.runtime.cpu import give_way; hold = threading.Event()\n"
+        "[threading.Thread(target=hold.wait, daemon=True).start() for _ in range(3)]; give_way(7)\n"
+        "print(*(os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path('/proc/self/task').iterdir()))"
+    )
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    of_threads = [int(niceness) for niceness in done.stdout.split()]
+    assert len(of_threads) >= 4
+    assert set(of_threads) == {min(before + 7, 19)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_terminal", "out", "err"),
+    [(True, True, "a: loading\n", ""), (False, True, "", "a: loading\n"), (False, False, "", "")],
+)
+def test_a_worker_that_is_started_by_itself_says_on_a_terminal_what_it_does(
+    monkeypatch, capsys, wanted, is_terminal, out, err
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    teller("a", wanted=wanted)("loading")
+    assert capsys.readouterr() == (out, err)
+
+
 def test_sigterm_stops_all(spawn, free_address):
     """SIGTERM to a group's process ends it with status 0, and its broker with it."""
     code = (
@@ -192,6 +219,13 @@ def test_sigterm_stops_all(spawn, free_address):
 
     assert process.wait(30) == 0
     assert "stopped" in process.output.read_text()
+
+
+def test_nothing_is_said_of_who_was_not_waited_for():
+    """Of the processes of a demo the second group is ready when the first is."""
+    told = []
+    assert not Readiness(["broker", "target-1"], told.append, 100.0).note({"broker"}, 100.04)
+    assert told == []
 
 
 def test_readiness_is_told_as_it_comes():

@@ -130,6 +130,9 @@ def test_waiting_for_results(deployment: Deployment) -> None:
 
 def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     """With what it has by then, and the reason; the deadline holds across a restart."""
+    early = deployment.run("results")
+    assert (early.exit_code, early.stdout) == (2, "")
+    assert "no job has ended yet" in early.stderr
     deployment.submit(7, max_tokens=ENDLESS, deadline_ms=1500)
     deployment.restart()
     (found,) = deployment.desk.fetch([7], wait=True)
@@ -140,12 +143,12 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     told = deployment.run("results", 7)
     assert told.exit_code == 1
     assert "the deadline passed with" in json.loads(told.stdout)["error"]
+    assert deployment.run("results").stdout == told.stdout, "the last job that ended"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["results"], "give the ids of jobs, or --all"),
         (["results", "3", "--all"], "give the ids of jobs, or --all"),
         (["results", "none"], "'none' is not the number of a job"),
         (["cancel"], "Missing argument 'JOB...'"),

@@ -29,6 +29,15 @@ def test_it_fills_any_size_and_no_more(screen, size):
     assert max(map(len, shown)) <= size[0]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_counter_is_cut(width):
+    """The line of counters goes on below, between two words."""
+    counts = {f"a_counter_{number}": 1234567 * number for number in range(1, 9)}
+    busy = Screen("tcp://127.0.0.1:5750", Snapshot(report(10.0, (worker(),)) | {"counts": counts}), View())
+    shown = " ".join(line.strip() for line in lines(busy, width))
+    assert all(f"{name} {count}" in shown for name, count in counts.items())
+
+
 def test_sessions_scroll_as_far_as_there_are_any(screen):
     assert "139" in "\n".join(lines(screen))
     for _ in range(100):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specq.observe.report import Snapshot
-from specq.observe.sections import SECTIONS, View, plain, sections, sessions, short
+from specq.observe.report import Snapshot, unused_sources
+from specq.observe.sections import NOT_USED, SECTIONS, View, plain, sections, sessions, short
 
 WIDE_ID = 2**63 - 1
 
@@ -77,7 +77,7 @@ def test_what_drafters_count_is_not_shown_as_verifiers_work():
     found = {one.title: one.rows for one in sections(snapshot, View())}
 
     assert found["step split"] == (("v", "75%", "25%"),) * 2
-    assert found["drafts by source"] == (("remote", "20", "10", "50%"),)
+    assert found["drafts by source"] == (("draft worker", "20", "10", "50%", ""),)
 
 
 @pytest.mark.parametrize("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
@@ -97,8 +97,43 @@ def test_what_verifiers_count_is_shown_since_the_report_before():
     anew = {one.title: one.rows for one in sections(Snapshot(both[0] | {"time_s": 3.0}, both[1]), View())}
 
     assert found["step split"] == (("v", "75%", "25%"),)
-    assert found["drafts by source"] == (("lookup", "4", "4", "100%"), ("remote", "20", "10", "50%"))
+    assert found["drafts by source"] == (
+        ("lookup", "4", "4", "100%", ""),
+        ("draft worker", "20", "10", "50%", ""),
+    )
     assert anew["step split"] == (("v", "50%", "50%"),)
+
+
+@pytest.mark.parametrize(
+    ("arms", "jobs", "not_used"),
+    [
+        ({"1 suffix": [1, 0], "1 colocated+suffix": [0, 0.9], "1 none": [0, 0.8]}, 1, {"draft model in the verifier"}),
+        ({"1 suffix": [1, 0], "1 colocated+suffix": [0, 0.9], "8 colocated+suffix": [1, 0]}, 9, set()),
+        ({"1 colocated+suffix": [1, 0], "8 none": [1, 0]}, 16, {"draft model in the verifier", "lookup"}),
+        ({"1 colocated+suffix": [1, 0], "8 none": [1, 0]}, 0, set()),
+        ({}, 1, set()),  # drafts = "always", or nothing measured yet
+        ({"something": [1], "1 ": [0]}, 1, set()),  # of a version to come
+    ],
+)
+def test_of_sources_those_that_do_not_pay_are_named_and_those_that_sent_nothing_left_out(arms, jobs, not_used):
+    """At the load that a verifier has; also where nothing of a source was verified since the report before."""
+    counted = {"judged": {"suffix": [4, 2], "colocated": [9, 3], "medusa": [0, 0]}, "arms": arms}
+    both = (report(at, (worker(metrics=counted, jobs=jobs),)) for at in (1.0, 2.0))
+    first, second = both
+    for snapshot in (Snapshot(second), Snapshot(second, first)):
+        (found,) = [one for one in sections(snapshot, View()) if one.title == "drafts by source"]
+        assert [row[0] for row in found.rows] == ["draft model in the verifier", "lookup"]
+        assert {row[0] for row in found.rows if row[-1] == NOT_USED} == not_used
+        assert plain(snapshot, View(), 80).count(NOT_USED) == len(not_used)
+
+
+def test_a_source_is_in_use_if_one_of_the_verifiers_uses_it():
+    metrics = [{"judged": {"suffix": [4, 2]}, "arms": {f"1 {used}": [1, 0]}} for used in ("suffix", "none")]
+    shown = report(1.0, tuple(worker(metrics=one, incarnation=i) for i, one in enumerate(metrics)))
+    assert unused_sources(shown) == set()
+    assert unused_sources(report(1.0, (worker(metrics={"arms": {"1 none": [1, 0], "1 suffix": [0, 0.9]}}),))) == {
+        "suffix"
+    }
 
 
 def test_sessions_are_sorted_and_filtered():

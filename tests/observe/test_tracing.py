@@ -151,7 +151,7 @@ def test_a_timeline_says_what_happened_when_and_where(trace):
         "1.000  v        round from 4: +3 tokens, 2 of 4 drafts; wait 0.01, plan 0.02, forward 3.00, commit 0.04 ms"
         in text
     )
-    assert "suffix: 0 of 1 accepted" in text
+    assert "lookup: 0 of 1 accepted" in text
     assert "d?[2J: 2 of 4 accepted" in text
     assert "something new: what x" in text
     assert all(line.isprintable() for line in text.splitlines())

@@ -58,3 +58,16 @@ def test_heartbeats_say_how_often_the_worker_registered_again(link: tuple[Broker
 
     assert received(broker, worker, 1).metrics == {"drafts": 3, "reconnects": 0, "messages_dropped": 5}
     wait_until(lambda: received(broker, worker, broker.num_heard(Heartbeat) + 1).metrics["reconnects"] == 1, 20)
+
+
+def test_it_says_once_that_it_waits_for_a_broker_that_does_not_answer() -> None:
+    """Not of one that answers the first time."""
+    told: list[str] = []
+    with FakeBroker(lambda message: []) as broker, zmq.Context() as context:
+        worker = BrokerLink(context, broker.address, HELLO, tell=told.append)
+        worker.beat(BEAT)
+        assert not told
+        for _ in range(3):
+            worker.beat(BEAT)
+        context.destroy(0)
+    assert told == [f"waiting for the broker at {broker.address} (specq broker starts one)"]

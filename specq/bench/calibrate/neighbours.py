@@ -19,7 +19,7 @@ import click
 from specq.bench.calibrate.hardware import SOME, SOME_ROWS, load_engine, load_proposer, pass_times, pinned, step_times
 from specq.config import DraftConfig
 from specq.protocol import EngineError
-from specq.runtime import apply_cpu
+from specq.runtime import give_way
 
 Times = Callable[[], list[float]]
 
@@ -56,7 +56,7 @@ def main(kind: str, model: str, *cores: str) -> None:
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     if kind == "pass":
-        apply_cpu(nice=DraftConfig().nice)  # as drafters compute
+        give_way(DraftConfig().nice)  # as drafters compute
     with pinned([int(core) for core in cores]):
         times = timed(kind, model, len(cores))
         times()

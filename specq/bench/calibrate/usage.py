@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,10 @@ class Usage:
     busy: float
 
     @classmethod
-    def of(cls, pids: Mapping[str, int]) -> Usage:
-        """Return what our processes have taken, and this one, as `client`."""
+    def of(cls, pids: Mapping[str, int], cores: Collection[int] = ()) -> Usage:
+        """Return what our processes have taken, and this one, as `client`; `busy` is of these cores, none: of all."""
         own = {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
-        return cls(time.perf_counter(), own, busy_s())
+        return cls(time.perf_counter(), own, busy_s(cores))
 
     def since(self, before: Usage) -> Usage:
         """Return what was taken between."""
@@ -46,8 +46,9 @@ def cpu_s(pid: int) -> float:
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-def busy_s() -> float:
-    """Return the seconds that all cores have been busy for, together."""
-    line = Path("/proc/stat").read_text().splitlines()[0]
-    ticks = [int(value) for value in line.split()[1:]][:NUM_FIELDS]
-    return (sum(ticks) - sum(ticks[IDLE_FIELDS])) / os.sysconf("SC_CLK_TCK")
+def busy_s(cores: Collection[int] = (), path: Path = Path("/proc/stat")) -> float:
+    """Return the seconds that these cores have been busy for, together; none: all cores."""
+    wanted = {f"cpu{core}" for core in cores} or {"cpu"}
+    parts = (line.split() for line in path.read_text().splitlines())
+    ticks = [[int(value) for value in values][:NUM_FIELDS] for name, *values in filter(None, parts) if name in wanted]
+    return sum(sum(each) - sum(each[IDLE_FIELDS]) for each in ticks) / os.sysconf("SC_CLK_TCK")

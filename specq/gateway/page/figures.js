@@ -1,7 +1,7 @@
 // The numbers of an answer, and its comparison with a plain run.
 
 import { make, drawn, rounded } from "./dom.js";
-import { LEGEND, classOf } from "./origins.js";
+import { LEGEND, classOf, nameOf } from "./origins.js";
 
 const WIDTH = 300, HEIGHT = 56;
 
@@ -28,7 +28,7 @@ function share(answer) {
   const counts = LEGEND.map((origin) => [origin, answer.tokens.filter((token) => token.origin === origin).length]);
   const there = counts.filter(([, count]) => count);
   const bar = make("div", { class: "share", role: "img",
-    "aria-label": `Tokens: ${there.map(([origin, count]) => `${count} ${origin}`).join(", ") || "none"}` });
+    "aria-label": `Tokens: ${there.map(([origin, count]) => `${count} ${nameOf(origin)}`).join(", ") || "none"}` });
   for (const [origin, count] of there) {
     const part = make("span", { class: classOf(origin) }, String(count));
     part.style.flexGrow = count;

@@ -5,7 +5,7 @@ import { chat, getJson } from "./api.js";
 import { $, make } from "./dom.js";
 import { showComparison, showFigures } from "./figures.js";
 import { WorkMap } from "./map.js";
-import { LEGEND, classOf, meaningOf } from "./origins.js";
+import { LEGEND, classOf, isAccepted, meaningOf, nameOf } from "./origins.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = ["Name three colours and say what each reminds you of.", "Write a Python function that adds two numbers.",
@@ -104,6 +104,7 @@ async function watch() {
       const report = await getJson("/specq/status", settings.values.key);
       settings.offer(report.models);
       map.show(report);
+      for (const item of $("legend").children) item.hidden = !isThere(report, item.dataset.origin);
       state(report.models.length ? `${report.models.join(", ")} · specq ${report.version}` : "no verifier yet", report.models.length > 0);
     } catch (error) {
       state(error.status === 401 ? "needs an API key" : "not reachable", false);
@@ -112,13 +113,22 @@ async function watch() {
   setTimeout(watch, STATUS_MS);
 }
 
+// Whether tokens of an origin are to be expected here: of sources, those that are in use, or have sent drafts before.
+function isThere(report, origin) {
+  if (!isAccepted(origin)) return true;
+  const verifiers = report.workers.filter((worker) => worker.role === "target").map((worker) => worker.metrics ?? {});
+  const isOf = (label) => label.split(" ").at(-1).split("+").includes(origin);
+  return (origin === "draft worker" && report.workers.some((worker) => worker.role === "draft"))
+    || verifiers.some((metrics) => metrics.judged?.[origin]?.[0] > 0 || Object.keys(metrics.arms ?? {}).some(isOf));
+}
+
 function state(text, isReady) {
   if ($("state").textContent !== text) $("state").textContent = text;
   $("state").classList.toggle("is-ready", isReady);
 }
 
 $("legend").append(...LEGEND.map((origin) =>
-  make("li", {}, make("span", { class: classOf(origin) }, origin), ` ${meaningOf(origin)}`)));
+  make("li", { "data-origin": origin }, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${meaningOf(origin)}`)));
 $("examples").append(...EXAMPLES.map((text) => {
   const button = make("button", { type: "button" }, text);
   button.addEventListener("click", () => ask(text));

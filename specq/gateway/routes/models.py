@@ -36,16 +36,16 @@ async def _one(parts: Parts, request: Request) -> Response:
 
 async def _describe(parts: Parts, model: str) -> dict[str, Any]:
     _, served = await parts.upstream.get(model)
-    return describe(served)
+    return describe(served, parts.upstream.first_served(model))
 
 
-def describe(served: Served) -> dict[str, Any]:
-    """Return a model as OpenAI and vLLM describe it."""
+def describe(served: Served, created: int) -> dict[str, Any]:
+    """Return a model as OpenAI and vLLM describe it; `created`: when it was first served."""
     info = served.info
     return {
         "id": info.name,
         "object": "model",
-        "created": 0,
+        "created": created,
         "owned_by": "specq",
         "root": info.name,
         "parent": None,

@@ -1,0 +1,141 @@
+"""What the turns of `specq demo` say: how fast each way was, within which range, and whether that can be told here at all.
+
+Rule: a ratio is of one turn, in which the ways ran one after the other on the same machine; its range over the turns is shown, not its median,
+and there is no verdict where the range has both sides of 1, or where plain decoding itself varied by more than the effect.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from statistics import median
+
+from specq.bench.calibrate.usage import Usage
+from specq.client import Result
+from specq.runtime import columns
+
+PLAIN, LOOKUP, SPECQ = WAYS = ("plain", "lookup", "specq")
+HEADER = (
+    *("PROMPT", "TOKENS", "PLAIN", "LOOKUP", "SPECQ", "VS PLAIN", "VS LOOKUP"),
+    *("TOKENS/ROUND", "ACCEPTED", "FIRST TOKEN MS", "SAME TEXT"),
+)
+AS_FAST = 0.05  # a ratio that is no further from 1 in any turn is none that a user would notice
+BUSY_CORES = 0.1  # of others, from which on they are to blame
+
+Measured = dict[str, list[Result]]  # way -> the results of a prompt, one a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second of each way over all prompts, a number a turn."""
+
+    rates: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, measured: list[Measured]) -> Speed:
+        """Return what the turns were: all tokens of a turn over all of its seconds."""
+        turns = range(len(measured[0][PLAIN]))
+        return cls({way: [_rate([results[way][turn] for results in measured]) for turn in turns] for way in WAYS})
+
+    def median(self, way: str) -> float:
+        return median(self.rates[way])
+
+    def ratios(self, to: str) -> list[float]:
+        """Return, of each turn, how many times as fast as another way specq was."""
+        return [specq / other for specq, other in zip(self.rates[SPECQ], self.rates[to], strict=True)]
+
+    @property
+    def is_as_fast(self) -> bool:
+        """Whether specq was as fast as plain decoding in each turn."""
+        return all(abs(ratio - 1) <= AS_FAST for ratio in self.ratios(PLAIN))
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether the turns agree that specq is faster, or slower, than plain decoding, by more than that varied itself."""
+        ratios, plain = self.ratios(PLAIN), self.rates[PLAIN]
+        effect = max(median(ratios), 1 / median(ratios))
+        return (min(ratios) > 1 or max(ratios) < 1) and max(plain) / min(plain) < effect
+
+    def __str__(self) -> str:
+        parts = (f"{_range(self.ratios(way))} times {name} ({self.median(way):.0f})" for way, name in _NAMES.items())
+        return f"specq: {self.median(SPECQ):.0f} tokens/s, {', '.join(parts)}"
+
+
+_NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup alone"}
+
+
+def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -> str:
+    """Return what was shown, in a sentence. `others`: cores that other processes used meanwhile, of so many; None: unknown."""
+    if not same:
+        return "shown: NOT the same text everywhere, which is a bug of specq"
+    text = "shown: the same text as plain decoding, token for token"
+    ratios = speed.ratios(PLAIN)
+    if speed.is_as_fast:
+        return f"{text}, and as fast; drafts bring nothing here"
+    if not speed.can_be_told:
+        return f"{text}; whether sooner cannot be told: {_why(others, num_cores)}; run it again (specq demo)"
+    is_slower = max(ratios) < 1
+    worse = max(speed.ratios(LOOKUP)) < 1
+    beside = ", and slower than by lookup alone: other drafts bring nothing here" if worse and not is_slower else ""
+    return f"{text}, {_range(ratios)} times as fast{': slower, here' if is_slower else ''}{beside}"
+
+
+def _why(others: float | None, num_cores: int) -> str:
+    if others is None or others < BUSY_CORES:
+        return "the turns differ by more than drafts could change"
+    return f"this machine is too busy (other processes used {others:.1f} of its {num_cores} cores during the turns)"
+
+
+def others_cores(before: Usage | None, after: Usage | None) -> float | None:
+    """Return how many cores others used between two moments, in the mean; None where that is not known."""
+    return after.since(before).to_dict()["others"] if before and after else None
+
+
+def table(names: list[str], measured: list[Measured]) -> str:
+    """Return a line for each prompt, and one for all of them together."""
+    rows = [_row(name, results) for name, results in zip(names, measured, strict=True)]
+    num_tokens = sum(len(results[SPECQ][0].token_ids) for results in measured)
+    return columns([HEADER, *rows, ("all", num_tokens, *_rated(Speed.of(measured)), "", "", "", "")])
+
+
+def are_same(results: Measured) -> bool:
+    """Return whether all runs of a prompt gave the same token ids."""
+    return len(_digests(results)) == 1
+
+
+def _digests(results: Measured) -> set[str]:
+    """Return a short hash of the token ids of each run: one, if speculation changes nothing."""
+    runs = (result.token_ids for each in results.values() for result in each)
+    return {sha256(json.dumps(token_ids).encode()).hexdigest()[:8] for token_ids in runs}
+
+
+def _row(name: str, results: Measured) -> tuple[object, ...]:
+    """Return the figures of one prompt; rounds and acceptance are the medians of specq."""
+    stats = [result.stats for result in results[SPECQ]]
+    return (
+        name,
+        len(results[SPECQ][0].token_ids),
+        *_rated(Speed.of([results])),
+        f"{median(s['mean_accepted_length'] for s in stats):.2f}",
+        f"{median(s['acceptance_rate'] for s in stats):.0%}",
+        f"{median(s['time_to_first_token_ms'] for s in stats):.0f}",
+        " != ".join(sorted(_digests(results))),
+    )
+
+
+def _rated(speed: Speed) -> tuple[str, ...]:
+    """Return the columns of the rates."""
+    return (*(f"{speed.median(way):.0f}" for way in WAYS), *(_range(speed.ratios(to)) for to in (PLAIN, LOOKUP)))
+
+
+def _range(ratios: list[float]) -> str:
+    """Return the least and the most, as one number where they look the same."""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _rate(results: list[Result]) -> float:
+    """Return tokens a second over the prompts of a turn."""
+    seconds: float = sum(len(result.token_ids) / result.stats["tokens_per_second"] for result in results)
+    return sum(len(result.token_ids) for result in results) / seconds

@@ -1,0 +1,110 @@
+"""Front ends that run in a browser: pages of origins that were named may ask, no others; nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from specq.cli import main
+from specq.config import ServeConfig, to_arguments
+from specq.gateway.api_keys import make_key
+from specq.protocol import ConfigError
+from tests.gateway.serving import connected, running
+
+HOME, OTHER = "https://chat.example.org", "http://localhost:3000"
+PATH = "/v1/chat/completions"
+BODY = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+ASKS = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+}
+ALLOW = "access-control-allow-origin"
+
+
+@pytest.fixture
+def http(broker, own_cache, tmp_path):
+    """A client of a gateway with keys for pages of two origins, and a key."""
+    key = make_key(tmp_path / "api.toml", "alice")
+    with (
+        running(broker.address, api_keys=str(tmp_path / "api.toml"), cors_origins=(HOME, OTHER)) as gateway,
+        connected(gateway) as client,
+    ):
+        client.headers["Authorization"] = f"Bearer {key}"
+        yield client
+
+
+@pytest.mark.parametrize("origin", [HOME, OTHER])
+def test_a_browser_asks_first_and_without_a_key(http, origin):
+    """Whatever headers a client library adds."""
+    del http.headers["Authorization"]
+    answer = http.options(PATH, headers={"Origin": origin, **ASKS})
+    assert answer.status_code == 200
+    assert answer.headers[ALLOW] == origin
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert all(name in allowed for name in ("authorization", "content-type", "x-stainless-os"))
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_answers_and_refusals_can_be_read_by_its_pages(http):
+    answer = http.post(PATH, json=BODY, headers={"Origin": HOME})
+    assert (answer.status_code, answer.headers[ALLOW]) == (200, HOME)
+    assert "Origin" in answer.headers["vary"]
+    with http.stream("POST", PATH, json=BODY | {"stream": True}, headers={"Origin": HOME}) as streamed:
+        assert (streamed.status_code, streamed.headers[ALLOW]) == (200, HOME)
+        assert "[DONE]" in streamed.read().decode()
+    refused = http.post(PATH, json=BODY, headers={"Origin": HOME, "Authorization": "Bearer none"})
+    assert (refused.status_code, refused.headers[ALLOW]) == (401, HOME)
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", f"{HOME}.evil.example", "null", HOME.replace("https", "http")]
+)
+def test_pages_of_other_origins_are_kept_out(http, origin):
+    """By the browser: it is not told that they may."""
+    first = http.options(PATH, headers={"Origin": origin, **ASKS})
+    assert first.status_code == 400
+    assert ALLOW not in first.headers
+    assert ALLOW not in http.post(PATH, json=BODY, headers={"Origin": origin}).headers
+
+
+def test_who_is_no_browser_meets_the_same_guard(http):
+    """Keys, and names of hosts."""
+    assert http.post(PATH, json=BODY).status_code == 200
+    assert http.get("/v1/models", headers={"Origin": HOME, "Host": "evil.example"}).status_code == 421
+
+
+def test_without_origins_there_is_no_cors(broker, own_cache):
+    with running(broker.address) as gateway, connected(gateway) as client:
+        assert client.options(PATH, headers={"Origin": HOME, **ASKS}).status_code == 405
+        assert ALLOW not in client.post(PATH, json=BODY, headers={"Origin": HOME}).headers
+
+
+def test_all_origins(broker, own_cache):
+    with running(broker.address, cors_origins=("*",)) as gateway, connected(gateway) as client:
+        assert client.options(PATH, headers={"Origin": HOME, **ASKS}).headers[ALLOW] in ("*", HOME)
+        assert client.post(PATH, json=BODY, headers={"Origin": HOME}).headers[ALLOW] == "*"
+
+
+def test_the_option_is_repeated(monkeypatch):
+    """As what `specq up` hands to its gateway."""
+    given = []
+    monkeypatch.setattr("workers.gateway.run", lambda config: given.append(config) or 0)
+    config = ServeConfig(cors_origins=(HOME, "*"))
+    assert to_arguments(config) == ["--cors-origin", HOME, "--cors-origin", "*"]
+    assert CliRunner().invoke(main, ["serve", *to_arguments(config)]).exit_code == 0
+    assert given == [config]
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example.org", f"{HOME}/", f"{HOME}/page", "null", "https://*.example.org", ""]
+)
+def test_what_no_browser_would_send_is_refused(origin):
+    with pytest.raises(ConfigError, match=r"serve.cors_origins has .* which is not an origin"):
+        ServeConfig(cors_origins=(HOME, origin))
+
+
+def test_a_model_says_when_it_was_first_served(http):
+    first, again = (http.get("/v1/models").json()["data"][0]["created"] for _ in range(2))
+    assert 1_700_000_000 < first == again
+    assert http.get("/v1/models/fake").json()["created"] == first
