@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from specq.bench.calibrate.usage import busy_s
+
 PROC = Path("/proc")
-IDLE = (3, 4)  # of the columns of /proc/stat: idle, and waiting for a disk
-COLUMNS = 8  # those after them count guests, who are in the first two
 ROLES = ("broker", "worker", "serve")
 
 
@@ -43,12 +43,9 @@ def own_seconds() -> float:
 def busy_seconds(cores: Sequence[int], proc: Path = PROC) -> float | None:
     """Return the seconds for which these processors have worked since the start, for whomever; None where the system does not count them."""
     try:
-        rows = [line.split() for line in (proc / "stat").read_text("utf-8").splitlines()]
-        counts = {row[0]: [int(ticks) for ticks in row[1 : 1 + COLUMNS]] for row in rows if row and row[0][:3] == "cpu"}
-        ticks = [sum(counts[f"cpu{core}"]) - sum(counts[f"cpu{core}"][i] for i in IDLE) for core in cores]
-    except (OSError, ValueError, KeyError, IndexError):
+        return busy_s(cores, proc / "stat")
+    except (OSError, ValueError):
         return None
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def running(proc: Path = PROC) -> str:

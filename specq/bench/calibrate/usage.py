@@ -47,8 +47,11 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s(cores: Collection[int] = (), path: Path = Path("/proc/stat")) -> float:
-    """Return the seconds that these cores have been busy for, together; none: all cores."""
+    """Return the seconds that these cores have been busy for, together; none: all cores. Raises OSError or ValueError where the system does not
+    say it of each of them."""
     wanted = {f"cpu{core}" for core in cores} or {"cpu"}
     parts = (line.split() for line in path.read_text().splitlines())
     ticks = [[int(value) for value in values][:NUM_FIELDS] for name, *values in filter(None, parts) if name in wanted]
+    if len(ticks) < len(wanted):
+        raise ValueError(f"{path} does not count all of {sorted(wanted)}")
     return sum(sum(each) - sum(each[IDLE_FIELDS]) for each in ticks) / os.sysconf("SC_CLK_TCK")
