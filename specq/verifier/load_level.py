@@ -4,8 +4,8 @@ Rules: what counts of a trial is the ratio to the windows of the arm in use befo
 of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
 adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
 several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
-(`specq.verifier.source_bounds`). Where drafts are right less often than they were, what trials have said of the arm of no source, and of the one that
-is guessed to be the best now, is forgotten (`specq.verifier.traffic`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
+(`specq.verifier.source_bounds`). Where drafts are right less often than they were, what trials have said of arms that may be better now is forgotten
+(`specq.verifier.traffic`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
 how soon it comes again. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
@@ -166,11 +166,15 @@ class LoadLevel:
         for arm in [arm for arm, one in self.challengers.items() if not one.weight and arm not in arms]:
             del self.challengers[arm]
 
-    def _forget_trials(self, silent: Arm) -> None:
-        """Let the arm of no source, and the one that is guessed to be the best, be tried as if they had not been, but for how much trials differ."""
-        for arm in {silent, self._guess(self.before, silent)[0]} & self.challengers.keys():
-            self.challengers[arm] = Challenger(variance=self.challengers[arm].variance)
-            log.debug("drafts_worsened", sources=sorted(self.used), beside=sorted(arm))
+    def _forget_trials(self, fall: float) -> None:
+        """Where the arm in use gives so much less than before, as a logarithm, let those be tried as if they had not been, but for how much trials
+        differ, that lost by less: they may give as much as before."""
+        if not fall:
+            return
+        for arm, one in self.challengers.items():
+            if one.weight and one.gain > -fall:
+                self.challengers[arm] = Challenger(variance=one.variance)
+                log.debug("drafts_worsened", sources=sorted(self.used), fall=round(fall, 3), beside=sorted(arm))
 
     @property
     def arm(self) -> Arm:
@@ -244,8 +248,7 @@ class LoadLevel:
             self.tried = None
         self.before, self.step = window, window.step
         self.num_sessions = window.verdicts / window.steps or self.num_sessions
-        if self.traffic.has_worsened(window):
-            self._forget_trials(silent=self.used - heard)
+        self._forget_trials(self.traffic.fall(window))
         self._choose_trial(silent=self.used - heard)
 
     @property

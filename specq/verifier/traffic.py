@@ -16,7 +16,7 @@ from specq.verifier.window import Window
 
 FADE = 0.1  # of what is usual, with each window
 FIRST_SPREAD = 0.2  # between windows, as a logarithm, as it is believed before they show it
-LEAST_FALL, DEVIATIONS = 0.15, 3.0  # of the logarithm of the tokens of a round; and of that in standard deviations
+LEAST_FALL, DEVIATIONS = 0.15, 4.0  # of the logarithm of the tokens of a round; and of that in standard deviations
 
 
 @dataclass(slots=True)
@@ -27,17 +27,17 @@ class Traffic:
     usual: float | None = None
     variance: float = FIRST_SPREAD**2
 
-    def has_worsened(self, window: Window) -> bool:
-        """Take in a window of the arm in use; return whether its rounds gave evidently fewer tokens than was usual. What they give is usual from then
-        on."""
+    def fall(self, window: Window) -> float:
+        """Take in a window of the arm in use; return by how much less its rounds gave than was usual, as a logarithm, if that is evident, else 0.
+        What they give is usual from then on."""
         if not window.verdicts or not window.tokens:
-            return False
+            return 0.0
         now = math.log(window.tokens / window.verdicts)
         if self.usual is None:
             self.usual = now
-            return False
+            return 0.0
         off, deviation = now - self.usual, max(window.deviation_of_tokens, math.sqrt(self.variance))
         is_worse = off < -max(LEAST_FALL, DEVIATIONS * deviation)
         self.variance += FADE * (off**2 - self.variance)
         self.usual += off if is_worse else FADE * off
-        return is_worse
+        return -off if is_worse else 0.0

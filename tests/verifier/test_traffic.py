@@ -20,47 +20,47 @@ def window(tokens: Iterable[int], seconds: float = 0.01, verdicts: int = 8) -> W
 def settled(usual: Window) -> Traffic:
     """What has seen so many such windows that it knows how much they differ."""
     traffic = Traffic()
-    assert not any(traffic.has_worsened(usual) for _ in range(30))
+    assert not any(traffic.fall(usual) for _ in range(30))
     return traffic
 
 
 def test_fewer_tokens_a_round_are_seen_once() -> None:
     traffic = settled(window([24, 25] * 10))
-    assert traffic.has_worsened(window([16, 17] * 10))
-    assert not traffic.has_worsened(window([16, 17] * 10))
+    assert math.isclose(traffic.fall(window([16, 17] * 10)), math.log(24.5 / 16.5), rel_tol=0.01)
+    assert not traffic.fall(window([16, 17] * 10))
 
 
 def test_a_slower_machine_and_fewer_sessions_say_nothing() -> None:
     traffic = settled(window([24, 25] * 10))
-    assert not traffic.has_worsened(window([24, 25] * 10, seconds=0.05))
-    assert not traffic.has_worsened(window([3] * 20, verdicts=1))
+    assert not traffic.fall(window([24, 25] * 10, seconds=0.05))
+    assert not traffic.fall(window([3] * 20, verdicts=1))
 
 
 def test_what_lies_within_noise_says_nothing() -> None:
     """Of few steps of one session, each of which gives 1 or 5 tokens."""
     traffic = settled(window([1, 5] * 10, verdicts=1))
-    assert not traffic.has_worsened(window([1, 1, 1, 5] * 5, verdicts=1))
+    assert not traffic.fall(window([1, 1, 1, 5] * 5, verdicts=1))
     traffic = settled(window([1, 5] * 10, verdicts=1))
-    assert traffic.has_worsened(window([1, 1, 1, 5] * 50, verdicts=1)), "many steps say it"
+    assert traffic.fall(window([1, 1, 1, 5] * 50, verdicts=1)), "many steps say it"
 
 
 def test_texts_of_which_one_is_easier_than_another_say_nothing() -> None:
     """Although their steps are all alike."""
     traffic = Traffic()
     texts = [window([24] * 20), window([16] * 20)] * 20
-    assert not any(traffic.has_worsened(text) for text in texts)
+    assert not any(traffic.fall(text) for text in texts)
 
 
 def test_what_is_usual_follows_slowly() -> None:
     traffic = Traffic()
-    traffic.has_worsened(window([16] * 20))
+    traffic.fall(window([16] * 20))
     for _ in range(5):
-        assert not traffic.has_worsened(window([32] * 20))
+        assert not traffic.fall(window([32] * 20))
     assert traffic.usual is not None
     assert math.isclose(traffic.usual, math.log(4) - (1 - FADE) ** 5 * math.log(2))
 
 
 def test_a_window_without_decoding_says_nothing() -> None:
     traffic = settled(window([24, 25] * 10))
-    assert not traffic.has_worsened(window([1] * 5, verdicts=0))
-    assert not traffic.has_worsened(Window())
+    assert not traffic.fall(window([1] * 5, verdicts=0))
+    assert not traffic.fall(Window())
