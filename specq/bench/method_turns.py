@@ -1,8 +1,8 @@
 """Methods of drafting take turns: each on processes of its own, all on the same prompts, block by block in rotating order.
 
 Rules: no prompt that counts comes twice to a verifier, so that none is found in its KV memory (of which an EAGLE-3 head has no hidden states)
-and no text is drafted from an earlier copy of itself. So each repetition has prompts of its own, others are for warming up, and for each
-temperature processes start anew. All processes of a temperature run at a time; whoever is not asked waits without work.
+and no text is drafted from an earlier copy of itself. So each repetition has prompts of its own, all others are for warming up (what a method learns of
+few texts says little of others), and for each temperature processes start anew. All processes of a temperature run at a time; whoever is not asked waits without work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import count, cycle, groupby
 from typing import Any
 
 from specq.bench.contestants import Specq
@@ -55,16 +55,18 @@ class Measured:
     worker_s: dict[str, float]
 
 
-def portions(prompts: Sequence[Prompt], limit: int, num: int) -> list[list[Prompt]]:
-    """Return `num` lists of prompts with `limit` of each data set, none twice; raises ConfigError for a data set with fewer."""
-    found: list[list[Prompt]] = [[] for _ in range(num)]
-    for dataset, group in groupby(prompts, key=lambda prompt: prompt.dataset):
-        own = list(group)
-        if len(own) < num * limit:
+def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Prompt]]:
+    """Return lists of prompts with `limit` of each data set, none twice, as many as there are; raises ConfigError for a data set with fewer than `least`
+    lists need."""
+    groups = {dataset: list(group) for dataset, group in groupby(prompts, key=lambda prompt: prompt.dataset)}
+    for dataset, own in groups.items():
+        if len(own) < least * limit:
             raise ConfigError(
-                f"{dataset} has {len(own)} prompts; {limit} for each repetition and for warming up are {num * limit}: "
+                f"{dataset} has {len(own)} prompts; {limit} for each repetition and for warming up are {least * limit}: "
                 f"lower --limit or --repeats"
             )
+    found: list[list[Prompt]] = [[] for _ in range(min(map(len, groups.values())) // limit)]
+    for own in groups.values():
         for i, portion in enumerate(found):
             portion.extend(own[i * limit : (i + 1) * limit])
     return found
@@ -73,12 +75,13 @@ def portions(prompts: Sequence[Prompt], limit: int, num: int) -> list[list[Promp
 def measure_methods(
     methods: Sequence[Method],
     settings: Settings,
+    warming: Sequence[Sequence[Prompt]],
     prompts: Sequence[Sequence[Prompt]],
     settle_s: float,
     deployments: Deployments,
     tell: Tell,
 ) -> Measured:
-    """Start all methods, warm them up with the first of `prompts`, and let them take turns on the others: one for each repetition.
+    """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`: lists of other prompts.
 
     settle_s   seconds of service, at least, in which a method that measures which drafts pay learns that
     """
@@ -86,9 +89,9 @@ def measure_methods(
     running = deployments.serve({name: _starter(method, settings.model, tell) for name, method in names.items()})
     everybody = [_Served(method, running[name], settings) for name, method in names.items()]
     for served in everybody:
-        served.settle(prompts[0], settle_s, tell)
+        served.settle(warming, settle_s, tell)
     before = {served.name: step_times(served.client) for served in everybody}
-    turns = list(_turns(everybody, prompts[1:], settings.concurrency, tell))
+    turns = list(_turns(everybody, prompts, settings.concurrency, tell))
     after = {served.name: step_times(served.client).since(before[served.name]) for served in everybody}
     return Measured(turns, after, {served.name: served.worker_s for served in everybody if served.method.worker})
 
@@ -126,12 +129,12 @@ class _Served:
         """Return what its draft workers have taken so far; 0 where there is no /proc."""
         return sum(cpu_seconds(pid) or 0.0 for pid in self._workers)
 
-    def settle(self, prompts: Sequence[Prompt], settle_s: float, tell: Tell) -> None:
-        """Complete these prompts; again and again for so long where it is to be learned which drafts pay."""
+    def settle(self, warming: Sequence[Sequence[Prompt]], settle_s: float, tell: Tell) -> None:
+        """Complete the first of these lists; all, again and again, for so long where it is to be learned which drafts pay."""
         tell(f"warming up {self.name}")
         end = time.perf_counter() + (settle_s if self.method.is_measured else 0.0)
-        for number in count():
-            self.turn(prompts, -1, f"settling {number}" if number else "")
+        for number, prompts in enumerate(cycle(warming)):
+            self.turn(prompts, -1, f"settling {number // len(warming)}" if number >= len(warming) else "")
             if time.perf_counter() >= end:
                 break
         self.worker_s = 0.0

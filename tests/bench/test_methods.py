@@ -163,6 +163,7 @@ def test_no_prompt_comes_twice():
     assert [[(one.dataset, one.id) for one in portion] for portion in found] == [
         [("a", str(i)), ("a", str(i + 1)), ("b", str(i)), ("b", str(i + 1))] for i in (0, 2, 4)
     ]
+    assert portions(prompts, 2, 1) == found, "all that there are"
     with pytest.raises(ConfigError, match=r"a has 7 prompts; 2 for .* are 8: lower --limit or --repeats"):
         portions(prompts, 2, 4)
 

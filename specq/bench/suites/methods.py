@@ -22,6 +22,7 @@ from specq.models import SHOWN_PAIR, default_pair, draft_for, parallel_for
 
 TEMPERATURES = (0.0, 0.8)
 READY_S = 600.0  # of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
+MOST_PORTIONS = 8  # times as many prompts as are needed: what is left of them is for warming up
 
 
 @suite("methods")
@@ -91,9 +92,10 @@ def command(
     files = DraftFiles(draft, parallel, heads, shared_tokens)
     methods = choose(files, kinds)
     settings = _settings(target, bench, **given)
-    num = settings.repeats + 1  # the first is for warming up
-    prompts = load_prompts(settings.datasets, num * settings.num_prompts, codec_of(target))
-    of_repeats = portions(prompts, settings.num_prompts, num)
+    num = settings.repeats + 1
+    prompts = load_prompts(settings.datasets, MOST_PORTIONS * num * settings.num_prompts, codec_of(target))
+    first, *others = portions(prompts, settings.num_prompts, num)
+    of_repeats, warming = others[: num - 1], [first, *others[num - 1 :]]
     asked = {"target": target, "draft": draft, "heads": heads, "parallel": parallel, "settle_s": settle_s}
     report.update(
         settings=asked
@@ -105,7 +107,7 @@ def command(
         for temperature in dict.fromkeys(temperatures):
             at = f"T={temperature:g}"
             now = replace(settings, temperature=temperature)
-            measured = measure_methods(methods, now, of_repeats, settle_s, deployments, tell)
+            measured = measure_methods(methods, now, warming, of_repeats, settle_s, deployments, tell)
             found: dict[str, Any] = {"methods": cells_of(methods, measured, settings.concurrency)}
             if best := to_best(measured.turns, methods):
                 found["everything_to_best"] = {"best": best[0], "ratio": best[1]}
