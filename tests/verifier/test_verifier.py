@@ -43,12 +43,17 @@ def make_verifier(engine: ToyEngine | None = None, **options: object) -> Verifie
 
 
 def open_session(
-    verifier: Verifier, session_id: int = 7, epoch: int = 1, tokens_left: int = 50, **params: object
+    verifier: Verifier,
+    session_id: int = 7,
+    epoch: int = 1,
+    tokens_left: int = 50,
+    mode: str = "async",
+    **params: object,
 ) -> list:
     """Open a session of three context tokens; return the answer."""
     message = Open(
         session_id=session_id, epoch=epoch, prompt_len=3, tokens_left=tokens_left, params=SamplingParams(**params),
-        token_ids=np.array(PROMPT, np.int32),
+        speculation=Speculation(mode=mode), token_ids=np.array(PROMPT, np.int32),
     )  # fmt: skip
     return verifier.handle(message, 0.0)
 
@@ -410,11 +415,7 @@ def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
     engine = ToyEngine()
     engine.is_helped = True
     verifier = make_verifier(engine)
-    message = Open(
-        session_id=7, epoch=1, prompt_len=3, tokens_left=50, speculation=Speculation(mode="sync"),
-        params=SamplingParams(), token_ids=np.array(PROMPT, np.int32),
-    )  # fmt: skip
-    verifier.handle(message, 0.0)
+    open_session(verifier, mode="sync")
     step(verifier)
     assert engine.is_helped
     verifier.handle(chain([1, 2], base_len=verifier.sessions[7].length), 0.0)
@@ -425,11 +426,7 @@ def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
 
 def test_a_session_that_wants_drafts_just_in_time_waits_only_where_it_has_none() -> None:
     verifier = make_verifier()
-    message = Open(
-        session_id=7, epoch=1, prompt_len=3, tokens_left=50, speculation=Speculation(mode="jit"),
-        params=SamplingParams(), token_ids=np.array(PROMPT, np.int32),
-    )  # fmt: skip
-    verifier.handle(message, 0.0)
+    open_session(verifier, mode="jit")
     step(verifier)
     text = toy_text(PROMPT, 20)
     assert not verifier.has_work, "nothing is drafted"
