@@ -182,7 +182,7 @@ def test_the_command(tmp_path, monkeypatch, keys):
             self.client = Client(self.broker.address, cache_dir=tmp_path)
             return self
 
-        def wait_ready(self, timeout_s=0.0):
+        def wait_ready(self, timeout_s=0.0, tell=bool):
             self.client.wait_until_ready()
 
         def __exit__(self, *_):

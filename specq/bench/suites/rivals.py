@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,12 @@ NOTES = (
 @click.option(
     "--seconds",
     type=Finite(0),
-    default=float("inf"),
+    default=None,
     help="Begin nothing after so long; --resume goes on.  [default: no limit]",
 )
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the rest.")
 def command(
-    report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float, resume: bool, **given: Any
+    report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:
     """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of their own.
 
@@ -80,7 +81,7 @@ def command(
     thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the draft model
     in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
     """
-    began = time.monotonic()
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)
     if resume:
         report.resume()
@@ -88,7 +89,7 @@ def command(
     report.content["results"] = {UNITS: {}, PREFILL: []} | report.content["results"]
     cells = [Cell(temperature, sessions) for sessions in given["sessions"] for temperature in given["temperature"]]
     grid = Grid(cells, found, output_len)
-    _measure(report, grid, found, names, began + seconds, given)
+    _measure(report, grid, found, names, end, given)
     _show(report)
 
 
