@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specq.cli.options import key_options, log_options, section_options
-from specq.config import Config, TargetConfig, UpConfig, load, override
+from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override
 
 # Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role target`.
 DRAFTING = (
@@ -21,6 +21,7 @@ DRAFTING = (
     "lookahead_ngram",
     "lookahead_guesses",
 )
+SERVING = ("cors_origins",)  # and of [serve], as of `specq serve`
 
 
 @click.command()
@@ -31,6 +32,7 @@ DRAFTING = (
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
 @click.option("--api-keys", help="File of API keys for --serve (specq keys api); none: everyone may ask.")
+@key_options(ServeConfig, SERVING)
 @click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")
 @log_options("warning")
 @click.pass_context
@@ -51,14 +53,14 @@ def up(
 ) -> None:
     """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
-    of_target = {name: values.pop(name) for name in DRAFTING}
+    of_target, of_serve = ({name: values.pop(name) for name in names} for names in (DRAFTING, SERVING))
     config = replace(
         config,
         up=override(config.up, **values),
         broker=override(config.broker, bind=address, journal=journal, keys=keys),
         target=override(config.target, model=model, keys=keys, **of_target),
         draft=override(config.draft, model=draft_model, keys=keys),
-        serve=override(config.serve, keys=keys, api_keys=api_keys),
+        serve=override(config.serve, keys=keys, api_keys=api_keys, **of_serve),
     )
     log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
     from workers.up import run  # here, since `--help` needs none of it

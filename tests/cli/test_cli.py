@@ -294,6 +294,14 @@ def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
     assert given[0].target == wanted
 
 
+def test_up_lets_pages_of_named_origins_ask(monkeypatch):
+    given = []
+    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    origins = ("https://a.example", "https://b.example:8443")
+    assert _run("up", "--serve", *(part for origin in origins for part in ("--cors-origin", origin))).exit_code == 0
+    assert given[0].serve.cors_origins == origins
+
+
 def test_an_option_of_up_says_what_it_says_of_a_verifier():
     """There is one definition of it: the key of its section."""
     up, worker = (
