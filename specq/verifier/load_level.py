@@ -383,10 +383,10 @@ class LoadLevel:
 
     def _put_off(self, arm: Arm, challenger: Challenger) -> None:
         """Try an arm later, if it promises a loss at best; or, where it differs in several sources and was not tried, what is known of each of
-        them says that it loses."""
+        them says that it loses. That says nothing of an arm of one source: two that find the same tokens lose together, and each may win alone."""
         differs = arm ^ self.used
         gain = promised = self._promise(arm)
-        if len(differs) > 1 and not challenger.weight:
+        if len(differs) > 1 and len(arm) != 1 and not challenger.weight:
             near = [self.challengers.get(self.used ^ {source}) for source in differs]
             gain = min(gain, sum(one.gain for one in near if one is not None))
         most = MOST_OF_LOSERS if promised < -HOPELESS else MOST_FAR_PATIENCE
