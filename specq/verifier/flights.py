@@ -89,8 +89,8 @@ class Flights:
         if not self._engine.overlaps or len(flight.parts) != 1 or not flight.parts[0][1].feeds:
             return False
         shares = flight.parts[0][0]
-        trees = shares.sessions[0].trees
-        return not np.isin(trees.mode[shares.places], (SYNC, JIT)).any() and not awaits(shares)
+        mode = shares.sessions[0].trees.mode[shares.places]
+        return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not awaits(shares)
 
     def collect(self, flight: Flight, faults: Faults) -> Done:
         """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""
