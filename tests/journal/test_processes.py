@@ -24,6 +24,8 @@ TOY = (sys.executable, "-m", "tests.journal.toy_target")
 BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "2000")
 PROMPT = [5, 6, 7]
 LENGTH = 400
+LONG = 1900  # still running where an answer of LENGTH is nearly there, also if this process is late by seconds
+STEP_MS = "4"
 PATIENCE_S = 60.0
 
 Process = subprocess.Popen[bytes]
@@ -48,7 +50,7 @@ def start_broker(spawn: Callable[..., Process], free_address: str, journal: Path
 @pytest.fixture
 def client(spawn: Callable[..., Process], free_address: str, tmp_path: Path) -> Iterator[Client]:
     """A client, and a toy verifier, of the test's broker."""
-    spawn(free_address, program=TOY)
+    spawn(free_address, STEP_MS, program=TOY)
     with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as connected:
         yield connected
 
@@ -61,7 +63,7 @@ def test_a_killed_broker_goes_on_where_it_was(start_broker: StartBroker, client:
     """Killed three times in the midst of jobs, it loses and doubles nothing; clients and workers find it again."""
     broker = start_broker()
     client.wait_until_ready()
-    jobs = [client.submit(token_ids=[*PROMPT, i], max_tokens=LENGTH, id=i) for i in range(1, 9)]
+    jobs = [client.submit(token_ids=[*PROMPT, i], max_tokens=LONG, id=i) for i in range(1, 9)]
     stream = client.stream(token_ids=PROMPT, max_tokens=LENGTH)
     seen: list[int] = []
     for kills in (1, 2, 3):
@@ -74,7 +76,7 @@ def test_a_killed_broker_goes_on_where_it_was(start_broker: StartBroker, client:
     for piece in stream:
         seen += piece.token_ids
     assert seen == toy_text(PROMPT, LENGTH)
-    assert [job.result(PATIENCE_S).token_ids for job in jobs] == [toy_text([*PROMPT, i], LENGTH) for i in range(1, 9)]
+    assert [job.result(PATIENCE_S).token_ids for job in jobs] == [toy_text([*PROMPT, i], LONG) for i in range(1, 9)]
     assert "jobs" not in client.status()["counts"]  # the last broker took no job: it had them all from the journal
 
 
@@ -86,7 +88,7 @@ def test_tenants_keep_their_shares_when_the_broker_is_killed(
     spawn(free_address, "20", program=TOY)
     with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as client:
         client.wait_until_ready()
-        running = [client.submit(token_ids=[*PROMPT, i], max_tokens=1900, tenant="ann") for i in range(5)]
+        running = [client.submit(token_ids=[*PROMPT, i], max_tokens=LONG, tenant="ann") for i in range(5)]
         wait_until(lambda: client.status()["jobs"]["running"] == 5)
         assert "of one key" in str(refusal(client, tenant="ann"))
         broker.kill()
@@ -125,7 +127,7 @@ def test_a_frozen_broker_finds_that_it_lost(
     """While it stands still another takes its journal over; it wakes and ends, without having told anybody anything."""
     first = start_broker()
     client.wait_until_ready()
-    stream = client.stream(token_ids=PROMPT, max_tokens=1900)
+    stream = client.stream(token_ids=PROMPT, max_tokens=LONG)
     assert next(stream).token_ids
     freeze_between_groups(first, journal)
     refused = start_broker(address="tcp://127.0.0.1:*")
@@ -154,7 +156,7 @@ def test_a_locked_journal_stops_nothing_for_good(start_broker: StartBroker, clie
     start_broker()
     client.wait_until_ready()
     assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
-    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
     wait_until(lambda: client.status()["jobs"]["running"])
     other = connect(journal)
     wait_until(lambda: locks(other))
@@ -181,7 +183,7 @@ def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: C
     """The same where no byte more can be written: nothing of the running job is lost."""
     broker = start_broker("--durability", "process")
     client.wait_until_ready()
-    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
     wait_until(lambda: client.status()["jobs"]["running"])
     hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (Path(f"{journal}-wal").stat().st_size, hard))
@@ -199,7 +201,7 @@ def test_sigterm_forgets_nothing(start_broker: StartBroker, client: Client) -> N
     """A broker that is asked to stop ends with status 0; the next one goes on with its jobs."""
     broker = start_broker()
     client.wait_until_ready()
-    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
     wait_until(lambda: client.status()["jobs"]["running"])
     broker.terminate()
     assert broker.wait(PATIENCE_S) == 0
