@@ -17,6 +17,7 @@ from specq.bench.end_to_end.step_split import StepSplit, split
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report
+from specq.bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
 from specq.protocol import ConfigError, EngineError
@@ -83,6 +84,30 @@ def test_texts_of_one_prompt_have_different_tenants():
             completer.complete([[5], [6], [5], [6]], 1)
     assert len(set(tenants)) == len(tenants) == 16
     assert len({tenant for _, tenant in tenants}) == 8
+
+
+def test_ways_to_draft_are_modes_and_shapes_of_jobs():
+    """SSD's fan-outs ahead of the verdicts, and waited for where a round was not foreseen; a mode is a way by itself."""
+    given = []
+
+    class Client:
+        def complete(self, requests, _num_at_once, _patience):
+            given.extend((request["mode"], request.get("fan_out_hit")) for request in requests)
+            return [(Stream([1]), SimpleNamespace()) for _ in requests]
+
+    for way in serving.DEPLOYMENTS["ssd"]:
+        assert serving._completer(Client(), Load(1), WORK, way).name == way
+        serving._completer(Client(), Load(1), WORK, way).complete([[5]], 1)
+    assert given == [("plain", None), ("async", None), ("async", [3] * 8), ("jit", [3] * 8)]
+    assert serving.modes("ssd", replace(WORK, modes=("async",))) == ["async", "ssd", "ssd jit"]
+
+
+def test_who_drafts_on_a_second_gpu_is_refused_without_one():
+    """Unless nobody was asked for by name: then it is left out."""
+    outcome = bench("gpu", "--only", "own", "--only", "two")
+    assert (outcome.exit_code, "--only two drafts on a second GPU: it needs --gpus 2" in outcome.output) == (2, True)
+    assert not {"two", "ssd"} & set(gpu._contestants((), 1))
+    assert "two" in gpu._contestants((), 2)
 
 
 def test_a_run_has_so_many_jobs_of_each_session_and_eight_at_least():
@@ -488,7 +513,7 @@ def test_a_child_that_takes_too_long_is_given_up(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_deployment_on_the_cpu(tmp_path, pair):
-    """A drafter in a process of its own, both modes, one session; `two` is left out where there is one GPU."""
+    """A drafter in a process of its own, one session: both modes, and SSD's ways."""
     out = tmp_path / "gpu.json"
     options = [
         "--device",
@@ -506,10 +531,12 @@ def test_a_deployment_on_the_cpu(tmp_path, pair):
         "--out",
         out,
     ]
-    outcome = bench("gpu", "--only", "one", "--only", "two", *options)
+    outcome = bench("gpu", "--only", "one", "--only", "ssd", "--gpus", 2, *options)
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(out.read_text())
-    assert list(found["figures"]) == ["one sync S=1", "one async S=1"], found["results"]
+    names = ["one sync", "one async", "ssd plain", "ssd async", "ssd ssd", "ssd ssd jit"]
+    assert list(found["figures"]) == [f"{name} S=1" for name in names], found["results"]
+    assert found["results"]["ssd"]["ssd jit"]["1"]["drafted"] > 0
     assert found["settings"]["output_len"] == 4
     run = found["results"]["one"]["async"]["1"]
     assert run["num_steps"] > 0

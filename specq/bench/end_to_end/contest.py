@@ -54,7 +54,7 @@ workload_options = options(
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
     click.option(
         "--mode", "modes", multiple=True, type=click.Choice(["plain", "sync", "async"]),
-        help="Of own, one, two and two-own; may be repeated.  [default: all of each]",
+        help="Of own, one, two, two-own and ssd, which has two ways of its own besides; may be repeated.  [default: all of each]",
     ),
     click.option("--engine-option", "engine_options", multiple=True, metavar="NAME=VALUE", help="Handed on to their engine; may be repeated."),
     click.option("--tensor-parallel", type=COUNT, default=1, show_default=True, help="GPUs for each layer, in vLLM."),

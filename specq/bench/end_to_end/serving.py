@@ -15,6 +15,7 @@ from specq.bench.end_to_end.streams import Load, Stream
 from specq.bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers, pair_config
+from specq.bench.variants import SSD
 from specq.client import Result
 from specq.config import Config
 
@@ -23,14 +24,16 @@ JOB_S = 60.0
 MOST_SESSIONS = 128  # unless more are asked for
 BRISK_MS = 100  # between heartbeats where no draft workers are: the split of steps waits for some at each load
 
-# Where the drafter is, and the modes that are measured.
+# Where the drafter is, and what is measured: modes, and ways of `WAYS`.
 DEPLOYMENTS = {
     "own": ("plain", "sync", "async"),
     "one": ("sync", "async"),
     "two": ("sync", "async"),
     "two-own": ("async",),
+    "ssd": ("plain", "async", "ssd", "ssd jit"),
 }
-OWN, SECOND = ("own", "two-own"), ("two", "two-own")  # who drafts in the verifier's process, and on a second GPU
+WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {"ssd": ("async", SSD), "ssd jit": ("jit", SSD)}  # modes and shapes
+OWN, SECOND = ("own", "two-own"), ("two", "two-own", "ssd")  # who drafts in the verifier's process, and on a second GPU
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
@@ -39,8 +42,8 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
         return until_one_fails(
-            (mode, load.key, partial(run, Completer(client, load, work, mode), split, work, load))
-            for mode in modes(name, work)
+            (way, load.key, partial(run, _completer(client, load, work, way), split, work, load))
+            for way in modes(name, work)
             for load in work.loads
         )
 
@@ -59,8 +62,13 @@ def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[
 
 
 def modes(name: str, work: Workload) -> list[str]:
-    """Return the modes in which a deployment is measured."""
-    return [mode for mode in DEPLOYMENTS[name] if mode in (work.modes or DEPLOYMENTS[name])]
+    """Return the modes, and the ways of `WAYS`, in which a deployment is measured."""
+    return [way for way in DEPLOYMENTS[name] if way in WAYS or way in (work.modes or DEPLOYMENTS[name])]
+
+
+def _completer(client: ListeningClient, load: Load, work: Workload, way: str) -> Completer:
+    mode, shape = WAYS.get(way, (way, {}))
+    return Completer(client, load, work, mode, name=way, shape=shape)
 
 
 def _config(name: str, work: Workload) -> Config:
