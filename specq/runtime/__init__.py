@@ -20,7 +20,7 @@ from specq.runtime.compiler import find_compiler, has_kernels, library, library_
 from specq.runtime.cpu import apply_cpu, available_cores, give_way
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
-from specq.runtime.option_types import OutFile, OutFolder, cannot_write, writing
+from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
 from specq.runtime.processes import reap
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
@@ -31,6 +31,7 @@ __all__ = [
     "Buffer",
     "ClockOffset",
     "Faults",
+    "Number",
     "OutFile",
     "OutFolder",
     "Readiness",

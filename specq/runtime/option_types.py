@@ -1,7 +1,8 @@
-"""Types of command-line options that several packages have: where to write, found to be possible before anything is done."""
+"""Types of command-line options that several packages have: numbers, and where to write, tried before anything is done."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,18 @@ import click
 from specq.protocol import ConfigError
 
 _PROBE = bytes(4096)
+
+
+class Number(click.FloatRange):
+    """A number within a range, in which neither NaN is, though it compares as if it were, nor infinity."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a {'' if math.isnan(number) else 'finite '}number.", param, ctx)
+        return number
 
 
 class OutFile(click.Path):
