@@ -67,6 +67,7 @@ class DrafterLoop:
 def run(config: DraftConfig) -> int:
     """Draft until SIGTERM or SIGINT; return the exit status."""
     stop = Stop(at_once=True)
+    curve_to_broker(config.keys, "draft")  # what is wrong with them is said before the model is loaded
     apply_cpu(config.cores, config.threads)
     name = config.name or f"draft-{os.getpid()}"
     tell = teller(name, wanted=config.progress)

@@ -199,6 +199,7 @@ class VerifierLoop:
 def run(config: TargetConfig) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
     stop = Stop(at_once=True)
+    curve_to_broker(config.keys, "target")  # what is wrong with them is said before the model is loaded
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     tell = teller(name, wanted=config.progress)

@@ -22,9 +22,9 @@ from typing import Any
 
 import click
 
-from specq.bench.finite import Finite
 from specq.config import check_bind, check_connect
 from specq.protocol import ConfigError
+from specq.runtime import Number
 from specq.simulate.network import Line, LineSettings
 
 _PIECE = 1 << 16  # bytes read at once
@@ -122,11 +122,11 @@ async def serve(proxy: DelayProxy, listen: str) -> None:
 @click.command()
 @click.option("--listen", default="tcp://127.0.0.1:*", show_default=True, help="Where peers connect; *: any free port.")
 @click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="The broker.")
-@click.option("--rtt-ms", type=Finite(0), default=20.0, show_default=True, help="Added to a round trip.")
-@click.option("--jitter-ms", type=Finite(0), default=0.0, help="Mean of the further delay each way.")
-@click.option("--bandwidth-mbit", type=Finite(0), default=0.0, help="Of a connection, each way; 0: no limit.")
-@click.option("--cut-every-s", type=Finite(0), default=0.0, help="Mean life of a connection; 0: no cuts.")
-@click.option("--cut-s", type=Finite(0), default=0.5, show_default=True, help="How long a cut lasts.")
+@click.option("--rtt-ms", type=Number(0), default=20.0, show_default=True, help="Added to a round trip.")
+@click.option("--jitter-ms", type=Number(0), default=0.0, help="Mean of the further delay each way.")
+@click.option("--bandwidth-mbit", type=Number(0), default=0.0, help="Of a connection, each way; 0: no limit.")
+@click.option("--cut-every-s", type=Number(0), default=0.0, help="Mean life of a connection; 0: no cuts.")
+@click.option("--cut-s", type=Number(0), default=0.5, show_default=True, help="How long a cut lasts.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of jitter and cuts.")
 def main(listen: str, upstream: str, *, rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, **cuts: Any) -> None:
     """Delay what peers and a broker send each other; the first line of output is the address to connect to."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import click
 
-from specq.bench.calibrate.usage import Usage
+from specq.bench.calibrate.usage import Usage, others_cores
 from specq.bench.demo_figures import (
     LOOKUP,
     PLAIN,
@@ -26,7 +26,6 @@ from specq.bench.demo_figures import (
     Speed,
     are_same,
     conclusion,
-    others_cores,
     table,
 )
 from specq.bench.prompts import DATA
@@ -64,10 +63,7 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
 def usage(*servers: Servers) -> Usage | None:
     """Return what these processes and all others have taken of this machine's cores; None where that is not known."""
     pids = [pid for each in servers for pid in each.pids().values()]
-    try:
-        return Usage.of({str(pid): pid for pid in pids}, available_cores())
-    except (OSError, ValueError, IndexError):
-        return None
+    return Usage.known({str(pid): pid for pid in pids}, available_cores())
 
 
 def undrafted(config: Config) -> Config:

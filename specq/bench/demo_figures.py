@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from statistics import median
 
-from specq.bench.calibrate.usage import Usage
 from specq.client import Result
 from specq.runtime import columns
 
@@ -85,11 +84,6 @@ def _why(others: float | None, num_cores: int) -> str:
     if others is None or others < BUSY_CORES:
         return "the turns differ by more than drafts could change"
     return f"this machine is too busy (other processes used {others:.1f} of its {num_cores} cores during the turns)"
-
-
-def others_cores(before: Usage | None, after: Usage | None) -> float | None:
-    """Return how many cores others used between two moments, in the mean; None where that is not known."""
-    return after.since(before).to_dict()["others"] if before and after else None
 
 
 def table(names: list[str], measured: list[Measured]) -> str:

@@ -5,7 +5,8 @@
     figures    what `specq bench --compare` compares: by name, the unit, the median and all repetitions
     results    everything else that the suite found, in the suite's own form
 
-Rule: a report is written anew after each part, so that a run that is cut short leaves what it has.
+Rule: a report is written anew after each part, so that a run that is cut short leaves what it has. Where that fails, the run goes
+on, since its tables are printed in any case, and the next part tries it again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import orjson
 
 from specq.bench.machine import describe
 from specq.protocol import ConfigError, SpecqError
-from specq.runtime import columns
+from specq.runtime import cannot_write, columns
 
 _OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
@@ -53,7 +54,7 @@ class Report:
 
     def __init__(self, suite: str, out: Path | None = None, commit: str = "") -> None:
         """`out`: the file to write, if any; `commit`: of the code that is measured, where git does not know it."""
-        self._out = out
+        self._out, self._unwritten = out, ""  # the latter: why, if the file lacks what is known
         about = describe(shlex.join(["specq", *sys.argv[1:]]), commit)
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
 
@@ -80,7 +81,21 @@ class Report:
         for part, values in (("settings", settings), ("figures", figures), ("results", results)):
             self.content[part].update(values or {})
         if self._out is not None:
-            self._out.write_bytes(orjson.dumps(self.content, option=_OPTIONS))
+            self._write(self._out)
+
+    def _write(self, out: Path) -> None:
+        before, self._unwritten = self._unwritten, ""
+        try:
+            out.write_bytes(orjson.dumps(self.content, option=_OPTIONS))
+        except OSError as error:
+            self._unwritten = cannot_write(out, error)
+            if not before:
+                tell(f"{self._unwritten}; it is tried again after each part")
+
+    def check_written(self) -> None:
+        """Raise ConfigError if the file lacks what was measured."""
+        if self._unwritten:
+            raise ConfigError(f"{self._unwritten}; what was measured is printed, and in no file")
 
 
 def attempt(name: str, measure: Callable[[], Any]) -> Any:

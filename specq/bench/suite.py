@@ -12,23 +12,13 @@ from typing import Any
 import click
 
 from specq.bench.report import Report
+from specq.runtime import OutFile
 
 COUNT = click.IntRange(1)
 Function = Callable[..., Any]
 
 
-def _in_a_directory(_context: click.Context, _option: click.Parameter, out: Path | None) -> Path | None:
-    if out is not None and not out.parent.is_dir():
-        raise click.BadParameter(f"{out.parent} is no directory; make it first.")
-    return out
-
-
-_OUT = click.option(
-    "--out",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    callback=_in_a_directory,
-    help="File for all figures, JSON.",
-)
+_OUT = click.option("--out", type=OutFile(), help="File for all figures, JSON.")
 _COMMIT = click.option("--commit", default="", help="Commit of the code that runs.  [default: what git says]")
 
 
@@ -39,7 +29,9 @@ def suite(name: str) -> Callable[[Function], click.Command]:
         @wraps(measure)
         def call(*, out: Path | None, commit: str, **options: Any) -> None:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
-            measure(Report(name, out, commit), **options)
+            report = Report(name, out, commit)
+            measure(report, **options)
+            report.check_written()
 
         return click.command(name)(_OUT(_COMMIT(call)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from specq.models import HEADS, PACKAGED, PRESETS, ROLES, known_models, parse_shape, pull, resolve_model
-from specq.runtime import columns
+from specq.runtime import OutFolder, columns
 
 
 @click.group(invoke_without_command=True)
@@ -44,7 +44,7 @@ def pull_command(name: str) -> None:
 
 
 @models.command()
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Gets target/ and draft/.")
+@click.option("--out", required=True, type=OutFolder(), help="Gets target/ and draft/.")
 @click.option("--model", default="tiny", show_default=True, help="The small pair.")
 @click.option(
     "--parallel", metavar="DIR", help="A parallel draft model for it; gets parallel/, in the shape of --draft."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
@@ -10,23 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
-from specq.runtime import log
+from specq.runtime import Number, log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_CORE = 65535
-
-
-class Number(click.FloatRange):
-    """A number within a range, which NaN is not, though it compares as if it were."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number", param, ctx)
-        return number
 
 
 class Seconds(Number):

@@ -22,6 +22,7 @@ from specq.client import (
 )
 from specq.config import ClientConfig, load, override
 from specq.protocol import JobError, JobInfo, Submit
+from specq.runtime import OutFile, writing
 from specq.text import TextCodec
 
 
@@ -46,7 +47,13 @@ JOB_ID = _JobId(1, 2**63 - 1)
     "--text/--no-text", default=True, help="Decode the tokens, for which a verifier must be there with its tokenizer."
 )
 @click.option("--verbose", is_flag=True, help="Print all counters with each result, under `internal`.")
-@click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.")
+@click.option(
+    "--out",
+    type=OutFile(or_stdout=True),
+    default="-",
+    show_default=True,
+    help="File for the results; - is standard output.",
+)
 @section_options(ClientConfig)
 @click.pass_context
 def results(
@@ -70,7 +77,11 @@ def results(
         raise click.UsageError("give the ids of jobs, or --all, not both")
     config = override(load(config_file).client, **values)
     written = _Written(_Codecs(config) if text else None, verbose=verbose)
-    with JobDesk(config.broker, config.timeout_s, config.keys) as desk, click.open_file(out, "wb") as file:
+    with (
+        JobDesk(config.broker, config.timeout_s, config.keys) as desk,
+        writing(out),
+        click.open_file(out, "wb") as file,
+    ):
         wanted = list(dict.fromkeys(job_ids)) or _ended(desk, None if fetch_all else 1)
         for found in desk.fetch(wanted, wait=wait):
             file.write(written.line(found))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import orjson
 
 from specq.bench.machine import describe
-from specq.runtime import columns, log
+from specq.runtime import OutFolder, columns, log, writing
 from specq.simulate.calibration import read_measured, to_toml
 from specq.simulate.report import Outcome, run_points, table, to_json
 from specq.simulate.sweep import apply_settings, points, read_tables
@@ -26,9 +27,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--calibrate", type=_FILE, help="Measured figures, JSON (specq bench calibrate): they win over the config."
 )
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for JSON, PNG and the scenario."
-)
+@click.option("--out", type=OutFolder(), help="Directory for JSON, PNG and the scenario.")
 @click.option(
     "--processes", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work."
 )
@@ -44,12 +43,17 @@ def simulate(
     outcomes = run_points(points(tables), lambda text: click.echo(text, err=True), processes)
     click.echo(columns(table(outcomes)))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "scenario.toml").write_text(to_toml(tables), "utf-8")
-        about = describe(shlex.join(["specq", *sys.argv[1:]]))
-        found = orjson.dumps(about | to_json(outcomes), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        (out / "simulate.json").write_bytes(found)
-        _draw(outcomes, out)
+        with writing(out):
+            _write(tables, outcomes, out)
+
+
+def _write(tables: dict[str, Any], outcomes: list[Outcome], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scenario.toml").write_text(to_toml(tables), "utf-8")
+    about = describe(shlex.join(["specq", *sys.argv[1:]]))
+    found = orjson.dumps(about | to_json(outcomes), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (out / "simulate.json").write_bytes(found)
+    _draw(outcomes, out)
 
 
 def _draw(outcomes: list[Outcome], out: Path) -> None:

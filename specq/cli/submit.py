@@ -28,13 +28,21 @@ from specq.client import (
     run_lines,
 )
 from specq.config import ClientConfig, load, override
+from specq.runtime import OutFile, writing
 
 _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 
 
 @click.command(cls=GroupedCommand, context_settings={"max_content_width": 120})
 @click.argument("prompts", type=click.File("rb"))
-@click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.", **_FILES)
+@click.option(
+    "--out",
+    type=OutFile(or_stdout=True),
+    default="-",
+    show_default=True,
+    help="File for the results; - is standard output.",
+    **_FILES,
+)
 @click.option("--chat", is_flag=True, help="Take each prompt as a user's message, for the model's template.", **_FILES)
 @click.option("--stream", is_flag=True, help="Show the texts as they grow, one after the other.", **_FILES)
 @click.option(
@@ -165,7 +173,7 @@ class _Stream:
 def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_Stream | ResultsFile]:
     """Open the file for results, or the file of an unfinished run with these options.
 
-    Raises click's one-line errors if it cannot be written or is the prompts file.
+    Raises ConfigError if it cannot be written, click's UsageError if it is the prompts file.
     """
     if out == "-":
         yield _Stream(sys.stdout.buffer)
@@ -173,15 +181,13 @@ def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_
     path = Path(out)
     if path.exists() and prompts.name not in ("-", "<stdin>") and path.samefile(prompts.name):
         raise click.UsageError(f"{out} is the prompts file; give --out another name")
-    try:
+    with writing(out):
         if path.exists() and not path.is_file():
             with path.open("wb") as pipe:
                 yield _Stream(pipe)
         else:
             with ResultsFile(path, options) as file:
                 yield file
-    except OSError as error:
-        raise click.FileError(out, error.strerror or str(error)) from None
 
 
 def _shower(*, to_stderr: bool) -> Any:

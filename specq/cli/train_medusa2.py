@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from specq.cli.options import Number
 from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, checked, heads_options, run_options, run_stages
+from specq.runtime import Number
 from specq.training import MEDUSA2_STAGES
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import click
 
 from specq.bench.prompts import DATA as PROMPTS_HERE
-from specq.cli.options import Number, Seconds
+from specq.cli.options import Seconds
 from specq.models import resolve_model
 from specq.protocol import ConfigError
-from specq.runtime import resolve
+from specq.runtime import Number, OutFile, resolve
 from specq.training.records import (
     PROMPTS,
     ROLLOUTS,
@@ -88,7 +88,9 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
         ),
         click.option("--work", type=_FOLDER, default=".train", help="Directory for rollouts and the report."),
         click.option("--out", type=_FOLDER, default=out, help=f"Where {made}."),
-        click.option("--results", type=_FILE, default=None, help="A second place for the report."),
+        click.option(
+            "--results", type=OutFile(makes_directory=True), default=None, help="A second place for the report."
+        ),
         click.option(
             "--rollouts",
             type=_FILE,

@@ -11,7 +11,7 @@ from specq.config import Config
 from specq.doctor import installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
-from specq.doctor.neighbours import Neighbours, running
+from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
 from specq.models import HEADS, default_model, draft_for, find_model
 from specq.protocol import SpecqError
@@ -92,11 +92,12 @@ def examine(question: Question, tell: Tell) -> Examination:
     checks += found.checks
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
-    neighbours = Neighbours(cores)
+    before, load = usage(cores), load_average()
     if not question.is_quick and found.target and not _hinders(checks):
         measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks)
     if measured is not None:
-        calm = quiet(measured.figures()["steps_took_times_the_curve"], neighbours.used(), len(cores), here)
+        used = used_by_others(before, usage(cores), len(cores), load)
+        calm = quiet(measured.figures()["steps_took_times_the_curve"], used, len(cores), here)
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)

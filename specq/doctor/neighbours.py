@@ -6,46 +6,32 @@ Rule: unknown is None, never a guess; where the system does not count seconds by
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specq.bench.calibrate.usage import busy_s
+from specq.bench.calibrate.usage import PROC, Usage, others_cores
 
-PROC = Path("/proc")
 ROLES = ("broker", "worker", "serve")
 
 
-class Neighbours:
-    """Others, from now on."""
-
-    def __init__(self, cores: Sequence[int], proc: Path = PROC) -> None:
-        self._cores, self._proc = cores, proc
-        self._began, self._own_s = time.monotonic(), own_seconds()
-        self._busy_s = busy_seconds(cores, proc)
-        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-    def used(self) -> float | None:
-        """Return how many of the processors other processes have used so far, as a mean; None where nothing says it."""
-        busy_s, wall_s = busy_seconds(self._cores, self._proc), time.monotonic() - self._began
-        if busy_s is None or self._busy_s is None or wall_s <= 0:
-            return None if self._load is None else min(self._load, float(len(self._cores)))
-        others_s = busy_s - self._busy_s - (own_seconds() - self._own_s)
-        return min(max(others_s / wall_s, 0.0), float(len(self._cores)))
+def used_by_others(
+    before: Usage | None, after: Usage | None, num_cores: int, load: float | None = None
+) -> float | None:
+    """Return how many of the processors other processes used between two moments, as a mean, or the `load`; None where nothing says it."""
+    used = others_cores(before, after)
+    used = load if used is None else used
+    return None if used is None else min(used, float(num_cores))
 
 
-def own_seconds() -> float:
-    """Return the seconds of processors that this process, and children that have ended, have used."""
-    return sum(os.times()[:4])
+def usage(cores: Sequence[int], proc: Path = PROC) -> Usage | None:
+    """Return what this process, with the children that it had, and all others have taken of the processors; None where that is not known."""
+    return Usage.known({}, cores, with_ended=True, proc=proc)
 
 
-def busy_seconds(cores: Sequence[int], proc: Path = PROC) -> float | None:
-    """Return the seconds for which these processors have worked since the start, for whomever; None where the system does not count them."""
-    try:
-        return busy_s(cores, proc / "stat")
-    except (OSError, ValueError):
-        return None
+def load_average() -> float | None:
+    """Return how many processes computed in the last minute, as a mean; None where the system does not say it."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def running(proc: Path = PROC) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 import numpy as np
 
 from specq.engines.interface import Engine
-from specq.protocol import NO_TAP, Int32Array, SamplingParams, SessionStep, Tap, Tree
+from specq.engines.room import free_slots
+from specq.protocol import NO_TAP, ConfigError, Int32Array, SamplingParams, SessionStep, Tap, Tree
 
 SESSIONS = 8
 CONTEXT = 8  # tokens
@@ -32,10 +34,13 @@ def step_times(
     settle: Callable[[], None] = lambda: None,
     patience_s: float = PATIENCE_S,
     most_sessions: int = SESSIONS,
+    block_slots: int = 1,
 ) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
     only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins but for the least
-    that there must be; `most_sessions`: that a step may have. See `Engine.step_times`."""
+    that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of which a session takes whole ones.
+    Raises ConfigError where the KV memory is too small for these steps. See `Engine.step_times`."""
+    _check_kv(engine, max(sizes), CONTEXT, min(SESSIONS, most_sessions), block_slots)
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
     started, rounds = time.monotonic(), list[list[float]]()
     while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + patience_s):
@@ -58,7 +63,10 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
 
     recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that, unless
                steps take more or less time now
+
+    Raises ConfigError where the KV memory is too small for the largest of them that may be measured.
     """
+    _check_kv(engine, max(REFINED_ROWS, *sizes[:2], *(size for size in sizes if size <= QUICK_ROWS)), QUICK_CONTEXT)
     random = np.random.default_rng(0)
     _quick_step(engine, min(CHECKED), random)  # the first step of all has more to do
     if _holds(recalled, engine, random):
@@ -76,6 +84,27 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
             break
         times = {size: min(seconds, _quick_step(engine, size, random)) for size, seconds in times.items()}
     return times
+
+
+def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: int = 1) -> int:
+    """Return the fewest KV slots, in whole blocks, with which a step of so many rows can be timed, of sessions that have `context` - 1 tokens
+    each before it."""
+    before = -(-(context - 1) // block_slots)  # blocks of a session
+    slacks = np.full(num_sessions, before * block_slots - (context - 1))
+    further = next(num for num in count() if free_slots(num, block_slots, slacks) >= num_rows)
+    return block_slots * (num_sessions * before + further)
+
+
+def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = SESSIONS, block_slots: int = 1) -> None:
+    """Raise ConfigError if the engine's KV memory is too small for steps of so many rows."""
+    info, num_sessions = engine.info, min(num_rows, most_sessions)
+    least = least_kv_slots(num_rows, context, num_sessions, block_slots)
+    if info.kv_slots < least:
+        raise ConfigError(
+            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as memory allows: at "
+            f"start-up, steps of up to {num_rows} rows are timed beside the contexts of {num_sessions} sessions, and a job takes as many "
+            "as its prompt and completion have tokens"
+        )
 
 
 def _holds(recalled: Mapping[int, float], engine: Engine, random: np.random.Generator) -> bool:

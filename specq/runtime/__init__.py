@@ -7,6 +7,7 @@ columns     rows of values as text in columns
 compiler    C kernels, built at first use
 buffer      arrays whose addresses C knows
 whole_files  files that others see whole or not at all
+option_types  types of command-line options
 processes   those that this one has started
 table       names to "package.module:object", our own and those of other packages
 tracing     what a process notes of traced jobs, by the broker's clock
@@ -19,6 +20,7 @@ from specq.runtime.compiler import find_compiler, has_kernels, library, library_
 from specq.runtime.cpu import apply_cpu, available_cores, give_way
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
+from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
 from specq.runtime.processes import reap
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
@@ -29,12 +31,16 @@ __all__ = [
     "Buffer",
     "ClockOffset",
     "Faults",
+    "Number",
+    "OutFile",
+    "OutFolder",
     "Readiness",
     "Table",
     "Tell",
     "Tracer",
     "apply_cpu",
     "available_cores",
+    "cannot_write",
     "columns",
     "find_compiler",
     "give_way",
@@ -48,4 +54,5 @@ __all__ = [
     "teller",
     "traced",
     "whole_file",
+    "writing",
 ]

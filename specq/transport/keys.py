@@ -157,15 +157,15 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def directory_of(keys: str) -> Path:
-    """Return the directory that the option `keys` names."""
-    path = Path(keys).expanduser()
-    return path if path.is_dir() else path.parent
+    """Return the directory that the option `keys` names. Raises ConfigError."""
+    path, is_directory = _place(keys)
+    return path if is_directory else path.parent
 
 
 def own_keys(keys: str, *roles: str) -> KeyPair:
     """Return one's own keys: those of the first of these roles that has any. Raises ConfigError."""
-    path = Path(keys).expanduser()
-    if not path.is_dir():
+    path, is_directory = _place(keys)
+    if not is_directory:
         secret = path.with_name(path.name + SECRET)
         if not secret.exists():
             hint = f"specq keys {keys} NAME --role {roles[0]}"
@@ -185,9 +185,9 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
 
 
 def keys_of_gateway(keys: str) -> str:
-    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one."""
-    path = Path(keys).expanduser()
-    if not keys or not path.is_dir():
+    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one. Raises ConfigError."""
+    path, is_directory = _place(keys)
+    if not keys or not is_directory:
         return keys
     able = [grant.name for grant in read_grants(path) if grant.tenants and (path / (grant.name + SECRET)).exists()]
     return f"{keys}/{able[0]}" if len(able) == 1 else keys
@@ -218,6 +218,16 @@ def read_grants(directory: Path) -> Iterator[Grant]:
         if other != grant.name:
             raise ConfigError(f"{path} holds the same key as {other}{PUBLIC}")
         yield grant
+
+
+def _place(keys: str) -> tuple[Path, bool]:
+    """Return the path that the option `keys` names, and whether it is a directory; ConfigError where that cannot be found out."""
+    try:
+        path = Path(keys).expanduser()
+        return path, path.is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the keys {keys}: {reason}; `keys` is a directory, or DIRECTORY/NAME") from None
 
 
 def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specq.bench import demo
-from specq.bench.calibrate.usage import Usage, busy_s
-from specq.bench.demo_figures import Speed, conclusion, others_cores
+from specq.bench.calibrate.usage import Usage, busy_s, others_cores
+from specq.bench.demo_figures import Speed, conclusion
 from specq.client import Result
 from specq.config import Config, TargetConfig, UpConfig
 from workers.deployment import absent_sources

@@ -112,6 +112,55 @@ def test_mistakes_are_one_clear_line(arguments, status, said):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("none", "there is neither a directory of keys none nor a key none.secret"),
+        ("file", "there is neither a directory of keys file nor a key file.secret"),
+        ("empty", "empty holds no secret key of the role"),
+        ("bad", "bad/x.secret is not a valid key file"),
+        ("bad/x", "bad/x.secret is not a valid key file"),
+        ("folder", "cannot read the key folder/x.secret: Is a directory"),
+        ("n" * 300, "File name too long"),
+        ("~nobody-of-this-name/x", "Could not determine home directory"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["worker", "--role", "target", "--broker"],
+        ["worker", "--role", "draft", "--broker"],
+        ["broker", "--journal", "none", "--bind"],
+        ["serve", "--bind"],
+        ["up", "--model", "tiny", "--broker"],
+        ["status", "--broker"],
+    ],
+    ids=" ".join,
+)
+def test_keys_that_cannot_be_used_are_refused_before_anything_is_loaded(
+    command, keys, said, tmp_path, monkeypatch, free_address
+):
+    """No model is looked for, by a worker or by those that `specq up` would start."""
+
+    def load(*_):
+        raise AssertionError("a model is not to be loaded")
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "bad", "folder/x.secret"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("file", "bad/x.secret"):
+        (tmp_path / file).write_bytes(b"\xff[")
+    for name in ("target.build_verifier", "draft.build_drafter", "up.Group"):
+        monkeypatch.setattr(f"workers.{name}", load)
+    for name in ("broker", "gateway"):
+        monkeypatch.setattr(f"workers.{name}.apply_cpu", lambda *_, **__: None)
+
+    result = _run(*command, free_address, "--keys", keys)
+
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr.splitlines()[-1]
+
+
 def test_status_without_a_broker_fails(free_address):
     result = _run("status", "--broker", free_address, "--timeout-s", "0.1")
 

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specq.bench.calibrate import usage as measured_usage
+from specq.bench.calibrate.usage import Usage
 from specq.config import BrokerConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
@@ -132,33 +134,33 @@ def test_a_specq_that_runs_here_is_spoken_of():
 STAT = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 {} 0 0 500 7 0 0 0 0 0\ncpu1 100 0 0 900 0 0 0 {} 0 0\nintr 5\n"
 
 
-def test_seconds_of_processors_are_those_of_ours_and_not_idle_ones(tmp_path):
-    (tmp_path / "stat").write_text(STAT.format(300, 50))
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert neighbours.busy_seconds([0], tmp_path) == 300 / ticks
-    assert neighbours.busy_seconds([0, 1], tmp_path) == 450 / ticks, (
-        "what the host of a virtual machine took is not ours"
-    )
-    assert neighbours.busy_seconds([0, 7], tmp_path) is None
-    assert neighbours.busy_seconds([0], tmp_path / "nowhere") is None
-
-
 def test_what_others_used_leaves_out_our_own(tmp_path, monkeypatch):
-    """Of two processors this process used one, and others half of one."""
-    moments, own = iter([10.0, 20.0]), iter([1.0, 11.0])
-    monkeypatch.setattr(neighbours, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    monkeypatch.setattr(neighbours, "own_seconds", lambda: next(own))
+    """Of two processors this process used a half, children that have ended the other half of one, and others half of one, with what the host of a
+    virtual machine took."""
+    clock = SimpleNamespace(perf_counter=iter([10.0, 20.0]).__next__, process_time=iter([1.0, 6.0]).__next__)
+    times = iter([(1.0, 0.0, 2.0, 1.0, 10.0), (6.0, 0.0, 5.0, 3.0, 20.0)])
+    monkeypatch.setattr(measured_usage, "time", clock)
+    monkeypatch.setattr(os, "times", times.__next__)
     ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(STAT.format(0, 0))
-    others = neighbours.Neighbours([0, 1], tmp_path)
+    before = neighbours.usage([0, 1], tmp_path)
     (tmp_path / "stat").write_text(STAT.format(10 * ticks, 5 * ticks))
-    assert others.used() == pytest.approx(0.5)
+    assert neighbours.used_by_others(before, neighbours.usage([0, 1], tmp_path), 2) == pytest.approx(0.5)
+
+
+def test_others_used_no_more_than_there_is():
+    before, after = Usage(10.0, {"client": 1.0}, 20.0), Usage(20.0, {"client": 2.0}, 51.0)
+    assert neighbours.used_by_others(before, after, 2) == 2.0
 
 
 def test_without_such_a_count_the_load_stands_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0))
-    assert neighbours.Neighbours([0, 1], tmp_path).used() == 1.5
-    assert neighbours.Neighbours([0], tmp_path).used() == 1.0
+    (tmp_path / "stat").write_text(STAT.format(0, 0))
+    for unknown in (neighbours.usage([0, 7], tmp_path), neighbours.usage([0], tmp_path / "nowhere")):
+        assert unknown is None
+        assert neighbours.used_by_others(unknown, unknown, 2, neighbours.load_average()) == 1.5
+        assert neighbours.used_by_others(unknown, unknown, 1, neighbours.load_average()) == 1.0
+        assert neighbours.used_by_others(unknown, unknown, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from specq.engines import profiling, step_cache
-from specq.engines.profiling import quick_step_times
+from specq.engines.profiling import least_kv_slots, quick_step_times, step_times
+from specq.engines.room import free_slots
 from specq.engines.step_cache import keep, recall, step_times_file
-from specq.protocol import NO_TAP
-from specq.testing.toy import ToyEngine
+from specq.protocol import NO_TAP, ConfigError
+from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, profiled_rows
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -63,6 +64,40 @@ def test_a_slow_model_is_measured_at_two_sizes_and_no_more(monkeypatch):
     engine = TimedEngine(monkeypatch, first_s=5.0)
     assert list(quick_step_times(engine, SIZES, {})) == [1, 2]
     assert engine.now < 60
+
+
+@pytest.mark.parametrize(
+    ("measure", "sizes", "least"),
+    [
+        (lambda engine, sizes: quick_step_times(engine, sizes, {}), SIZES, 64 + 8),
+        (lambda engine, sizes: quick_step_times(engine, sizes, {}), [1, 2, 4], 16 + 8),  # what may be recalled
+        (step_times, SIZES, 512 + 8 * 7),
+        (step_times, [1, 2, 4], 4 + 4 * 7),
+    ],
+)
+def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(measure, sizes, least):
+    for kv_slots in (1, least - 1):
+        with pytest.raises(
+            ConfigError, match=f"toy has {kv_slots} KV slots .--kv-slots.; give at least {least}, .* rows"
+        ):
+            measure(ToyEngine(toy_info(kv_slots=kv_slots)), sizes)
+    engine = ToyEngine(toy_info(kv_slots=least))
+    assert len(measure(engine, sizes)) >= 2
+    assert not engine.contexts
+
+
+@pytest.mark.parametrize("block_slots", [1, 3, 8, 16, 32])
+@pytest.mark.parametrize("num_sessions", [1, 5, 8])
+def test_the_fewest_kv_slots_are_counted_in_blocks(block_slots, num_sessions):
+    """Seven tokens of each session stand before the step: in one block, which has room for more, or in several."""
+    before = -(-7 // block_slots)
+    slacks = np.full(num_sessions, before * block_slots - 7)
+    for num_rows in (num_sessions, 40, 512):
+        num_blocks, rest = divmod(least_kv_slots(num_rows, 8, num_sessions, block_slots), block_slots)
+        assert rest == 0
+        left = num_blocks - num_sessions * before
+        assert free_slots(left, block_slots, slacks) >= num_rows
+        assert left == 0 or free_slots(left - 1, block_slots, slacks) < num_rows
 
 
 def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch):

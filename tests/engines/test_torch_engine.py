@@ -17,7 +17,7 @@ from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array
-from specq.protocol.errors import EngineError
+from specq.protocol.errors import ConfigError, EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, Judgement, SessionStep, Tree
 from specq.testing.checkpoints import (
@@ -271,6 +271,12 @@ def test_step_times_are_positive_and_leave_nothing_behind(llama):
     engine = TorchEngine(str(llama), device="cpu")
     assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_a_pool_too_small_to_time_steps_is_refused_and_the_size_that_is_named_does(llama):
+    with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 72,"):
+        TorchEngine(str(llama), device="cpu", kv_slots=1).step_times([1, 8, 64])
+    assert TorchEngine(str(llama), device="cpu", kv_slots=72).step_times([1, 8, 64])
 
 
 def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypatch):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import structlog
 
+from specq.engines.profiling import CONTEXT, least_kv_slots
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.options import BLOCK_SIZES
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Open, Verdict
@@ -281,9 +283,11 @@ def test_what_vllm_could_not_follow_is_refused(directory, vllm_device, tokens, j
     engine.shutdown()
 
 
-def test_steps_are_measured_with_as_few_sessions_as_it_was_made_for(directory, vllm_device):
-    """A verifier measures them at its start, whatever its --max-sessions."""
-    made = VllmEngine(str(directory), kv_slots=2048, max_sessions=2, max_step_rows=64, **vllm_arguments(vllm_device))
+def test_steps_are_measured_with_as_few_sessions_and_kv_slots_as_it_was_made_for(directory, vllm_device):
+    """A verifier measures them at its start, whatever its --max-sessions, with the fewest --kv-slots that are not refused."""
+    least = least_kv_slots(64, CONTEXT, 2, BLOCK_SIZES[vllm_device])
+    made = VllmEngine(str(directory), kv_slots=least, max_sessions=2, max_step_rows=64, **vllm_arguments(vllm_device))
+    assert made.info.kv_slots == least
     times = made.step_times([1, 8, 64])
     assert len(times) == 3
     assert all(seconds > 0 for seconds in times)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import structlog
 
+from specq.engines.room import free_slots
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment
 from specq.engines.vllm.refusals import refusal
-from specq.engines.vllm.room import free_slots
 
 
 def fits(num_free: int, block_size: int, slacks: tuple[int, ...], rows: tuple[int, ...]) -> bool:

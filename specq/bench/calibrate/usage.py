@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC = Path("/proc")
 IDLE_FIELDS = slice(3, 5)  # of a line of /proc/stat: idle, waiting for a disk
 NUM_FIELDS = 8  # those after them are parts of the first two
 
@@ -24,10 +25,27 @@ class Usage:
     busy: float
 
     @classmethod
-    def of(cls, pids: Mapping[str, int], cores: Collection[int] = ()) -> Usage:
-        """Return what our processes have taken, and this one, as `client`; `busy` is of these cores, none: of all."""
+    def of(
+        cls, pids: Mapping[str, int], cores: Collection[int] = (), *, with_ended: bool = False, proc: Path = PROC
+    ) -> Usage:
+        """Return what our processes have taken, and this one, as `client`; `busy` is of these cores, none: of all.
+
+        with_ended   also what children of this one took that have ended, as `ended`: not where one of `pids` may end meanwhile
+        """
         own = {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
-        return cls(time.perf_counter(), own, busy_s(cores))
+        if with_ended:
+            own["ended"] = sum(os.times()[2:4])
+        return cls(time.perf_counter(), own, busy_s(cores, proc / "stat"))
+
+    @classmethod
+    def known(
+        cls, pids: Mapping[str, int], cores: Collection[int], *, with_ended: bool = False, proc: Path = PROC
+    ) -> Usage | None:
+        """Return what `of` does; None where the system does not count it."""
+        try:
+            return cls.of(pids, cores, with_ended=with_ended, proc=proc)
+        except (OSError, ValueError, IndexError):
+            return None
 
     def since(self, before: Usage) -> Usage:
         """Return what was taken between."""
@@ -40,13 +58,18 @@ class Usage:
         return cores | {"others": round(max(self.busy - sum(self.own.values()), 0.0) / self.at, 3)}
 
 
+def others_cores(before: Usage | None, after: Usage | None) -> float | None:
+    """Return how many cores others used between two moments, in the mean; None where that is not known."""
+    return after.since(before).to_dict()["others"] if before and after else None
+
+
 def cpu_s(pid: int) -> float:
     """Return the seconds that the threads of a process have computed for."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-def busy_s(cores: Collection[int] = (), path: Path = Path("/proc/stat")) -> float:
+def busy_s(cores: Collection[int] = (), path: Path = PROC / "stat") -> float:
     """Return the seconds that these cores have been busy for, together; none: all cores. Raises OSError or ValueError where the system does not
     say it of each of them."""
     wanted = {f"cpu{core}" for core in cores} or {"cpu"}

@@ -15,10 +15,10 @@ import click
 from specq.bench.end_to_end import table
 from specq.bench.end_to_end.cut_short import CutShortError
 from specq.bench.end_to_end.workload import JOBS_EACH, Workload
-from specq.bench.finite import Finite
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
 from specq.protocol import ConfigError
+from specq.runtime import Number
 
 DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
 SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
@@ -38,19 +38,19 @@ workload_options = options(
     click.option("--heads", metavar="DIR", multiple=True, help="Medusa heads or an EAGLE-3 head for it, inflated likewise; may be repeated."),
     click.option("--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."),
     click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
-    click.option("--temperature", "temperatures", type=Finite(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
+    click.option("--temperature", "temperatures", type=Number(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
     click.option(
         "--sampled-sessions", type=COUNT, multiple=True,
         help="Jobs at a time at each --temperature but the first; may be repeated.  [default: those of --sessions]",
     ),
     click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
     click.option(
-        "--length-spread", type=Finite(0, 0.9), default=0.0, show_default=True,
+        "--length-spread", type=Number(0, 0.9), default=0.0, show_default=True,
         help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
     ),
     click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
-    click.option("--settle-s", type=Finite(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
+    click.option("--settle-s", type=Number(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
     click.option(
         "--mode", "modes", multiple=True, type=click.Choice(["plain", "sync", "async"]),

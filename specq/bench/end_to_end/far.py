@@ -27,13 +27,12 @@ from specq.bench.end_to_end.serving import READY_S, Completer, speculation, veri
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream
 from specq.bench.end_to_end.workload import WARM_LEN, Workload
 from specq.bench.figures import paired
-from specq.bench.finite import Finite
 from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers
 from specq.bench.suite import COUNT, options
 from specq.config import Config, to_arguments
 from specq.protocol import EngineError
-from specq.runtime import available_cores
+from specq.runtime import Number, available_cores
 from workers.up import Group, Member
 
 PLAIN, DRAFTED = "plain", "async"
@@ -44,11 +43,11 @@ far_options = options(
     click.option("--far-drafters", type=COUNT, default=12, show_default=True, help="Draft workers of `far`."),
     click.option("--far-model", default="tiny", show_default=True, help="Their draft model, which is not inflated; it has the pair's tokenizer."),
     click.option(
-        "--rtt-ms", type=Finite(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
+        "--rtt-ms", type=Number(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
         help="Round trip between `far` draft workers and broker; 0: no proxy; may be repeated.",
     ),
     click.option(
-        "--turn-s", type=Finite(0), default=0.6, show_default=True,
+        "--turn-s", type=Number(0), default=0.6, show_default=True,
         help="A turn of `far` and `far-own`: its jobs, as often as until so many seconds are over.",
     ),
 )  # fmt: skip

@@ -9,10 +9,10 @@ from statistics import median
 import click
 
 from specq.bench.broker_rate import NO_JOURNAL, Kind, broker_rate
-from specq.bench.finite import Finite
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
 from specq.config import DURABILITIES
+from specq.runtime import Number
 
 UNITS = {"tokens": "tokens/s", "messages": "messages/s", "busy": "cores", "us": "us"}
 
@@ -32,7 +32,7 @@ UNITS = {"tokens": "tokens/s", "messages": "messages/s", "busy": "cores", "us": 
     show_default=True, help="Its durability; may be repeated.",
 )  # fmt: skip
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Turns of each.")
-@click.option("--seconds", type=Finite(0.01), default=2.0, show_default=True, help="Of each turn.")
+@click.option("--seconds", type=Number(0.01), default=2.0, show_default=True, help="Of each turn.")
 def command(
     report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], drafters: int,
     journal: tuple[str, ...], repeats: int, seconds: float,

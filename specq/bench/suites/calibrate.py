@@ -20,7 +20,6 @@ from specq.bench.calibrate import hardware, neighbours
 from specq.bench.calibrate.compare import compared, predict, rows
 from specq.bench.calibrate.costs import profile
 from specq.bench.calibrate.serving import Prompt, Setting, measure, serving
-from specq.bench.finite import Finite
 from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.roundtrip import roundtrip
@@ -28,7 +27,7 @@ from specq.bench.suite import COUNT, suite
 from specq.client import Result
 from specq.models import SHOWN_PAIR, default_pair
 from specq.protocol import MODES
-from specq.runtime import available_cores, log
+from specq.runtime import Number, available_cores, log
 from specq.simulate.calibration import Measured
 from specq.simulate.stub_text import Choices, Texts
 from workers.deployment import divide_cores
@@ -42,7 +41,7 @@ OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which process
 @suite("calibrate")
 @click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
 @click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
-@click.option("--rtt", "rtts", type=Finite(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
+@click.option("--rtt", "rtts", type=Number(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
 @click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")
 @click.option("--in-flight", type=COUNT, default=1, show_default=True, help="Jobs at a time.")

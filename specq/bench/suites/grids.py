@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from specq.bench.figures import Row
-from specq.bench.finite import Finite
 from specq.bench.grid import NOTES, run_grid
 from specq.bench.pairs import parse_pairs
 from specq.bench.prompts import shipped
@@ -16,6 +15,7 @@ from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.settings import Settings
 from specq.bench.suite import options, serving_options
 from specq.bench.variants import Variant
+from specq.runtime import Number
 
 TEMPERATURES = (0.0, 0.8)
 Cell = dict[str, Any]
@@ -24,7 +24,7 @@ grid_options = options(
     serving_options,
     click.option(
         "--temperature",
-        type=Finite(0),
+        type=Number(0),
         multiple=True,
         help="0 is greedy; may be repeated.  [default: 0, 0.8]",
     ),

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from specq.bench.finite import Finite
 from specq.bench.journal_cost import measure_groups, round_trips
 from specq.bench.report import Figure, Report, figure, show
 from specq.bench.suite import COUNT, suite
+from specq.runtime import Number
 
 UNITS = {"p50_us": "us", "p99_us": "us", "groups_per_s": "groups/s"}
 
@@ -22,7 +22,7 @@ UNITS = {"p50_us": "us", "p99_us": "us", "groups_per_s": "groups/s"}
     "--roundtrip", "repeats", type=click.IntRange(0), default=0, show_default=True,
     help="Repetitions of the round trips; 0: none.",
 )  # fmt: skip
-@click.option("--seconds", type=Finite(0.01), default=2.0, show_default=True, help="Of each repetition.")
+@click.option("--seconds", type=Number(0.01), default=2.0, show_default=True, help="Of each repetition.")
 @click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where the journals are made.")
 def command(report: Report, *, groups: int, repeats: int, seconds: float, directory: str | None) -> None:
     """Measure the time of a group of rows by durability and size, and the broker's throughput with each kind of journal."""

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from specq.bench.deployments import Deployments
-from specq.bench.finite import Finite
 from specq.bench.method_figures import NOTES, cells_of, dataset_table, figures_of, method_table, ratio_text, to_best
 from specq.bench.method_turns import measure_methods, portions
 from specq.bench.methods import KINDS, SHARED_TOKENS, DraftFiles, choose
@@ -19,6 +18,7 @@ from specq.bench.report import Report, show, tell
 from specq.bench.settings import Settings
 from specq.bench.suite import COUNT, suite
 from specq.models import SHOWN_PAIR, default_pair, draft_for, parallel_for
+from specq.runtime import Number
 
 TEMPERATURES = (0.0, 0.8)
 READY_S = 600.0  # of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
@@ -55,13 +55,13 @@ MOST_PORTIONS = 8  # times as many prompts as are needed: what is left of them i
     "--temperature",
     "temperatures",
     multiple=True,
-    type=Finite(0),
+    type=Number(0),
     default=TEMPERATURES,
     show_default=True,
     help="May be repeated.",
 )
 @click.option(
-    "--settle-s", type=Finite(0), default=20.0, show_default=True,
+    "--settle-s", type=Number(0), default=20.0, show_default=True,
     help="Seconds in which `everything` learns at each temperature which drafts pay.",
 )  # fmt: skip
 @click.option(

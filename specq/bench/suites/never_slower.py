@@ -9,12 +9,12 @@ import click
 
 from specq.bench.deployments import Deployments
 from specq.bench.figures import CONFIDENCE
-from specq.bench.finite import Finite
 from specq.bench.never_slower import PLACEMENTS, Cell, Pace, cells, measure_cell
 from specq.bench.pairs import parse_pairs
 from specq.bench.report import Figure, Report, attempt, figure, show, tell
 from specq.bench.suite import COUNT, suite
 from specq.protocol import ConfigError
+from specq.runtime import Number
 
 SESSIONS = (1, 4, 16)
 DEFAULT_PAIRS = ("tiny=tiny,tiny", "random=tiny,random")
@@ -54,9 +54,9 @@ HEADER = (
 @click.option(
     "--only", multiple=True, metavar="PAIR/PLACEMENT/SESSIONS", help="Measure only this cell; may be repeated."
 )
-@click.option("--turn-s", type=Finite(0.01), default=1.2, show_default=True, help="Seconds of a plain turn.")
+@click.option("--turn-s", type=Number(0.01), default=1.2, show_default=True, help="Seconds of a plain turn.")
 @click.option("--repeats", type=COUNT, default=6, show_default=True, help="Turns of each contestant.")
-@click.option("--settle-s", type=Finite(0), default=8.0, show_default=True, help="Service before them.")
+@click.option("--settle-s", type=Number(0), default=8.0, show_default=True, help="Service before them.")
 @click.option(
     "--output-len",
     type=COUNT,

@@ -8,19 +8,19 @@ import click
 
 from specq.bench.contestants import NAMES, default_names
 from specq.bench.figures import table
-from specq.bench.finite import Finite
 from specq.bench.prompts import shipped
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.run import run
 from specq.bench.settings import Settings
 from specq.bench.suite import COUNT, serving_options, suite
 from specq.models import SHOWN_PAIR, default_pair
+from specq.runtime import Number
 
 
 @suite("pair")
 @serving_options
 @click.option("--k", type=COUNT, default=5, show_default=True, help="Tokens that transformers' assistant drafts.")
-@click.option("--temperature", type=Finite(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=Number(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
 @click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from specq.bench.finite import Finite
 from specq.bench.prompts import DATA, Prompt, codec_of, files_of, load_prompts, shipped
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.rivals import summary
@@ -20,6 +19,7 @@ from specq.bench.rivals.memory import memory_of
 from specq.bench.rivals.prefill import LENGTH, measure_prefill
 from specq.bench.suite import COUNT, suite
 from specq.models import SHOWN_PAIR, default_pair
+from specq.runtime import Number
 
 UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
 NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
@@ -47,7 +47,7 @@ NOTES = (
 @click.option(
     "--temperature",
     multiple=True,
-    type=Finite(0),
+    type=Number(0),
     default=(0.0, 0.8),
     show_default=True,
     help="May be repeated.",
@@ -67,7 +67,7 @@ NOTES = (
 )
 @click.option(
     "--seconds",
-    type=Finite(0),
+    type=Number(0),
     default=None,
     help="Begin nothing after so long; --resume goes on.  [default: no limit]",
 )

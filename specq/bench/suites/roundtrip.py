@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from specq.bench.finite import Finite
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.roundtrip import roundtrip, roundtrip_table, verdict_on
 from specq.bench.suite import COUNT, suite
+from specq.runtime import Number
 
 UNITS = {"p50_us": "us", "p99_us": "us", "rate": "round trips/s"}
 
@@ -15,7 +15,7 @@ UNITS = {"p50_us": "us", "p99_us": "us", "rate": "round trips/s"}
 @suite("roundtrip")
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions.")
 @click.option("--count", type=COUNT, default=2000, show_default=True, help="Round trips with one outstanding, of each.")
-@click.option("--seconds", type=Finite(0.01), default=2.0, show_default=True, help="Of each, with all outstanding.")
+@click.option("--seconds", type=Number(0.01), default=2.0, show_default=True, help="Of each, with all outstanding.")
 @click.option("--keys", default="", help="Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
 def command(report: Report, *, repeats: int, count: int, seconds: float, keys: str) -> None:
     """Measure a draft up and a verdict down: straight from a stub drafter to a stub verifier, and through the broker."""

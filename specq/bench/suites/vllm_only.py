@@ -14,12 +14,12 @@ import click
 import numpy as np
 
 from specq.bench.agreement import PRECISIONS
-from specq.bench.finite import Finite
 from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, suite
 from specq.models import resolve_model
 from specq.protocol import Int32Array
+from specq.runtime import Number
 
 PARTS = ("fp8", "w4a16", "prefix", "long")
 MEMORY = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 4 << 30}  # beside another, and known without a trial
@@ -60,7 +60,7 @@ MIXED_STEPS = 24  # with a part of a prompt, from which is told what such a step
     help="Short texts beside it, and sessions that share the prefix.",
 )
 @click.option(
-    "--slowdown", type=Finite(0), multiple=True, default=(1.8, 0.0), show_default=True,
+    "--slowdown", type=Number(0), multiple=True, default=(1.8, 0.0), show_default=True,
     help="`max_prefill_slowdown` of the verifier, beside a long prompt; 0: no limit; may be repeated.",
 )  # fmt: skip
 @click.option(

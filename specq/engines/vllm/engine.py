@@ -113,6 +113,7 @@ class VllmEngine:
         )
         self._way, tensors = _start_beside((way,) if way else _ways(), arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
+        self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
         self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
         self.info = model_info(arguments, self._way, name, tensors)
 
@@ -145,7 +146,9 @@ class VllmEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
-        return step_times(self, sizes, patience_s=PATIENCE_S, most_sessions=self._most_sessions)
+        return step_times(
+            self, sizes, patience_s=PATIENCE_S, most_sessions=self._most_sessions, block_slots=self._block_slots
+        )
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""

@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
-from specq.engines.vllm.room import free_slots
+from specq.engines.room import free_slots
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
 from specq.protocol import (
