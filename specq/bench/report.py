@@ -25,7 +25,7 @@ import orjson
 
 from specq.bench.machine import describe
 from specq.protocol import ConfigError, SpecqError
-from specq.runtime import cannot_write, columns
+from specq.runtime import cannot_write, columns, whole_file
 
 _OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
@@ -86,7 +86,7 @@ class Report:
     def _write(self, out: Path) -> None:
         before, self._unwritten = self._unwritten, ""
         try:
-            out.write_bytes(orjson.dumps(self.content, option=_OPTIONS))
+            _replace(out.resolve(), orjson.dumps(self.content, option=_OPTIONS))
         except OSError as error:
             self._unwritten = cannot_write(out, error)
             if not before:
@@ -96,6 +96,15 @@ class Report:
         """Raise ConfigError if the file lacks what was measured."""
         if self._unwritten:
             raise ConfigError(f"{self._unwritten}; what was measured is printed, and in no file")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file anew; what it had stays where that fails."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def attempt(name: str, measure: Callable[[], Any]) -> Any:

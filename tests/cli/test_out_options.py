@@ -112,6 +112,27 @@ def test_a_report_that_cannot_be_written_later_is_told_once_and_the_table_is_pri
     assert "x.json: No such file or directory; what was measured is printed" in str(outcome.exception)
 
 
+def test_a_disk_that_fills_leaves_the_report_as_it_was(tmp_path, monkeypatch):
+    """Whole: half of a report would say nothing. What is a device or a pipe is written to as it is."""
+    out, report = tmp_path / "x.json", Report("x", tmp_path / "x.json")
+    report.update(results={"a": 1})
+    written = out.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", half_full)
+    report.update(results={"b": 2})
+    assert out.read_bytes() == written
+    assert list(tmp_path.iterdir()) == [out]
+    monkeypatch.undo()
+    Report("x", Path(os.devnull)).update(results={"a": 1})
+    assert Path(os.devnull).is_char_device()
+
+
+def half_full(path: Path, content: bytes) -> int:
+    """Write as much as there is room for."""
+    with path.open("wb") as file:
+        file.write(content[: len(content) // 2])
+    raise FULL
+
+
 def test_what_a_simulation_found_is_printed_though_the_disk_is_full(tmp_path, monkeypatch):
     def full(*_):
         raise FULL
