@@ -62,14 +62,14 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
     """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there are two.
 
     recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that, unless
-               steps take more or less time now
+               steps take more or less time now, or it was asked for other sizes
 
     Raises ConfigError where the KV memory is too small for the largest of them that may be measured.
     """
     _check_kv(engine, max(REFINED_ROWS, *sizes[:2], *(size for size in sizes if size <= QUICK_ROWS)), QUICK_CONTEXT)
     random = np.random.default_rng(0)
     _quick_step(engine, min(CHECKED), random)  # the first step of all has more to do
-    if _holds(recalled, engine, random):
+    if all(size in recalled for size in sizes[:2]) and _holds(recalled, engine, random):
         few = [size for size in recalled if size <= REFINED_ROWS]
         return {**recalled, **{size: min(recalled[size], _quick_step(engine, size, random)) for size in few}}
     started = time.perf_counter()

@@ -100,6 +100,16 @@ def test_the_fewest_kv_slots_are_counted_in_blocks(block_slots, num_sessions):
         assert left == 0 or free_slots(left - 1, block_slots, slacks) < num_rows
 
 
+def test_what_was_measured_for_other_sizes_is_not_recalled(monkeypatch):
+    """Else there might be none of those that are asked for."""
+    engine = TimedEngine(monkeypatch)
+    known = quick_step_times(engine, [1, 8, 64], {})
+    assert list(known) == [1, 8, 64]
+    assert list(quick_step_times(engine, [3], known)) == [3]
+    assert list(quick_step_times(engine, [1, 3, 8], known)) == [1, 3, 8]
+    assert list(quick_step_times(engine, [1, 8], known)) == [1, 8, 64]
+
+
 def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch):
     engine = TimedEngine(monkeypatch)
     known = quick_step_times(engine, SIZES, {})

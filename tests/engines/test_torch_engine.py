@@ -267,12 +267,14 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
     assert seen == ["context", "settled", "timed"] * REPEATS
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_step_times_are_positive_and_leave_nothing_behind(llama):
     engine = TorchEngine(str(llama), device="cpu")
     assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
     assert engine.free_slots == engine.info.kv_slots
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_pool_too_small_to_time_steps_is_refused_and_the_size_that_is_named_does(llama):
     with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 72,"):
         TorchEngine(str(llama), device="cpu", kv_slots=1).step_times([1, 8, 64])

@@ -138,6 +138,7 @@ def step_once(engine):
     return judgement, [event for event in events if event["event"] == "node_judged"]
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_the_engine_explains_only_where_it_is_asked_to(tmp_path, monkeypatch):
     directory = str(make_checkpoint("llama", tmp_path))
     judgement, events = step_once(TorchEngine(directory, device="cpu", verbose=True))
