@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
-from specq.runtime import Number, log
+from specq.runtime import Number, OutFile, log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +44,18 @@ def config_option(command: F) -> F:
     kind = click.Path(dir_okay=False)
     return click.option("--config", "config_file", type=kind, help="TOML file; the options given here win over it.")(
         command
+    )
+
+
+def out_option(**kind: Any) -> Callable[[F], F]:
+    """Add `--out`, a file for results or - for standard output; `kind`: further arguments of click's option."""
+    return click.option(
+        "--out",
+        type=OutFile(or_stdout=True),
+        default="-",
+        show_default=True,
+        help="File for the results; - is standard output.",
+        **kind,
     )
 
 

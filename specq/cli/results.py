@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.options import section_options
+from specq.cli.options import out_option, section_options
 from specq.client import (
     Client,
     FoundJob,
@@ -22,7 +22,7 @@ from specq.client import (
 )
 from specq.config import ClientConfig, load, override
 from specq.protocol import JobError, JobInfo, Submit
-from specq.runtime import OutFile, writing
+from specq.runtime import writing
 from specq.text import TextCodec
 
 
@@ -47,13 +47,7 @@ JOB_ID = _JobId(1, 2**63 - 1)
     "--text/--no-text", default=True, help="Decode the tokens, for which a verifier must be there with its tokenizer."
 )
 @click.option("--verbose", is_flag=True, help="Print all counters with each result, under `internal`.")
-@click.option(
-    "--out",
-    type=OutFile(or_stdout=True),
-    default="-",
-    show_default=True,
-    help="File for the results; - is standard output.",
-)
+@out_option()
 @section_options(ClientConfig)
 @click.pass_context
 def results(

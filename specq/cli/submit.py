@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 
 from specq.cli.groups import GroupedCommand, GroupedOption
-from specq.cli.options import section_options
+from specq.cli.options import out_option, section_options
 from specq.cli.parameters import given, parameter_options
 from specq.cli.waiting import WaitReport, wait_options
 from specq.client import (
@@ -28,21 +28,14 @@ from specq.client import (
     run_lines,
 )
 from specq.config import ClientConfig, load, override
-from specq.runtime import OutFile, writing
+from specq.runtime import writing
 
 _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 
 
 @click.command(cls=GroupedCommand, context_settings={"max_content_width": 120})
 @click.argument("prompts", type=click.File("rb"))
-@click.option(
-    "--out",
-    type=OutFile(or_stdout=True),
-    default="-",
-    show_default=True,
-    help="File for the results; - is standard output.",
-    **_FILES,
-)
+@out_option(**_FILES)
 @click.option("--chat", is_flag=True, help="Take each prompt as a user's message, for the model's template.", **_FILES)
 @click.option("--stream", is_flag=True, help="Show the texts as they grow, one after the other.", **_FILES)
 @click.option(
