@@ -92,10 +92,10 @@ def command(
     files = DraftFiles(draft, parallel, heads, shared_tokens)
     methods = choose(files, kinds)
     settings = _settings(target, bench, **given)
-    num = settings.repeats + 1
-    prompts = load_prompts(settings.datasets, MOST_PORTIONS * num * settings.num_prompts, codec_of(target))
-    first, *others = portions(prompts, settings.num_prompts, num)
-    of_repeats, warming = others[: num - 1], [first, *others[num - 1 :]]
+    least = settings.repeats + 1  # one for each repetition, and one for warming up
+    prompts = load_prompts(settings.datasets, MOST_PORTIONS * least * settings.num_prompts, codec_of(target))
+    first, *others = portions(prompts, settings.num_prompts, least)
+    of_repeats, warming = others[: settings.repeats], [first, *others[settings.repeats :]]
     asked = {"target": target, "draft": draft, "heads": heads, "parallel": parallel, "settle_s": settle_s}
     report.update(
         settings=asked
