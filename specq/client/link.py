@@ -26,6 +26,10 @@ Action = Callable[[ClientCore, float], Sequence[Event] | None]
 _JOIN_S = 5.0
 PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
+STARVED_S = (
+    0.001  # for which the I/O thread has not looked at what it was woken for, while another thread asks for more
+)
+GIVE_WAY_S = 0.0002  # that this one waits then: whoever releases the interpreter lock for a moment, as tokenizers do, takes it again before others wake
 IDLE_MS = 1000  # after which actions are looked at without a wake-up, which Ctrl-C may have kept from being sent
 
 
@@ -44,6 +48,7 @@ class Link:
         self._woken.setblocking(False)
         self._actions: deque[Action] = deque()
         self._is_woken = False  # it has been, and has not looked at the actions since
+        self._woken_at = 0.0
         self._sinks: dict[int | str, list[Sink]] = {}
         self._closed = self._leaving = False
         self._thread = threading.Thread(target=self._run, name="specq-client", daemon=True)
@@ -65,14 +70,17 @@ class Link:
         self.call(start)
 
     def call(self, action: Action) -> None:
-        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed."""
+        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed. Who asks for much gives way to it."""
         if self._closed:
             raise _closed()
         self._actions.append(action)
         if not self._is_woken:
-            self._is_woken = True
+            self._is_woken, self._woken_at = True, time.monotonic()
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
+        elif time.monotonic() > self._woken_at + STARVED_S and threading.current_thread() is not self._thread:
+            time.sleep(GIVE_WAY_S)
+            self._woken_at = time.monotonic()
 
     def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
         """Send a sink nothing more of these requests. Those that nobody else waits for are forgotten; jobs that were
@@ -157,11 +165,12 @@ class Link:
             self._flush()
 
     def _act(self) -> None:
-        """Do what other threads asked for."""
+        """Do what other threads have asked for by now: what they ask meanwhile comes when this has been sent, or a thread that submits
+        many jobs would have none of them sent before the last."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
         self._is_woken = False  # before the look, so that nothing is overlooked
-        while self._actions:
+        for _ in range(len(self._actions)):
             self._actions.popleft()(self._core, time.monotonic())
 
     def _receive(self) -> None:

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from specq.client import link as link_module
 from specq.client.core import ClientCore
-from specq.client.link import Link
+from specq.client.link import GIVE_WAY_S, STARVED_S, Link
 
 PATIENCE_S = 10.0
 NUM_THREADS, NUM_CALLS = 8, 50
@@ -84,3 +85,46 @@ def test_a_call_whose_wake_up_was_interrupted_is_heard_all_the_same(link):
     link.call(lambda core, now: done.release())
 
     assert all(done.acquire(timeout=PATIENCE_S) for _ in range(2))
+
+
+def test_what_is_asked_meanwhile_waits_until_the_rest_is_sent(link, monkeypatch):
+    """Else a thread that asks on and on would have nothing sent before it ends."""
+    happened, done, flush = [], threading.Event(), link._flush
+    monkeypatch.setattr(link, "_flush", lambda: (happened.append("sent"), flush())[1])
+
+    def second(core, now):
+        happened.append("second")
+        done.set()
+
+    def first(core, now):
+        happened.append("first")
+        link.call(second)
+
+    link.call(first)
+    assert done.wait(PATIENCE_S)
+    begun = happened.index("first")
+    assert happened[begun : begun + 3] == ["first", "sent", "second"]
+
+
+def test_who_asks_for_much_gives_way(link, monkeypatch):
+    """Once in a while, when the I/O thread has not looked for that long; it never waits for itself."""
+    slept, busy, go, own = [], threading.Event(), threading.Event(), []
+
+    def hold(core, now):
+        link._is_woken, link._woken_at = True, float("-inf")
+        link.call(lambda core, now: None)  # of the I/O thread itself
+        own.extend(slept)
+        busy.set()
+        go.wait(PATIENCE_S)
+
+    monkeypatch.setattr(link_module.time, "sleep", slept.append)
+    link.call(hold)
+    assert busy.wait(PATIENCE_S)
+    now = 100.0
+    monkeypatch.setattr(link_module.time, "monotonic", lambda: now)
+    for now in (100.0, 100.0 + STARVED_S / 2, 100.0 + 2 * STARVED_S):
+        link._woken_at = -1.0 if now == 100.0 else link._woken_at
+        link.call(lambda core, now: None)
+    go.set()
+    assert own == []
+    assert slept == [GIVE_WAY_S] * 2
