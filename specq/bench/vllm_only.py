@@ -19,7 +19,7 @@ from specq.bench.lossless_vllm import first_difference
 from specq.bench.rivals.vllm import Vllm
 from specq.engines import ENGINES, Engine
 from specq.engines.vllm.options import prepare_environment
-from specq.protocol import EngineError, Int32Array, Open, SamplingParams, Verdict
+from specq.protocol import Close, EngineError, Int32Array, Open, SamplingParams, Verdict
 from specq.verifier import StepCurve, Verifier, profiled_rows
 
 GREEDY = SamplingParams(ignore_eos=True)
@@ -94,9 +94,11 @@ class Service:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """End all sessions."""
+        """End all sessions, and the step in flight, so that another service can have the engine."""
         for session_id in list(self._verifier.sessions):
-            self._verifier.engine.close(session_id)
+            self._verifier.handle(Close(session_id=session_id, epoch=1), time.perf_counter())
+        while self.step():
+            pass
 
 
 def load(model: str, engine: str = "vllm", **arguments: Any) -> Engine:

@@ -14,6 +14,7 @@ from specq.bench import vllm_only
 from specq.bench.gpu.four_bit import HIGHEST, pack, quantise
 from specq.bench.suites.vllm_only import stretched
 from specq.testing.checkpoints import make_checkpoint
+from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine
 
 
@@ -100,6 +101,22 @@ def test_short_texts_go_on_beside_a_long_prompt(slowdown: float) -> None:
     assert found["p99_to_median"] >= 1
     assert found["first_ms"] > 0
     assert found["steps"] >= 200 // (16 - 3) - 1
+
+
+def test_a_service_that_ends_leaves_the_engine_to_the_next_one() -> None:
+    """Nothing of it is in flight any more: the part with a long prompt serves twice with one engine."""
+    engine, said = LateEngine(), []
+    for _ in range(2):
+        service = vllm_only.Service(engine, 64)
+        texts = [service.open(i, prompt, 50) for i, prompt in enumerate(prompts(3))]
+        while not all(len(text.token_ids) > 4 for text in texts):
+            service.must_step()
+        assert engine.flights
+        said.append([text.token_ids[:4] for text in texts])
+        service.close()
+        assert not engine.flights
+        assert not engine.contexts
+    assert said[0] == said[1]
 
 
 def test_a_model_takes_longer_contexts(tmp_path) -> None:
