@@ -21,9 +21,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError, shown
+from specq.protocol import DEADLINE_MS, LABEL, PRIORITY, TENANT, JobError, shown
 
 LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
+ID_BITS = 63
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
 
 
@@ -42,7 +43,7 @@ class JobOptions:
     def job_id(self, index: int) -> int:
         """Return the job id of a completion: it follows from the job key; without a key it is random."""
         if self.job_key is None:
-            return 1 + secrets.randbelow(MAX_SEED)
+            return secrets.randbits(ID_BITS) or 1
         return keyed_number(f"{self.job_key} job {index}")
 
     @property

@@ -78,7 +78,7 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
     submits = tuple(
         Submit(
             job_id=options.job_id(index),
-            params=replace(sampling, seed=own_seed),
+            params=sampling if own_seed == sampling.seed else replace(sampling, seed=own_seed),
             speculation=parameters.speculation,
             model=served.asked,
             prompt_ids=prompt_ids,
@@ -213,12 +213,12 @@ def _from_messages(variables: Any, messages: Any, served: Served) -> tuple[str, 
 def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
     """Take ids as they are: a list, a tuple or an integer array."""
     ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
-    if not isinstance(ids, (list, tuple)) or not all(type(i) is int for i in ids):
+    if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
         raise JobError("token_ids must be a list of integers")
     limit = served.info.num_tokens
-    outside = [i for i in ids if not 0 <= i < limit]
-    if outside:
-        raise JobError(f"token id {outside[0]} is outside the vocabulary of {served.info.name} (0 to {limit - 1})")
+    if ids and not 0 <= min(ids) <= max(ids) < limit:
+        outside = next(i for i in ids if not 0 <= i < limit)
+        raise JobError(f"token id {outside} is outside the vocabulary of {served.info.name} (0 to {limit - 1})")
     return served.codec.decode(ids, skip_special=False), ids
 
 
@@ -235,10 +235,11 @@ def _room(prompt_ids: Int32Array, served: Served) -> int:
 def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams:
     """Return the sampling parameters for this model: bad words as token ids, `max_tokens` cut to the room."""
     asked = parameters.sampling
-    banned = asked.bad_token_ids + bad_word_ids(parameters.bad_words, served.codec)
-    sampling = replace(asked, bad_token_ids=banned, max_tokens=min(asked.max_tokens, room))
-    _check_against(sampling, served.info, room)
-    return sampling
+    banned = bad_word_ids(parameters.bad_words, served.codec)
+    if banned or asked.max_tokens > room:
+        asked = replace(asked, bad_token_ids=asked.bad_token_ids + banned, max_tokens=min(asked.max_tokens, room))
+    _check_against(asked, served.info, room)
+    return asked
 
 
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:

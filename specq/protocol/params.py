@@ -6,8 +6,9 @@ those at their defaults are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import Field, dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 from specq.protocol.bounds import (
@@ -48,39 +49,64 @@ class Values:
 
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
+        return self.check(self.BOUNDS)
+
+    def check(self, names: Container[str]) -> Self:
+        """Return self where these fields are within their bounds and all agree with each other; raises JobError as `validate`."""
         for name, bound in self.BOUNDS.items():
-            value = getattr(self, name)
-            _require(name, value, bound.admits(value), bound.allowed)
+            if name in names and not bound.admits(value := getattr(self, name)):
+                raise _misfit(name, value, bound.allowed)
+        self.check_agreement()
         return self
+
+    def check_agreement(self) -> None:
+        """Raise JobError for fields that do not go together."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, as JSON-able values."""
-        every = _fields(type(self)).items()
-        return {name: value for name, field in every if (value := getattr(self, name)) != field.default}
+        names, values_of, defaults = _layout(type(self))
+        values = values_of(self)
+        if values == defaults:
+            return {}
+        return {n: value for n, value, default in zip(names, values, defaults, strict=True) if value != default}
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise JobError for an unknown name."""
         known = _fields(cls)
-        unknown = sorted(set(values) - known.keys())
-        if unknown:
-            raise JobError(f"unknown {cls.LABEL} {shown(unknown[0])}; known are {', '.join(known)}")
+        if not values.keys() <= known.keys():
+            unknown = min(values.keys() - known.keys())
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known are {', '.join(known)}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Build and validate from JSON values; unknown names and wrong types raise JobError."""
         cls.check_names(values)
         known = _fields(cls)
-        return cls(**{name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}).validate()
+        given = {name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}
+        return cls(**given).check(given)  # defaults are within their bounds
 
 
-_FIELDS: dict[type, dict[str, Field[Any]]] = {}  # by class: `dataclasses.fields` looks for them anew each time
+# By class: `dataclasses.fields` looks for them anew each time.
+_FIELDS: dict[type, dict[str, Field[Any]]] = {}
+_LAYOUTS: dict[type, tuple[tuple[str, ...], Callable[[Values], tuple[Any, ...]], tuple[Any, ...]]] = {}
 
 
 def _fields(cls: type[Values]) -> dict[str, Field[Any]]:
     found = _FIELDS.get(cls)
     if found is None:
         found = _FIELDS[cls] = {field.name: field for field in fields(cls)}
+    return found
+
+
+def _layout(cls: type[Values]) -> tuple[tuple[str, ...], Callable[[Values], tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the names of the fields, what returns their values, and their defaults."""
+    found = _LAYOUTS.get(cls)
+    if found is None:
+        known = _fields(cls)
+        found = _LAYOUTS[cls] = (
+            tuple(known), attrgetter(*known), tuple(field.default for field in known.values())
+        )  # fmt: skip
     return found
 
 
@@ -150,11 +176,10 @@ class SamplingParams(Values):
         banned = {token for sequence in self.bad_token_ids for token in sequence}
         return banned | set(self.stop_token_ids) | {token for token, _ in self.logit_bias}
 
-    def validate(self) -> Self:
-        """Return self, or raise JobError that names the field, its value and what is allowed."""
-        Values.validate(self)
-        _require("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, SAMPLING["min_tokens"].allowed)
-        return self
+    def check_agreement(self) -> None:
+        """Raise JobError for more `min_tokens` than `max_tokens`."""
+        if self.min_tokens > self.max_tokens:
+            raise _misfit("min_tokens", self.min_tokens, SAMPLING["min_tokens"].allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +225,21 @@ class Speculation(Values):
     def has_fixed_shape(self) -> bool:
         return bool(self.tree or self.num_candidates or self.fan_out_hit or self.fan_out_miss)
 
-    def validate(self) -> Self:
-        """Return self, or raise JobError that names the field, its value and what is allowed."""
-        Values.validate(self)
+    def check_agreement(self) -> None:
+        """Raise JobError for more than one shape."""
+        if not self.has_fixed_shape:
+            return
         shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
         if len(shapes) > 1 and shapes != ["fan_out_hit", "fan_out_miss"]:
             raise JobError(f"{' and '.join(shapes)} are given together; give one of them")
-        return self
 
 
 def _or_zero(temperature: float) -> float:
     return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
 
 
-def _require(name: str, value: object, ok: bool, allowed: str) -> None:
-    if not ok:
-        raise JobError(f"{name} is {shown(value)}; it must be {allowed}")
+def _misfit(name: str, value: object, allowed: str) -> JobError:
+    return JobError(f"{name} is {shown(value)}; it must be {allowed}")
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:

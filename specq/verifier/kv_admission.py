@@ -93,7 +93,7 @@ def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
     """Return why a session can never be opened at an engine with this model, or ""."""
     if reason := _malformed(message):
         return reason
-    if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
+    if not 0 <= message.token_ids.min() <= message.token_ids.max() < info.vocab_size:
         return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
     needed = len(message.token_ids) + message.tokens_left
     if needed > info.max_length:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import structlog
 
 from specq.broker.admission.limits import clipped
@@ -228,7 +227,7 @@ def misfit(message: Submit, model: ModelInfo) -> str:
         return reason
     if not len(prompt):
         return "the prompt is empty"
-    if np.any(prompt < 0) or np.any(prompt >= model.num_tokens):
+    if not 0 <= prompt.min() <= prompt.max() < model.num_tokens:
         return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {model.num_tokens - 1})"
     named = [token for token in message.params.token_ids_named() if token >= model.vocab_size]
     if named:
