@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specq.engines.torch.kv_pool import BLOCK, KvPool
+from specq.engines.torch.kv_pool import BLOCK, NO_COPIES, KvPool
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 
@@ -54,6 +54,40 @@ def test_a_prefix_is_shared_in_whole_blocks_and_leaves_the_last_token():
     assert pool.open(3, text[: 2 * BLOCK]) == BLOCK  # all 32 are cached, but the last must be computed for its logits
     assert pool.open(4, text[: 2 * BLOCK + 1]) == 2 * BLOCK
     assert pool.free_slots == 256 - 40
+
+
+def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
+    pool = KvPool(256, copies=True)
+    text = np.arange(3 * BLOCK + 5, dtype=np.int32)
+    fill(pool, 1, text)
+    other = np.concatenate([text[: BLOCK + 9], tokens(99, 98, 97)])
+    assert pool.open(2, other) == BLOCK + 9
+    sources, targets = pool.take_copies().tolist()
+    assert sources == table(pool, 1)[BLOCK : BLOCK + 9]
+    assert table(pool, 2) == table(pool, 1)[:BLOCK] + targets
+    assert not pool.take_copies().size  # they are said once
+    assert pool.open(3, text[: 2 * BLOCK]) == 2 * BLOCK - 1  # the last token is computed for its logits
+    assert pool.open(4, text) == 3 * BLOCK  # what is in no whole block is not found
+    pool.close(3)
+    assert not pool.take_copies().size  # nobody's
+    free = pool.free_slots
+    pool.close(2)
+    assert pool.free_slots == free + 9
+
+
+def test_the_block_that_is_copied_is_not_dropped_for_the_copy():
+    pool = KvPool(3 * BLOCK, copies=True)
+    fill(pool, 1, np.arange(BLOCK, dtype=np.int32))
+    fill(pool, 2, np.arange(100, 100 + BLOCK, dtype=np.int32))
+    pool.close(1)
+    pool.close(2)
+    slots = pool.take(BLOCK)  # nothing is free now; the first block was used least recently
+    assert pool.open(3, tokens(0, 1, 2, 3, 50)) == 4
+    sources, targets = pool.take_copies().tolist()
+    pool.give(slots)
+    assert not set(sources) & set(targets)
+    assert pool.open(4, tokens(*range(BLOCK), 7)) == BLOCK
+    assert pool.open(5, tokens(*range(100, 100 + BLOCK), 7)) == 0
 
 
 def test_equal_blocks_after_different_beginnings_are_different():
@@ -127,9 +161,11 @@ class PoolMachine(RuleBasedStateMachine):
     if every slot of every table contains the session's own context.
     """
 
+    COPIES = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = KvPool(NUM_SLOTS)
+        self.pool = KvPool(NUM_SLOTS, copies=self.COPIES)
         self.texts: dict[int, list[int]] = {}  # committed tokens of each open session that have KV
         self.flight: dict[int, list[tuple[int, int]]] = {}  # session -> (token, slot) of drafted nodes, a chain
         self.contents: dict[int, tuple[int, ...]] = {}
@@ -156,10 +192,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.texts[session_id] += new
 
     def _compute(self, session_id: int, new: list[int], slots: list[int]) -> None:
+        self.contents = self._copied(self.pool.take_copies())
         context = list(self.texts[session_id])
         for token, slot in zip(new, slots, strict=True):
             context.append(token)
             self.contents[slot] = tuple(context)
+
+    def _copied(self, copies: Int32Array) -> dict[int, tuple[int, ...]]:
+        """Return what slots contain when KV was copied."""
+        sources, targets = copies.tolist()
+        assert len(set(targets)) == len(targets)
+        return self.contents | {to: self.contents[source] for source, to in zip(sources, targets, strict=True)}
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), drafts=st.lists(st.integers(0, 1), max_size=2 * BLOCK))
@@ -211,10 +254,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def tables_hold_their_own_contexts(self) -> None:
+        contents = self._copied(np.concatenate([NO_COPIES, *map(np.stack, self.pool._copies.values())], axis=1))
         for session_id, text in self.texts.items():
             assert self.pool.length(session_id) == len(text)
             for i, slot in enumerate(table(self.pool, session_id)):
-                assert self.contents[slot] == tuple(text[: i + 1])
+                assert contents[slot] == tuple(text[: i + 1])
 
     @invariant()
     def every_slot_is_in_one_place(self) -> None:
@@ -237,5 +281,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert free == NUM_SLOTS - len(used)
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40)
+class CopyingMachine(PoolMachine):
+    """The same where beginnings of blocks are copied."""
+
+    COPIES = True
+
+
+TestPoolMachine, TestCopyingMachine = PoolMachine.TestCase, CopyingMachine.TestCase
+TestPoolMachine.settings = TestCopyingMachine.settings = settings(max_examples=60, stateful_step_count=40)

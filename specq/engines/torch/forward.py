@@ -25,6 +25,12 @@ class KvStore:
     def num_slots(self) -> int:
         return self.keys.shape[2]
 
+    def copy(self, slots: Int32Array) -> None:
+        """Copy what some slots hold to others, i32[2, n]: all are read before one is written. On a GPU it is done in order with the steps."""
+        sources, targets = torch.from_numpy(slots.astype(np.int64)).to(self.keys.device, non_blocking=True)
+        for held in (self.keys, self.values):
+            held.index_copy_(2, targets, held.index_select(2, sources))
+
 
 @dataclass(frozen=True, slots=True)
 class RowTap:

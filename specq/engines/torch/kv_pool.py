@@ -8,13 +8,15 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one pla
     in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions
 
 A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
-is ever copied. Whole blocks are found again by later sessions with the same context, generated text included. A block
+is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a block that
+begins as a context goes on, the KV of that beginning can be copied to private slots (`take_copies`). A block
 that no session uses stays in the cache until slots run short, least recently used first; a block is always released
 after the blocks that follow it, so that order never drops a block before its followers.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from specq.verification import ends_of
 BLOCK = 16  # tokens
 LEAST_ROOM = 4 * BLOCK  # of a session's table
 NO_BLOCK = -1  # the id before the first block of any context
+NO_COPIES = np.zeros((2, 0), np.int32)
 
 _Key = tuple[int, bytes]  # (previous block's id, the block's token ids)
 
@@ -152,10 +155,10 @@ class SlotTables(Sequence[Int32Array]):
 
 
 class KvPool:
-    """The slots 0 .. num_slots - 1 and the sessions that hold them."""
+    """The slots 0 .. num_slots - 1 and the sessions that hold them. `copies`: who uses it copies KV, as `take_copies` says."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+    def __init__(self, num_slots: int, *, copies: bool = False) -> None:
+        self.num_slots, self._may_copy = num_slots, copies
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack; the top is at _num_free - 1
         self._num_free = num_slots
         self._places: dict[int, int] = {}  # session -> its place among those that are open
@@ -164,6 +167,10 @@ class KvPool:
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
+        self._beginning: dict[
+            tuple[int, int], _Block
+        ] = {}  # the newest block behind another one, by that one's id and its own first token
+        self._copies: dict[int, tuple[Int32Array, Int32Array]] = {}  # by session, from which slots to which
         self._unfilled: list[int] = []  # places of sessions that may have whole blocks among their private slots
 
     @property
@@ -190,7 +197,8 @@ class KvPool:
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a session and share the cached blocks of its context, but for the last token; return their tokens."""
+        """Start a session and share the cached blocks of its context, but for the last token; return their tokens, and those of which KV is
+        to be copied."""
         if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
         self.fill_blocks()
@@ -206,13 +214,43 @@ class KvPool:
             first = memory.offsets[place] + start
             memory.token_ids[first : first + BLOCK] = token_ids[start : start + BLOCK]
             memory.lengths[place] += BLOCK
+        if self._may_copy:
+            self._copy_beginning(session_id, place, token_ids[memory.lengths[place] : -1])
         return int(memory.lengths[place])
+
+    def _copy_beginning(self, session_id: int, place: int, token_ids: Int32Array) -> None:
+        """Let a session have its next tokens' KV as copies, as far as a block begins with them."""
+        blocks, memory = self._blocks_of[place], self._tables
+        block = self._beginning.get((_id(blocks), int(token_ids[0]))) if len(token_ids) else None
+        if block is None:
+            return
+        own = np.frombuffer(block.key[1], np.int32)[: len(token_ids)]
+        is_other = own != token_ids[: len(own)]
+        count = int(is_other.argmax()) if is_other.any() else len(own)
+        block.num_users += 1
+        self._unused.pop(block.id, None)  # it is not dropped for the copy's slots
+        if count <= self._num_free or count <= self.free_slots:
+            slots = self.take(count)
+            first = memory.offsets[place] + memory.lengths[place]
+            memory.slots[first : first + count], memory.token_ids[first : first + count] = slots, token_ids[:count]
+            memory.lengths[place] += count
+            self._copies[session_id] = block.slots[:count], slots
+        self._release([block])
+
+    def take_copies(self) -> Int32Array:
+        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where; and forget it. It must be copied before a forward pass
+        begins, and be read before any is written: slots may have changed hands since."""
+        if not self._copies:
+            return NO_COPIES
+        copies, self._copies = self._copies, {}
+        return np.concatenate([np.stack(pair) for pair in copies.values()], axis=1)
 
     def close(self, session_id: int) -> None:
         """Forget a session: its private slots are free, its blocks cached; unknown sessions are ignored."""
         place = self._places.pop(session_id, None)
         if place is None:
             return
+        self._copies.pop(session_id, None)
         self.fill_blocks()
         blocks, memory = self._blocks_of[place], self._tables
         first = memory.offsets[place]
@@ -377,6 +415,7 @@ class KvPool:
             return
         block = self._blocks[key] = _Block(self._next_block_id, key, slots)
         self._next_block_id += 1
+        self._beginning[key[0], int(memory.token_ids[start])] = block
         blocks.append(block)
 
     def _share(self, place: int, block: _Block) -> None:
@@ -399,8 +438,15 @@ class KvPool:
         """Drop the least recently used block that has no users."""
         _, block = self._unused.popitem(last=False)
         del self._blocks[block.key]
+        previous, first = block.key[0], int.from_bytes(block.key[1][:4], sys.byteorder)
+        if self._beginning.get((previous, first)) is block:
+            del self._beginning[previous, first]
         self.give(block.slots)
 
 
 def _key(previous: list[_Block], token_ids: Int32Array) -> _Key:
-    return (previous[-1].id if previous else NO_BLOCK, token_ids.tobytes())
+    return _id(previous), token_ids.tobytes()
+
+
+def _id(previous: list[_Block]) -> int:
+    return previous[-1].id if previous else NO_BLOCK

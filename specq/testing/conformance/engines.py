@@ -73,6 +73,18 @@ class EngineConformance(StepOutputConformance):
         generate(engine, 1, prompt, 1, SamplingParams(), no_draft)
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
 
+    @pytest.mark.parametrize("length", [17, 25, 32, 39])
+    def test_a_context_that_parts_from_a_known_one_says_the_same(self, engine: Engine, length: int) -> None:
+        """Wherever it does: what has KV already may end in the middle of what an engine keeps together."""
+        rng = np.random.default_rng(length)
+        known, other, others = (rng.integers(engine.info.vocab_size, size=n).tolist() for n in (40, 10, 420))
+        parting = known[:length] + other
+        alone = generate(engine, 1, parting, 20, SamplingParams(), no_draft)
+        generate(engine, 2, others, 20, SamplingParams(), no_draft)  # of the first one no slot is left
+        generate(engine, 3, known, 20, SamplingParams(), no_draft)
+        assert generate(engine, 4, parting, 20, SamplingParams(), no_draft) == alone
+        assert engine.free_slots == engine.info.kv_slots
+
     def test_a_session_opens_once_and_closes_quietly(self, engine: Engine) -> None:
         context = np.array([1, 2, 3], np.int32)
         engine.open(1, context)
