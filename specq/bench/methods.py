@@ -7,6 +7,7 @@
     draft-colocated     a draft model in the verifier's process; draft-worker: the same one in a draft worker
     parallel-colocated  a draft model that foresees several tokens in one pass, likewise; parallel-worker
     medusa, eagle3      heads in the verifier's process
+    eagle3-suffix       an EAGLE-3 head and suffix decoding, in one tree
     everything          all of these at once
 
 Rule: a method's drafts are always used and nothing else drafts, so that the method is measured; of `everything` those are used that pay
@@ -29,7 +30,7 @@ from specq.models import HEADS, resolve_model
 from specq.protocol import ConfigError
 
 PLAIN, LOOKUP, DRAFT, EVERYTHING = "plain", "lookup", "draft-colocated", "everything"
-MEDUSA, EAGLE = "medusa", "eagle3"
+MEDUSA, EAGLE, EAGLE_SUFFIX = "medusa", "eagle3", "eagle3-suffix"
 KINDS = {  # with what each needs
     PLAIN: "",
     LOOKUP: "",
@@ -41,6 +42,7 @@ KINDS = {  # with what each needs
     "parallel-worker": "a parallel draft model (--parallel)",
     MEDUSA: "Medusa heads (--heads)",
     EAGLE: "an EAGLE-3 head (--heads)",
+    EAGLE_SUFFIX: "an EAGLE-3 head (--heads)",
     EVERYTHING: "",
 }
 SHARED_TOKENS = 100_000
@@ -122,7 +124,11 @@ def _all(files: DraftFiles) -> Iterator[Method]:
             yield Method(f"{what}-worker", worker=model, weights=weights)
     heads = [(_kind_of(Path(resolve_model(name, HEADS))), name) for name in files.heads]
     for kind, name in sorted(heads, key=lambda one: list(KINDS).index(one[0])):
-        yield Method(kind, {**ALONE, "heads": name}, weights=(Path(resolve_model(name, HEADS)),))
+        weights = (Path(resolve_model(name, HEADS)),)
+        yield Method(kind, {**ALONE, "heads": name}, weights=weights)
+        if kind == EAGLE:
+            together = {"drafts": "always", "shared_tokens": files.shared_tokens, "heads": name}
+            yield Method(EAGLE_SUFFIX, together, weights=weights)
     yield _everything(files)
 
 

@@ -131,6 +131,7 @@ def test_each_method_drafts_alone_and_always(files):
         "parallel-worker": {"worker"},
         "medusa": {"heads"},
         "eagle3": {"heads"},
+        "eagle3-suffix": {"heads", "lookup", "shared_tokens"},
     }
     assert {config.target.drafts for config in found.values()} == {"always"}
     assert found["draft-worker"].draft.model == files.draft
