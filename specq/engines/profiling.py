@@ -137,9 +137,13 @@ def _time_step(
         _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)
     ]  # real sessions have ids >= 0
     try:
-        for step, before in steps:
-            engine.open(step.session_id, np.concatenate([before, step.token_ids]))
-        engine.step([SessionStep(s.session_id, 0, before, SamplingParams(), judged=False) for s, before in steps])
+        known = [engine.open(step.session_id, np.concatenate([before, step.token_ids])) for step, before in steps]
+        contexts = [
+            SessionStep(step.session_id, start, before[start:], SamplingParams(), judged=False)
+            for start, (step, before) in zip(known, steps, strict=True)
+            if start < len(before)
+        ]
+        engine.step(contexts)
         settle()
         started = time.perf_counter()
         engine.step([step for step, _ in steps], tap)

@@ -173,7 +173,7 @@ def test_jobs_are_completed_so_many_at_a_time_and_answers_stand_in_order():
 def test_a_way_to_draft_has_a_verifier_with_nothing_else_that_drafts(pair, kind):
     """It says which files it misses."""
     work = replace(WORK, pair=str(pair))
-    if kind in ("parallel-colocated", "medusa", "eagle3"):
+    if kind in ("parallel-colocated", "medusa", "eagle3", "eagle3-suffix"):
         with pytest.raises(ConfigError, match=f"the method {kind} needs"):
             method_serving.method_config(kind, work)
         return
@@ -190,9 +190,10 @@ def test_heads_beside_the_target_are_found(pair):
     make_eagle(pair / "eagle3", eagle_shape_of(256, 4096, 30), embedding=False)
     make_published(pair / "medusa", 256, 4096)
     work = replace(WORK, pair=str(pair))
-    for kind in ("eagle3", "medusa"):
+    for kind, name in (("eagle3", "eagle3"), ("medusa", "medusa"), ("eagle3-suffix", "eagle3")):
         target = method_serving.method_config(kind, work).target
-        assert (target.heads, target.draft_model) == (str(pair / kind), "")
+        assert (target.heads, target.draft_model) == (str(pair / name), "")
+        assert (target.prompt_lookup == "none") == (kind == name)
 
 
 def test_the_tree_is_as_deep_as_the_chain():

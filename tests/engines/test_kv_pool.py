@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specq.engines.torch.kv_pool import BLOCK, NO_COPIES, KvPool
+from specq.engines.torch.kv_pool import BLOCK, LEAST_COPIED, NO_COPIES, KvPool
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 
@@ -70,6 +70,9 @@ def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
     assert pool.open(4, text) == 3 * BLOCK  # what is in no whole block is not found
     pool.close(3)
     assert not pool.take_copies().size  # nobody's
+    few = LEAST_COPIED - 1
+    assert pool.open(5, np.concatenate([text[: BLOCK + few], tokens(99, 98)])) == BLOCK  # they are computed
+    pool.close(5)
     free = pool.free_slots
     pool.close(2)
     assert pool.free_slots == free + 9

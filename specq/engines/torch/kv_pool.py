@@ -30,6 +30,7 @@ from specq.verification import ends_of
 BLOCK = 16  # tokens
 LEAST_ROOM = 4 * BLOCK  # of a session's table
 NO_BLOCK = -1  # the id before the first block of any context
+LEAST_COPIED = 4  # tokens: fewer are computed in no time
 NO_COPIES = np.zeros((2, 0), np.int32)
 
 _Key = tuple[int, bytes]  # (previous block's id, the block's token ids)
@@ -229,12 +230,12 @@ class KvPool:
         count = int(is_other.argmax()) if is_other.any() else len(own)
         block.num_users += 1
         self._unused.pop(block.id, None)  # it is not dropped for the copy's slots
-        if count <= self._num_free or count <= self.free_slots:
+        if count >= LEAST_COPIED and (count <= self._num_free or count <= self.free_slots):
             slots = self.take(count)
             first = memory.offsets[place] + memory.lengths[place]
             memory.slots[first : first + count], memory.token_ids[first : first + count] = slots, token_ids[:count]
             memory.lengths[place] += count
-            self._copies[session_id] = block.slots[:count], slots
+            self._copies[session_id] = block.slots[:count], slots  # behind its blocks
         self._release([block])
 
     def take_copies(self) -> Int32Array:
@@ -298,6 +299,10 @@ class KvPool:
             return end
         dropped = blocks[length // BLOCK :]
         kept = length if not dropped else length // BLOCK * BLOCK
+        if session_id in self._copies:
+            num_copied = max(kept - (end - num_private), 0)
+            sources, targets = self._copies[session_id]
+            self._copies[session_id] = sources[:num_copied], targets[:num_copied]
         first = int(memory.offsets[place])
         self.give(memory.slots[first + max(kept, end - num_private) : first + end])
         del blocks[length // BLOCK :]
