@@ -57,9 +57,9 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
 @click.option(
     "--vllm-processes",
     type=click.IntRange(1, 2),
-    default=1,
+    default=2,
     show_default=True,
-    help="Of vLLM: 2 puts its engine into its own.",
+    help="Of vLLM: with 2 its engine has its own, as vLLM itself does it.",
 )
 @click.option(
     "--vllm-scheduling",
