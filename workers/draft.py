@@ -14,13 +14,14 @@ from specq.drafting import Drafter
 from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.proposers import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
-from specq.protocol import Assign, ConfigError, ProtocolError, Release, SamplingParams
+from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, give_way, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
 
 WARM_CONTEXTS = (1, 12, 24, 60)  # tokens: a GPU's kernels differ by how many rows a pass has
+WARM_TEMPERATURES = (0.0, 0.8)
 WARM_PASSES = 3  # with all of them
 
 
@@ -102,12 +103,25 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         **(_target_of(config) if spec.reads_target else {}),
         **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
+    if spec.needs_model:
+        _check_kv(proposer.info, config)
     if not spec.reads_target:
         proposer = _for_target(proposer, config, named)
     if spec.needs_model:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)
+
+
+def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
+    """Raise ConfigError if there are too few KV slots to draft for the sessions of `warm_up`."""
+    contexts = WARM_CONTEXTS * len(WARM_TEMPERATURES)
+    least = sum(contexts) + (len(contexts) + WARM_PASSES) * max(config.width, len(contexts))
+    if 0 < info.kv_slots < least:
+        raise ConfigError(
+            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as memory allows: a session "
+            "takes as many as its prompt and text have tokens, and what is drafted ahead of them"
+        )
 
 
 def _heads(config: DraftConfig, spec: ProposerSpec) -> dict[str, str]:
@@ -155,7 +169,7 @@ def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
 def warm_up(drafter: Drafter) -> None:
     """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
     random = np.random.default_rng(0)
-    for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, (0.0, 0.8))):
+    for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, WARM_TEMPERATURES)):
         context = random.integers(0, drafter.proposer.info.num_tokens, length, np.int32)
         params, session_id = SamplingParams(temperature=temperature), -1 - number  # real sessions have ids >= 0
         drafter.handle(

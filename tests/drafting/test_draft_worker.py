@@ -104,3 +104,16 @@ def test_a_target_without_a_tokenizer_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}", "utf-8")
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json, so its tokens cannot be compared"):
         build_drafter(DraftConfig(model="tiny", vocabulary="text", target=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize(("width", "least"), [(8, 282), (2, 282), (20, 414)])
+def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(width, least, capsys):
+    """With those, whatever it drafts at its start goes well."""
+    options = {"model": "tiny", "device": "cpu", "width": width}
+    with pytest.raises(
+        ConfigError, match=rf"tiny has {least - 1} KV slots \(--kv-slots\); give at least {least}, or 0"
+    ):
+        build_drafter(DraftConfig(kv_slots=least - 1, **options))
+    capsys.readouterr()
+    build_drafter(DraftConfig(kv_slots=least, **options))
+    assert "session_failed" not in "".join(capsys.readouterr())
