@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specq.cli.train_stages import ALL_STAGES, COUNT, RATE, SEED, SHARE, run_stages
-from specq.runtime import OutFile
+from specq.runtime import OutFile, OutFolder
 from specq.training import PAIR_STAGES
 from specq.training.records import bench_paths, shard_paths
 
@@ -19,8 +19,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.argument("stage", type=click.Choice([*PAIR_STAGES, ALL_STAGES]))
 @click.option("--corpus", type=_FOLDER, default="corpus", help="Directory of *.jsonl.gz shards.")
 @click.option("--bench", type=_FOLDER, default="bench", help="Directory of *.jsonl prompts, read by `evaluate` only.")
-@click.option("--work", type=_FOLDER, default=".train", help="Directory for what the stages write and read.")
-@click.option("--out", type=_FOLDER, default="pair", help="Where `export` puts target/ and draft/.")
+@click.option("--work", type=OutFolder(), default=".train", help="Directory for what the stages write and read.")
+@click.option("--out", type=OutFolder(), default="pair", help="Where `export` puts target/ and draft/.")
 @click.option("--results", type=OutFile(makes_directory=True), default=None, help="A second place for the report.")
 @click.option("--device", default="", help="torch device; a GPU if there is one.")
 @click.option("--compile/--no-compile", "compiled", default=False, help="Use torch.compile.")

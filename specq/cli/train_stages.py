@@ -13,7 +13,7 @@ from specq.bench.prompts import DATA as PROMPTS_HERE
 from specq.cli.options import Seconds
 from specq.models import resolve_model
 from specq.protocol import ConfigError
-from specq.runtime import Number, OutFile, resolve
+from specq.runtime import Number, OutFile, OutFolder, resolve
 from specq.training.records import (
     PROMPTS,
     ROLLOUTS,
@@ -86,8 +86,8 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
             show_default="others that come with specq",
             help="Directory of *.jsonl prompts for `evaluate`; where it is that of --corpus, too, every fourth of them, and `rollouts` takes the rest.",
         ),
-        click.option("--work", type=_FOLDER, default=".train", help="Directory for rollouts and the report."),
-        click.option("--out", type=_FOLDER, default=out, help=f"Where {made}."),
+        click.option("--work", type=OutFolder(), default=".train", help="Directory for rollouts and the report."),
+        click.option("--out", type=OutFolder(), default=out, help=f"Where {made}."),
         click.option(
             "--results", type=OutFile(makes_directory=True), default=None, help="A second place for the report."
         ),

@@ -26,7 +26,12 @@ FILES = [
     ("results", "--out"),
     ("submit", os.devnull, "--out"),
 ]
-FOLDERS = [("simulate", "--out"), ("models", "inflate", "--out")]
+FOLDERS = [
+    ("simulate", "--out"),
+    ("models", "inflate", "--out"),
+    *(("train", "pair", "all", option) for option in ("--out", "--work")),
+    *(("train", "medusa", "all", "--target", "tiny", option) for option in ("--out", "--work")),
+]
 REPORTS = [("train", "pair", "evaluate", "--results"), ("train", "draft", "evaluate", "--target", "tiny", "--results")]
 
 
