@@ -13,7 +13,7 @@ Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
 from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks
-from specq.proposers.eagle_recorded import Recorded
+from specq.proposers.eagle_recorded import Part, Recorded
 from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.proposers.eagle_texts import EagleText, taps_of
 from specq.proposers.interface import ranking_params
@@ -59,6 +59,8 @@ class Eagle:
 
     def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
         self.layers = head.layers
+        names = head.token_ids
+        self.limit_vocab = head.network.lm_head.out_features if names is None else int(names.max()) + 1
         self.head, self.network, shape = head, head.network, head.network.shape
         like = head.network.fc.weight
         self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
@@ -89,6 +91,11 @@ class Eagle:
         self._sampling.pop(session_id, None)
         if text is not None:
             self.cache.close(text.place)
+
+    @property
+    def runs_beside_host(self) -> bool:
+        """See `TreeHead`."""
+        return self._recorded is not None
 
     @property
     def num_recorded(self) -> int:
@@ -170,12 +177,12 @@ class Eagle:
 
     # --- trees ------------------------------------------------------------------------------------------------------------
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+    def start(self, requests: Sequence[TreeRequest]) -> list[_Growing]:
         """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when it is waited for."""
         self.follow([session_id for one in requests for session_id in one.session_ids])
         return [self._begin(one) for one in requests]
 
-    def _begin(self, request: TreeRequest) -> Callable[[], Grown]:
+    def _begin(self, request: TreeRequest) -> _Growing:
         texts = [self.texts[session_id] for session_id in request.session_ids]
         assert all(text.length for text in texts), "a text of no rows"
         sampling = [self._sampling_of(*one) for one in zip(request.session_ids, request.params, strict=True)]
@@ -185,16 +192,17 @@ class Eagle:
         )
         roots = places, lengths, ends
         if self._recorded is None:
-            return lambda: _grown(self._grow(roots, sampling, levels, request.floor), levels)
+            every = np.arange(len(texts))
+            return _Growing([Part(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
         is_free = np.array([one.is_free for one in sampling])
         free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
-        parts: list[tuple[IntpArray, Callable[[], np.ndarray]]] = []
+        parts = list[Part]()
         if len(free):
             parts += self._recorded.grow(free, *roots, sampling, levels)
         if len(rest):
             own = places[rest], lengths[rest], ends[rest]
-            parts.append((rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
-        return lambda: _grown(_joined(parts, len(texts)), levels)
+            parts.append(Part(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
+        return _Growing(parts, levels)
 
     def _levels_of(self, depth: int, ranks: Ranks | None) -> list[Level]:
         """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
@@ -249,19 +257,32 @@ class Eagle:
         return rank
 
 
-def _joined(parts: list[tuple[IntpArray, Callable[[], np.ndarray]]], num_trees: int) -> Int32Array:
+class _Growing:
+    """Fulfils `Growing`: trees of these levels, in parts."""
+
+    def __init__(self, parts: list[Part], levels: list[Level]) -> None:
+        self._parts, self._levels = parts, levels
+
+    def __call__(self) -> Grown:
+        token_ids, parents, scores, reach = _joined(self._parts)
+        depths = depths_of(self._levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
+        return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
+
+    def on_device(self) -> torch.Tensor | None:
+        """See `Growing`."""
+        nodes = self._parts[0].nodes if len(self._parts) == 1 else None
+        if nodes is None or any(len(level.behind) != 1 for level in self._levels):
+            return None
+        return nodes[0].T.reshape(-1)  # a copy
+
+
+def _joined(parts: list[Part]) -> Int32Array:
     """Return i32[4, trees, n] of parts, each of some of the trees."""
     if len(parts) == 1:
-        found: Int32Array = parts[0][1]()
+        found: Int32Array = parts[0].wait()
         return found
-    arrays = [(which, wait()) for which, wait in parts]
-    joined = np.empty((4, num_trees, arrays[0][1].shape[2]), np.int32)
+    arrays = [(part.which, part.wait()) for part in parts]
+    joined = np.empty((4, sum(map(len, (which for which, _ in arrays))), arrays[0][1].shape[2]), np.int32)
     for which, array in arrays:
         joined[:, which] = array
     return joined
-
-
-def _grown(ints: Int32Array, levels: list[Level]) -> Grown:
-    token_ids, parents, scores, reach = ints
-    depths = depths_of(levels)[: ints.shape[2]]  # where nothing was likely, there are fewer
-    return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)

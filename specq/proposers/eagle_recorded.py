@@ -41,6 +41,15 @@ LEAST_CONTEXT = 256  # rows
 Wait = Callable[[], np.ndarray]
 
 
+class Part(NamedTuple):
+    """Trees of some texts that a device grows: which these are, what waits for their nodes, and these on the device, i32[4, trees, n], until trees
+    of the same kind are begun again."""
+
+    which: IntpArray
+    wait: Wait
+    nodes: torch.Tensor | None = None
+
+
 class Recorded:
     """Passes of one head over one cache."""
 
@@ -149,18 +158,18 @@ class Recorded:
         ends: IntpArray,
         sampling: list[Sampling],
         levels: list[Level],
-    ) -> list[tuple[IntpArray, Wait]]:
-        """Begin trees of these of some texts; return what waits for the nodes of which of them, as of `eagle_rows.grow`."""
-        found = list[tuple[IntpArray, Wait]]()
+    ) -> list[Part]:
+        """Begin trees of these of some texts; nodes as of `eagle_rows.grow`."""
+        found = list[Part]()
         for part in _parts(lengths[which]):
             own = which[part]
             inverse, keys = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
             roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
             noise = np.concatenate([inverse.view(np.int32)[:, None], keys.reshape(len(own), -1)], 1)
-            found.append((own, self._grow(levels, _room(lengths[own]), roots, noise)))
+            found.append(Part(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
         return found
 
-    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Int32Array) -> Wait:
+    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Int32Array) -> tuple[Wait, torch.Tensor]:
         """Begin trees; roots i32[3, n]: places, lengths, ends; noise i32[n, 1 + 2 * levels]: bits of an inverse temperature, and keys."""
         num_trees = roots.shape[1]
         size = padded_batch(num_trees)
@@ -187,8 +196,9 @@ class Recorded:
             roots = Roots(places, lengths, ends, room)
             return grow(self._head, self._cache, roots, levels, rank, None)
 
-        wait = fetch(self._replays.run(key, work))
-        return lambda: wait()[:, :num_trees]
+        nodes = self._replays.run(key, work)
+        wait = fetch(nodes)
+        return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
 
     # --- memory -----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +228,8 @@ class Recorded:
                     self._compute((size, num_rows, room), taps, *nothing)
                 for levels in kinds:
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
-                    self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))()
+                    wait, _ = self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))
+                    wait()
         self._replays.is_in_service = True
 
 

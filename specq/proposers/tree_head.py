@@ -6,7 +6,7 @@ probability, with WIDTH children each. Or of a shape. `specq.proposers.eagle` fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
@@ -71,13 +71,30 @@ class Grown(NamedTuple):
     depths: IntpArray
 
 
+class Growing(Protocol):
+    """Trees that are being grown: calling it waits for them."""
+
+    def __call__(self) -> Grown: ...
+
+    def on_device(self) -> Any:
+        """Return the tokens of chains before the host has read them: a tensor i32[depth * sessions], level by level, on the head's device, each
+        below `TreeHead.limit_vocab`; None where they are no chains of one token a level, or where the host takes part."""
+        ...
+
+
 class TreeHead(Protocol):
     """A head, driven by one thread. Of a text it keeps what it was given since its first row, or since a gap.
 
     layers  of the target, whose hidden states it reads, beside each other as columns; see `Tap`
+    limit_vocab  the tokens that it drafts are below this
+    runs_beside_host  whether a device grows trees as a rule while the host is free
     """
 
     layers: tuple[int, ...]
+    limit_vocab: int
+
+    @property
+    def runs_beside_host(self) -> bool: ...
 
     def observe(self, values: Any, followed: Sequence[Followed]) -> None:
         """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known is skipped. The values must
@@ -92,6 +109,6 @@ class TreeHead(Protocol):
         """Forget a session, known or not."""
         ...
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Growing]:
         """Begin to grow trees of sessions that are known, each in one request; return what waits for those of each."""
         ...

@@ -111,12 +111,13 @@ class LateEngine(ToyEngine):
             raise late.error
         batch, late.after = _read(self._fed(late)), None
         is_open = np.array([session_id not in late.closed for session_id in batch.session_ids])
-        found = {one.session_id: one for one in super().step(batch.take(is_open.nonzero()[0]), late.tap).judgements}
+        output = super().step(batch.take(is_open.nonzero()[0]), late.tap)
+        found = {one.session_id: one for one in output.judgements}
         judged = batch.judged().session_ids
         nothing = np.array([POISON], np.int32)
         judgements = [found.get(i) or Judgement(i, (), nothing) for i in judged]
         late.tokens = np.array([one.token_ids[0] for one in judgements], np.int32)
-        return StepOutput(judgements)
+        return StepOutput(judgements, output.hidden if is_open.all() else None)
 
     def _fed(self, late: LateStep) -> StepBatch:
         batch, after = late.batch, late.after

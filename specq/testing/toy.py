@@ -19,6 +19,7 @@ from specq.proposers import (
     Children,
     Expansion,
     Followed,
+    Growing,
     Grown,
     HiddenRow,
     ProposerChains,
@@ -342,6 +343,8 @@ class ToyTrees:
     """
 
     layers = (0, 1)
+    limit_vocab = VOCAB
+    runs_beside_host = False
 
     def __init__(self, *, wrong_every: int = 0, blind: bool = False) -> None:
         self.wrong_every, self.blind = wrong_every, blind
@@ -365,14 +368,33 @@ class ToyTrees:
     def close(self, session_id: int) -> None:
         self.texts.pop(session_id, None)
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Growing]:
         self.num_started.append(sum(len(one.session_ids) for one in requests))
-        return [partial(grow, self.growth(one), one) for one in requests]
+        return [ToyGrowing(self.growth(one), one) for one in requests]
 
     def growth(self, request: TreeRequest) -> Growth:
         """Return what says of a request's trees what is likely, level by level."""
         texts = [[list(self.texts[session_id])] for session_id in request.session_ids]
         return ToyGrowth(self, texts, [params.seed for params in request.params])
+
+
+class ToyGrowing:
+    """Trees that a toy head grows; chains are there before they are asked for, as on a device."""
+
+    def __init__(self, growth: Growth, request: TreeRequest) -> None:
+        self._request = request
+        self._grown: Callable[[], Grown] = partial(grow, growth, request)
+
+    def __call__(self) -> Grown:
+        return self._grown()
+
+    def on_device(self) -> Int32Array | None:
+        ranks = self._request.ranks
+        if ranks is None or len(set(ranks.depths.tolist())) < len(ranks.depths):
+            return None
+        grown = self()
+        self._grown = lambda: grown
+        return grown.token_ids.T.reshape(-1)
 
 
 class ToyGrowth:

@@ -32,6 +32,7 @@ from specq.verifier.sources import (
     Setup,
     SuffixDecoder,
     make_sources,
+    usual_chain,
     usual_depths,
 )
 from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
@@ -57,5 +58,6 @@ __all__ = [
     "make_sources",
     "profiled_rows",
     "step_curves",
+    "usual_chain",
     "usual_depths",
 ]

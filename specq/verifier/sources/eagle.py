@@ -5,6 +5,10 @@ lets the head compute the rows of the text that are new and grow a tree for each
 asks for, else best first. `collect` waits for the trees. All nodes are point masses. Scores are the head's own log-probabilities, calibrated by
 what became of this lane's nodes.
 
+With many sessions each has a chain instead, where the device grows it by itself: a step then has few nodes of each anyway, and it is launched behind
+the chains before the host has read them, so that the device does not wait for the host (`unread_chains`). What earlier chains have promised stands for
+their scores.
+
 What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
 
 Whether it pays is measured, as of every source. No I/O; time is an argument.
@@ -20,8 +24,9 @@ import numpy as np
 import structlog
 
 from specq.drafting import LEAST_CHANCE
-from specq.proposers import Grown, TreeHead, TreeRequest
-from specq.protocol import EAGLE_LANE, Speculation
+from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
+from specq.protocol import EAGLE_LANE, IntpArray, Speculation
+from specq.verification import DeviceTokens, is_handle, places_of
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
@@ -31,12 +36,16 @@ from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
+from specq.verifier.sources.rank_trees import RankTree, chain_of, checked_tree, likeliest, rooms_of, tree_for
+from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, may_be_unread
+from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)
 
 MOST_NODES = 48  # of one session, best first
 ALL_NODES = 256  # of all sessions together, but at least one for each level of each
+MANY = 16  # sessions from which each has a chain
+CHAIN = 4  # its levels: what is further down is not accepted often enough for what a level takes
 NO_SHAPE = Speculation()
 
 
@@ -54,7 +63,18 @@ class _Begun(NamedTuple):
     sessions: list[Session]
     plan: _Plan
     depths: list[int]
-    wait: Callable[[], Grown]
+    wait: Growing
+
+    @property
+    def is_chain(self) -> bool:
+        return self.plan.tree is not None and self.plan.tree is chain_of(self.plan.depth)
+
+
+class _Unread(NamedTuple):
+    """Chains that hang on the trees unread, and for what their handles stand."""
+
+    begun: _Begun
+    drafted: DeviceTokens
 
 
 class EagleDrafter(DraftSource):
@@ -69,6 +89,9 @@ class EagleDrafter(DraftSource):
         self._refused: dict[int, Session] = {}
         self._params = DraftingParams()
         self._begun: list[_Begun] = []
+        self._chain = min(CHAIN, depth) if head.runs_beside_host and not tree else 0  # levels; 0: there are no chains
+        self._usual = UsualScores(self._chain, 1)
+        self._unread: _Unread | None = None
 
     @property
     def has_work(self) -> bool:
@@ -113,11 +136,55 @@ class EagleDrafter(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
         begun, self._begun = self._begun, []
-        return [_batch(one) for one in begun]
+        if len(begun) != 1 or not begun[0].is_chain:
+            return [_batch(one, one.wait()) for one in begun]
+        (chains,) = begun
+        unread = self._batch_of_unread(chains, budget)
+        return [_batch(chains, self._read(chains)) if unread is None else unread]
+
+    def _read(self, begun: _Begun) -> Grown:
+        """Wait for chains, and learn what is usual."""
+        grown = begun.wait()
+        is_there = np.isfinite(grown.reach)
+        token_ids = np.where(is_there, grown.token_ids, NO_TOKEN)
+        self._usual.learn(np.exp(np.where(is_there, grown.scores, 0.0))[..., None], token_ids[..., None])
+        return grown._replace(token_ids=token_ids)
+
+    def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
+        """Return chains before the host has read them, where that is possible; see `unread_chains`."""
+        scores = self._usual.of(begun.plan.depth, 1) if self.head.limit_vocab <= budget.unread_vocab else None
+        if scores is None or not may_be_unread(begun.sessions, 1):
+            return None
+        tokens = begun.wait.on_device()
+        counts = self._counts(begun)
+        if tokens is None or not counts.any():
+            return None
+        self._unread = _Unread(begun, DeviceTokens(tokens))
+        return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores, EAGLE_LANE, is_measured=False)
+
+    def _counts(self, begun: _Begun) -> IntpArray:
+        """Return how many levels each session takes, i64[sessions]: none where it has ended meanwhile."""
+        is_here = [self._known.get(one.session_id) is one and one.place != NONE for one in begun.sessions]
+        return np.array(begun.depths, np.intp) * is_here
+
+    def read(self, clock: Callable[[], float]) -> None:
+        """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
+        assert self._unread is not None
+        (begun, drafted), self._unread = self._unread, None
+        trees = next(session.trees for session in begun.sessions if session.place != NONE)
+        nodes = is_handle(trees.token).nonzero()[0]
+        of_nodes = places_of(trees.token[nodes])
+        grown = self._read(begun)  # [sessions, depth]
+        drafted.values = grown.token_ids.T.reshape(-1)
+        scores = np.maximum(grown.scores, math.log(LEAST_CHANCE)).T.reshape(-1)
+        trees.token[nodes] = drafted.values[of_nodes]
+        trees.score[nodes] = trees.predicted[nodes] = scores[of_nodes]
 
     def _plan(self, session: Session, num_sessions: int) -> _Plan:
         speculation = session.speculation
         share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
+        if speculation == NO_SHAPE and self._chain and num_sessions >= MANY:
+            return _Plan(chain_of(self._chain), self._chain, self._chain)
         if speculation == NO_SHAPE and not self._tree:
             return _Plan(None, share, levels_for(share, self._depth))
         tree = tree_for(speculation, self._depth, self._tree)
@@ -182,9 +249,14 @@ def usual_depths(most: int, num_sessions: int) -> list[int]:
     return sorted({most, levels_for(max(most, ALL_NODES // num_sessions), most)})
 
 
-def _batch(begun: _Begun) -> DraftBatch:
+def usual_chain(most: int) -> RankTree:
+    """Return the chain of each of many sessions, of so many levels at most."""
+    return chain_of(min(CHAIN, most))
+
+
+def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
     """Return the drafts of sessions that have the same tree."""
-    grown, plan = begun.wait(), begun.plan
+    plan = begun.plan
     reach = np.where(grown.depths < np.array(begun.depths)[:, None], grown.reach, np.float32(-np.inf))
     wanted = likeliest(reach, plan.most, math.log(FLOOR) if plan.tree is None else -np.inf)
     return batch_of_grown(grown, begun.sessions, wanted, EAGLE_LANE, math.log(LEAST_CHANCE))
@@ -210,6 +282,7 @@ def make(setup: Setup) -> EagleDrafter | None:
     setup.tell("preparing the passes of an EAGLE-3 head")
     depth = config.chain
     depths = () if tree else usual_depths(depth, config.max_sessions)
-    eagle.warm_up(config.max_sessions, depths, [tree_for(NO_SHAPE, depth, tree)] if tree else ())
+    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else [usual_chain(depth)]
+    eagle.warm_up(config.max_sessions, depths, shapes)
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleDrafter(eagle, depth, tree)

@@ -81,9 +81,15 @@ def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
 
 
 def batch_of_unread(
-    sessions: Sequence[Session], drafted: DeviceTokens, counts: IntpArray, scores: Float32Array
+    sessions: Sequence[Session],
+    drafted: DeviceTokens,
+    counts: IntpArray,
+    scores: Float32Array,
+    lane: int = COLOCATED_LANE,
+    *,
+    is_measured: bool = True,
 ) -> DraftBatch:
-    """Return chains as a batch.
+    """Return chains as a batch, in a lane; `is_measured` as of `DraftBatch`.
 
     drafted     tokens [depth * sessions * width], level by level
     counts      i64[sessions]: how many levels each session takes; 0: none
@@ -98,14 +104,14 @@ def batch_of_unread(
     own = [sessions[i] for i in which.tolist()]
     return DraftBatch(
         sessions=own,
-        lanes=COLOCATED_LANE,
+        lanes=lane,
         base_lens=own[0].trees.length[[session.place for session in own]],
         first_ids=NEXT_IDS,
         sizes=is_there.sum(1),
         token_ids=handles(places)[is_there],
         parent_ids=np.broadcast_to(parents, is_there.shape)[is_there].astype(np.int32),
         scores=np.broadcast_to(scores.reshape(-1), is_there.shape)[is_there],
-        is_measured=True,
+        is_measured=is_measured,
         drafted=drafted,
     )
 
