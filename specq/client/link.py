@@ -74,6 +74,8 @@ class Link:
         if self._closed:
             raise _closed()
         self._actions.append(action)
+        if self._was_in_vain(action):
+            raise _closed()
         if not self._is_woken:
             self._is_woken, self._woken_at = True, time.monotonic()
             with contextlib.suppress(OSError):
@@ -81,6 +83,16 @@ class Link:
         elif time.monotonic() > self._woken_at + STARVED_S and threading.current_thread() is not self._thread:
             time.sleep(GIVE_WAY_S)
             self._woken_at = time.monotonic()
+
+    def _was_in_vain(self, action: Action) -> bool:
+        """Return whether the client was closed before an action was done; then it is taken back: the I/O thread may have had its last look."""
+        if not self._closed:
+            return False
+        try:
+            self._actions.remove(action)
+        except ValueError:
+            return False
+        return True
 
     def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
         """Send a sink nothing more of these requests. Those that nobody else waits for are forgotten; jobs that were
@@ -171,7 +183,11 @@ class Link:
             self._woken.recv(4096)
         self._is_woken = False  # before the look, so that nothing is overlooked
         for _ in range(len(self._actions)):
-            self._actions.popleft()(self._core, time.monotonic())
+            try:
+                action = self._actions.popleft()
+            except IndexError:  # taken back
+                return
+            action(self._core, time.monotonic())
 
     def _receive(self) -> None:
         for frames in drain(self._socket):

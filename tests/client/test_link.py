@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
 from specq.client import link as link_module
 from specq.client.core import ClientCore
 from specq.client.link import GIVE_WAY_S, STARVED_S, Link
+from specq.protocol import JobError
 
 PATIENCE_S = 10.0
 NUM_THREADS, NUM_CALLS = 8, 50
@@ -128,3 +130,37 @@ def test_who_asks_for_much_gives_way(link, monkeypatch):
     go.set()
     assert own == []
     assert slept == [GIVE_WAY_S] * 2
+
+
+class Late(deque):
+    """Actions, of which some thread's come when the I/O thread has ended: it had looked whether the client was closed before."""
+
+    def __init__(self, link):
+        super().__init__(link._actions)
+        self.link, self.asked, self.late = link, threading.Event(), None
+
+    def append(self, action):
+        if threading.current_thread() is self.late:
+            self.asked.set()
+            self.link._thread.join(PATIENCE_S)
+        super().append(action)
+
+
+def test_what_is_asked_while_the_client_closes_is_refused_and_not_forgotten(link):
+    link._actions = actions = Late(link)
+    errors = []
+
+    def ask():
+        try:
+            link.request(1, lambda event: None, lambda core, now: None)
+        except JobError as error:
+            errors.append(error)
+
+    actions.late = threading.Thread(target=ask)
+    actions.late.start()
+    assert actions.asked.wait(PATIENCE_S)
+    link.close()
+    actions.late.join(PATIENCE_S)
+
+    assert [error.code for error in errors] == ["lost"]
+    assert not actions
