@@ -59,6 +59,23 @@ class _Flag:
         self._in_loop.call(self._event.set)
 
 
+class _TaskLock:
+    """A lock of the tasks of a loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a lock belongs to the loop in which somebody has waited for it
+            self._loop, self._lock = loop, asyncio.Lock()
+        await self._lock.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class AsyncJob(BaseJob):
     """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed.
 
@@ -89,7 +106,7 @@ class AsyncJob(BaseJob):
 class AsyncClient(BaseClient):
     """A connection to a broker; arguments and errors as of `specq.Client`."""
 
-    _lock_type = contextlib.nullcontext  # tasks that fetch the tokenizer at the same time share the answer
+    _lock_type = _TaskLock  # of several tasks one fetches the tokenizer
 
     # --- completions ------------------------------------------------------------------------------------------------
 

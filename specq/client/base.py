@@ -123,7 +123,7 @@ class PieceStream:
 class BaseClient(ABC):
     """A connection to a broker; arguments and errors as of `specq.Client`."""
 
-    _lock_type: Callable[[], contextlib.AbstractContextManager[Any]]  # of the lock of those who need the tokenizer
+    _lock_type: Callable[[], contextlib.AbstractAsyncContextManager[Any]]  # of the lock of those who need the tokenizer
 
     def __init__(
         self,
@@ -196,9 +196,11 @@ class BaseClient(ABC):
 
     async def _get_served(self) -> Served:
         """Return the model and its tokenizer, fetched when first needed."""
-        with self._lock:
-            if self._connection.served is not None:
-                return self._connection.served
+        if (served := self._connection.served) is not None:
+            return served
+        async with self._lock:
+            if (served := self._connection.served) is not None:  # somebody else has fetched it
+                return served
             inbox = self._inbox()
             self._connection.fetch_tokenizer(inbox.put)
             while isinstance(event := await inbox.get(), Waiting):

@@ -35,6 +35,19 @@ class _Inbox:
         return self._events.get()
 
 
+class _ThreadLock:
+    """A lock of threads, for a coroutine that blocks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class Job(BaseJob):
     """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
 
@@ -74,7 +87,7 @@ class Client(BaseClient):
     of its jobs that still run.
     """
 
-    _lock_type = threading.Lock  # of several threads one fetches the tokenizer
+    _lock_type = _ThreadLock  # of several threads one fetches the tokenizer
 
     # --- completions ------------------------------------------------------------------------------------------------
 

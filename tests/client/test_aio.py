@@ -10,7 +10,7 @@ from specq.client import Client
 from specq.client.aio import AsyncJob
 from specq.client.sync import Job
 from specq.protocol.errors import JobError
-from specq.protocol.messages import Cancel, Submit
+from specq.protocol.messages import Cancel, FetchTokenizer, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer
 from tests.client.asking import CHAT, run_async
 
@@ -27,6 +27,24 @@ def test_async_generate_and_status(broker, tmp_path):
     results, chat, status = run_async(scenario())
     assert [result.token_ids for result in results] == [ANSWER_IDS[:n] for n in range(1, 20)]
     assert (chat.text, status["models"]) == (ANSWER, ["fake"])
+
+
+def test_tasks_fetch_the_tokenizer_once(tmp_path):
+    """The first of them, whichever it is; in another loop, too. One that is cancelled leaves it to the next."""
+    with FakeBroker(answer) as broker:
+        client = specq.AsyncClient(broker.address, cache_dir=tmp_path)
+
+        async def scenario():
+            first = asyncio.create_task(client.generate("a", max_tokens=2))
+            others = [asyncio.create_task(client.generate("a", max_tokens=2)) for _ in range(40)]
+            await asyncio.sleep(0)
+            first.cancel()
+            return await asyncio.gather(*others)
+
+        for _ in range(2):
+            assert {tuple(result.token_ids) for result in run_async(scenario())} == {tuple(ANSWER_IDS[:2])}
+        run_async(client.close())
+        assert 1 <= broker.num_heard(FetchTokenizer) <= 2
 
 
 def test_async_stream(broker, tmp_path):
