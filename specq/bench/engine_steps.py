@@ -33,7 +33,8 @@ class Texts:
         self.tokens = [self.rng.integers(0, vocab, context).tolist() for _ in range(count)]
         for i, tokens in enumerate(self.tokens):
             start = engine.open(i, np.array(tokens, np.int32))
-            engine.step([SessionStep(i, start, np.array(tokens[start:], np.int32)[:-1], params, judged=False)])
+            if start < context - 1:
+                engine.step([SessionStep(i, start, np.array(tokens[start:-1], np.int32), params, judged=False)])
         self.kv = [context - 1] * count
 
     def step(self, num_drafts: int) -> float:

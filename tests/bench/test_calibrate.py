@@ -17,6 +17,8 @@ from specq.bench.calibrate.costs import Served, costs
 from specq.bench.calibrate.steps import since
 from specq.bench.calibrate.usage import Usage, busy_s, cpu_s
 from specq.bench.suites import calibrate
+from specq.engines.torch.engine import TorchEngine
+from specq.models import resolve_model
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
@@ -61,6 +63,16 @@ def test_steps_are_timed_by_rows_and_sessions(stub_clock):
     assert [ms for _, ms in found] == pytest.approx([2.0 + rows for rows in hardware.STEP_ROWS])
     assert models.session_us() == pytest.approx(500)
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_steps_are_timed_whatever_the_engine_has_of_their_contexts():
+    """These begin alike, so that one may have all of another's, but for the last token."""
+    engine = TorchEngine(resolve_model("tiny", "target"), device="cpu", kv_slots=4096)
+    for num_sessions, rows in ((1, 1), (3, 2), (3, 2)):
+        times = hardware.step_times(engine, num_sessions, rows, repeats=2, busy_s=0.0)
+        assert len(times) == 2
+        assert min(times) > 0
+    assert engine.free_slots == 4096
 
 
 def test_steps_are_timed_with_help_and_without(stub_clock):

@@ -159,7 +159,8 @@ def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, busy_
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
         cached = engine.open(session_id, context + session_id)  # no shared prefix
-        engine.step([SessionStep(session_id, cached, context[cached:-1], SamplingParams(), judged=False)])
+        if cached < len(context) - 1:
+            engine.step([SessionStep(session_id, cached, context[cached:-1], SamplingParams(), judged=False)])
     times = []
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
