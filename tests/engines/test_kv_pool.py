@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specq.engines.torch.kv_pool import BLOCK, LEAST_COPIED, NO_COPIES, KvPool
+from specq.engines.torch.kv_pool import BLOCK, LEAST_COPIED, KvPool
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 
@@ -57,19 +57,21 @@ def test_a_prefix_is_shared_in_whole_blocks_and_leaves_the_last_token():
 
 
 def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
-    pool = KvPool(256, copies=True)
+    pool = KvPool(256, may_copy=True)
     text = np.arange(3 * BLOCK + 5, dtype=np.int32)
     fill(pool, 1, text)
     other = np.concatenate([text[: BLOCK + 9], tokens(99, 98, 97)])
     assert pool.open(2, other) == BLOCK + 9
-    sources, targets = pool.take_copies().tolist()
+    sources, targets = pool.copies().tolist()
     assert sources == table(pool, 1)[BLOCK : BLOCK + 9]
     assert table(pool, 2) == table(pool, 1)[:BLOCK] + targets
-    assert not pool.take_copies().size  # they are said once
+    assert pool.copies().tolist() == [sources, targets]  # until they were made
+    pool.note_copied()
+    assert not pool.copies().size
     assert pool.open(3, text[: 2 * BLOCK]) == 2 * BLOCK - 1  # the last token is computed for its logits
     assert pool.open(4, text) == 3 * BLOCK  # what is in no whole block is not found
     pool.close(3)
-    assert not pool.take_copies().size  # nobody's
+    assert not pool.copies().size  # nobody's
     few = LEAST_COPIED - 1
     assert pool.open(5, np.concatenate([text[: BLOCK + few], tokens(99, 98)])) == BLOCK  # they are computed
     pool.close(5)
@@ -79,14 +81,14 @@ def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
 
 
 def test_the_block_that_is_copied_is_not_dropped_for_the_copy():
-    pool = KvPool(3 * BLOCK, copies=True)
+    pool = KvPool(3 * BLOCK, may_copy=True)
     fill(pool, 1, np.arange(BLOCK, dtype=np.int32))
     fill(pool, 2, np.arange(100, 100 + BLOCK, dtype=np.int32))
     pool.close(1)
     pool.close(2)
     slots = pool.take(BLOCK)  # nothing is free now; the first block was used least recently
     assert pool.open(3, tokens(0, 1, 2, 3, 50)) == 4
-    sources, targets = pool.take_copies().tolist()
+    sources, targets = pool.copies().tolist()
     pool.give(slots)
     assert not set(sources) & set(targets)
     assert pool.open(4, tokens(*range(BLOCK), 7)) == BLOCK
@@ -168,7 +170,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = KvPool(NUM_SLOTS, copies=self.COPIES)
+        self.pool = KvPool(NUM_SLOTS, may_copy=self.COPIES)
         self.texts: dict[int, list[int]] = {}  # committed tokens of each open session that have KV
         self.flight: dict[int, list[tuple[int, int]]] = {}  # session -> (token, slot) of drafted nodes, a chain
         self.contents: dict[int, tuple[int, ...]] = {}
@@ -195,7 +197,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.texts[session_id] += new
 
     def _compute(self, session_id: int, new: list[int], slots: list[int]) -> None:
-        self.contents = self._copied(self.pool.take_copies())
+        self.contents = self._copied(self.pool.copies())
+        self.pool.note_copied()
         context = list(self.texts[session_id])
         for token, slot in zip(new, slots, strict=True):
             context.append(token)
@@ -257,7 +260,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def tables_hold_their_own_contexts(self) -> None:
-        contents = self._copied(np.concatenate([NO_COPIES, *map(np.stack, self.pool._copies.values())], axis=1))
+        contents = self._copied(self.pool.copies())
         for session_id, text in self.texts.items():
             assert self.pool.length(session_id) == len(text)
             for i, slot in enumerate(table(self.pool, session_id)):

@@ -334,3 +334,26 @@ def test_an_empty_step_is_refused_beside_one_of_two_tokens(llama: Path) -> None:
     with pytest.raises(EngineError, match="a step needs a token"):
         engine.step(steps)
     assert engine.free_slots == before
+
+
+def test_kv_that_could_not_be_copied_is_copied_with_the_next_step(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that failed is repeated, and finds what it needs."""
+    engine, fresh = (TorchEngine(str(llama), device="cpu", kv_slots=256) for _ in range(2))
+    text = random_tokens(np.random.default_rng(3), 40)
+    prefill(engine, 1, text)
+    start = engine.open(2, text[:30])
+    assert start == 29
+    copy = engine._forward.kv.copy
+
+    def fails(*_: object) -> None:
+        monkeypatch.setattr(type(engine._forward.kv), "copy", lambda self, slots: copy(slots))
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(type(engine._forward.kv), "copy", fails)
+    step = SessionStep(2, start, text[start:30], GREEDY)
+    with pytest.raises(RuntimeError):
+        engine.step([step])
+    (found,) = engine.step([step]).judgements
+    prefill(fresh, 2, text[:30])
+    (expected,) = fresh.step([step]).judgements
+    assert found.token_ids.tolist() == expected.token_ids.tolist()

@@ -91,7 +91,7 @@ class TorchEngine:
         self._forward = loaded.forward
         self.num_tap_layers, self.jumps = loaded.forward.num_tap_layers, loaded.forward.jumps
         self._device = loaded.forward.kv.keys.device
-        self._pool = KvPool(self.info.kv_slots, copies=True)
+        self._pool = KvPool(self.info.kv_slots, may_copy=True)
         self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
         self.takes_unread = True
@@ -141,8 +141,9 @@ class TorchEngine:
             batch = batch.fed(after.tokens[batch.fed_by])
         if batch.drafted is not None and batch.drafted.values is not None:
             batch = batch.known()
-        if (copies := self._pool.take_copies()).size:
+        if (copies := self._pool.copies()).size:
             self._forward.kv.copy(copies)
+            self._pool.note_copied()  # if that raises, the next step does it
         plan = self._plan(batch)
         try:
             unread = Unread.of(plan)

@@ -9,7 +9,7 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one pla
 
 A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
 is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a block that
-begins as a context goes on, the KV of that beginning can be copied to private slots (`take_copies`). A block
+begins as a context goes on, the KV of that beginning can be copied to private slots (`copies`). A block
 that no session uses stays in the cache until slots run short, least recently used first; a block is always released
 after the blocks that follow it, so that order never drops a block before its followers.
 """
@@ -156,10 +156,10 @@ class SlotTables(Sequence[Int32Array]):
 
 
 class KvPool:
-    """The slots 0 .. num_slots - 1 and the sessions that hold them. `copies`: who uses it copies KV, as `take_copies` says."""
+    """The slots 0 .. num_slots - 1 and the sessions that hold them. `may_copy`: who uses it copies KV, as `copies` says."""
 
-    def __init__(self, num_slots: int, *, copies: bool = False) -> None:
-        self.num_slots, self._may_copy = num_slots, copies
+    def __init__(self, num_slots: int, *, may_copy: bool = False) -> None:
+        self.num_slots, self._may_copy = num_slots, may_copy
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack; the top is at _num_free - 1
         self._num_free = num_slots
         self._places: dict[int, int] = {}  # session -> its place among those that are open
@@ -238,13 +238,16 @@ class KvPool:
             self._copies[session_id] = block.slots[:count], slots  # behind its blocks
         self._release([block])
 
-    def take_copies(self) -> Int32Array:
-        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where; and forget it. It must be copied before a forward pass
-        begins, and be read before any is written: slots may have changed hands since."""
+    def copies(self) -> Int32Array:
+        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where. It must be copied before a forward pass begins, and be read
+        before any is written: slots may have changed hands since."""
         if not self._copies:
             return NO_COPIES
-        copies, self._copies = self._copies, {}
-        return np.concatenate([np.stack(pair) for pair in copies.values()], axis=1)
+        return np.concatenate([np.stack(pair) for pair in self._copies.values()], axis=1)
+
+    def note_copied(self) -> None:
+        """Forget what was to be copied: it was."""
+        self._copies.clear()
 
     def close(self, session_id: int) -> None:
         """Forget a session: its private slots are free, its blocks cached; unknown sessions are ignored."""
