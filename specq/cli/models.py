@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from specq.models import HEADS, PACKAGED, PRESETS, ROLES, known_models, parse_shape, pull, resolve_model
+from specq.protocol import ConfigError
 from specq.runtime import OutFolder, columns
 
 
@@ -36,6 +37,11 @@ def pull_command(name: str) -> None:
         click.echo(pull(name, lambda line: click.echo(line, err=True)))
         return
     found = resolve_model(name, "target")
+    if "/" not in name and not Path(found).exists():
+        names = ", ".join(dict.fromkeys(model.name for model in known_models()))
+        raise ConfigError(
+            f"{name!r} is no model that specq knows ({names}), and no path; a hub name has a slash, as in Qwen/Qwen3-0.6B"
+        )
     if "/" in name and found == name:
         from specq.engines import resolve_checkpoint
 

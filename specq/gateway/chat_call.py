@@ -135,6 +135,8 @@ def _read_message(place: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(f'{name} must be an object with "role" and "content"', param="messages", code="invalid_type")
     content = message.get("content")
+    if content is None and message["role"] in ("system", "developer", "user"):
+        raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
     if isinstance(content, list):
         content = "\n".join(_read_part(f"{name}.content[{i}]", part) for i, part in enumerate(content))
     elif content is not None and not isinstance(content, str):

@@ -132,6 +132,8 @@ def test_specqs_own_options_are_taken():
         ["x"],
         [{"role": 3, "content": "x"}],
         [{"role": "user", "content": 3}],
+        [{"role": "user"}],
+        [{"role": "system", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": ["x"]}],

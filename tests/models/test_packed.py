@@ -7,6 +7,7 @@ import hashlib
 import lzma
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -282,6 +283,15 @@ def test_the_command_unpacks_ahead_and_says_where(pair):
     outcome = CliRunner().invoke(main, ["models", "pull", "small"])
 
     assert (outcome.exit_code, outcome.stdout.strip()) == (0, str(find_unpacked(pair / "target")))
+
+
+def test_the_command_refuses_a_name_of_nothing():
+    """With those that it knows; a hub name has a slash."""
+    outcome = CliRunner().invoke(main, ["models", "pull", "nosuch"])
+
+    assert outcome.stdout == ""
+    assert isinstance(outcome.exception, ConfigError)
+    assert re.search(r"'nosuch' is no model that specq knows \(.*tiny.*\), and no path", str(outcome.exception))
 
 
 @pytest.mark.skipif(not (HOME.parents[1] / ".git").exists(), reason="not a clone")
