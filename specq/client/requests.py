@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from specq.client.events import Event, RequestFailed
 from specq.client.pending import Pending, Turns
 from specq.protocol import JobError, Message
@@ -62,8 +64,11 @@ class Requests(dict[int | str, Pending]):
             self._turns.forget(key)
 
     def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
-        """End the requests that got no answer in time; the broker at `address` was `heard` last then."""
+        """End the requests that got no answer in time; the broker at `address` was `heard` last then. If it has been silent for as long, those
+        that wait for their turn end with them: each would wait as long."""
         late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
+        if late and (heard is None or now >= heard + timeout_s):
+            late += [(key, request) for key, request in self.items() if request.started == math.inf]
         events: list[Event] = []
         for key, request in late:
             self.forget(key)

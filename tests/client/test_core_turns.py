@@ -56,6 +56,32 @@ def test_jobs_wait_their_turn():
     assert now > 2 * core.timeout_s
 
 
+@pytest.mark.parametrize("heard", [None, 0.5])
+def test_a_silent_broker_is_told_of_to_all_at_once(heard):
+    """Those that wait for their turn, too; none of them twice."""
+    core, count = ClientCore("tcp://somewhere:1", 3.0), 5 * MAX_UNANSWERED
+    for job_id in range(1, count + 1):
+        submit_job(core, job_id, 0.0)
+    if heard is not None:
+        core.receive(Accepted(job_id=1), heard)
+    assert core.tick(2.9) == []
+    events = core.tick(3.6)
+    assert sorted(event.key for event in events) == list(range(1, count + 1))
+    assert {event.error.code for event in events} == {"lost" if heard else "no_broker"}
+    assert core.idle
+
+
+def test_a_broker_that_answers_others_ends_only_what_it_does_not_answer():
+    core, count = ClientCore("tcp://somewhere:1", 3.0), MAX_UNANSWERED + 5
+    for job_id in range(1, count + 1):
+        submit_job(core, job_id, 0.0)
+    core.get_status(2.0)
+    core.receive(Accepted(job_id=1), 2.5)
+    events = core.tick(3.5)
+    assert sorted(event.key for event in events) == list(range(2, MAX_UNANSWERED + 1))
+    assert not core.idle
+
+
 def test_a_job_that_waits_its_turn_can_be_stopped():
     """Given up it was never sent; cancelled it is sent and stopped, so that its end is known."""
     core = ClientCore("", 3.0)
