@@ -91,7 +91,9 @@ def connect_dealer(
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise ConfigError(f"{endpoint!r} is not a valid address to connect to: {error}") from None
+        raise ConfigError(
+            f"{endpoint!r} is not a valid address to connect to ({error}); it must be tcp://HOST:PORT or ipc://PATH"
+        ) from None
     return socket
 
 
