@@ -6,6 +6,7 @@ GroupedCommand   `--help` shows each group of options under its own heading, in 
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -30,6 +31,17 @@ class LazyGroup(click.Group):
 
         command: click.Command = resolve("command", self.table, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return what is called; the error for a name that is none has one that is like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not (alike := get_close_matches(args[0], self.table, 1)):
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {alike[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

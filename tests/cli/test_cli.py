@@ -102,6 +102,7 @@ def test_each_command_has_help(name):
         (["keys", ".", "x"], 2, "Missing option '--role'"),
         (["keys", ".", "x", "--role", "client", "--trusted"], 2, "only drafters can be trusted"),
         (["nonsense"], 2, "No such command 'nonsense'"),
+        (["sumbit"], 2, "No such command 'sumbit'. Did you mean 'submit'?"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, status, said):
