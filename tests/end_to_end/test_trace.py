@@ -54,12 +54,13 @@ def of(trace: dict, process: str, *events: str) -> list[dict]:
 def test_a_job_that_asks_is_followed_through_all_processes(group):
     """Rounds, tokens and drafts add up to what the result says, and the text is what it is without a trace."""
     with Client(group.address) as client:
-        plain = client.generate(PROMPT, max_tokens=48, ignore_eos=True)
-        for _ in range(MOST_RUNS):
-            result = client.generate(PROMPT, max_tokens=48, ignore_eos=True, trace=True)
+        for run in range(MOST_RUNS):  # another prompt each time, so that none of it is known
+            prompt = f"{run}. {PROMPT}"
+            result = client.generate(prompt, max_tokens=48, ignore_eos=True, trace=True)
             if result.stats["draft_tokens"]:
                 break
-    trace = traced(group.address)
+        trace = traced(group.address)
+        plain = client.generate(prompt, max_tokens=48, ignore_eos=True)
 
     rounds = of(trace, "target-1", "round")
     judged = of(trace, "target-1", "judged")
@@ -108,7 +109,7 @@ def test_a_job_that_did_not_ask_has_the_brokers_milestones(group):
 
 def test_what_is_printed_for_people_and_for_perfetto(group):
     with Client(group.address) as client:
-        client.generate(PROMPT, max_tokens=16, ignore_eos=True, trace=True)
+        client.generate(f"# {PROMPT}", max_tokens=16, ignore_eos=True, trace=True)  # a prompt that is not known yet
     job = traced(group.address)["job"]
     text = CliRunner().invoke(main, ["trace", str(job), "--broker", group.address]).stdout
     spans = json.loads(CliRunner().invoke(main, ["trace", str(job), "--chrome", "--broker", group.address]).stdout)
