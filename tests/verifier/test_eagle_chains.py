@@ -57,7 +57,7 @@ def noted(source: EagleDrafter) -> list[int]:
 
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
 def test_many_sessions_have_chains_that_are_verified_unread(wrong_every: int) -> None:
-    """From the second round on: the first says how often they are accepted. The engine checks that what is read is what the device had."""
+    """From the second round on: the first says what they promise. The engine checks that what is read is what the device had."""
     source = EagleDrafter(Beside(wrong_every=wrong_every), 5)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
     context = list(range(3, 12))

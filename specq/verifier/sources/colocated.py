@@ -31,7 +31,7 @@ from specq.protocol import (
     IntpArray,
 )
 from specq.runtime import Faults, in_halves, traced
-from specq.verification import DeviceTokens, is_handle, places_of
+from specq.verification import DeviceTokens
 from specq.verifier.arms import COLOCATED
 from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Rounds
@@ -49,6 +49,7 @@ from specq.verifier.sources.unread_chains import (
     batch_of_unread,
     distinct,
     may_be_unread,
+    put_read,
 )
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
@@ -254,17 +255,14 @@ class ColocatedDrafter(DraftSource):
         self._learn()
         (begun, counts, drafted), self._unread = self._unread, None
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
-        nodes = is_handle(trees.token).nonzero()[0]
-        of_nodes = places_of(trees.token[nodes])
-        chains = self._finish(begun, clock, is_launched=True)
+        chains, scores = self._finish(begun, clock, is_launched=True), None
         if chains is None:
             drafted.values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
         else:
             drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
-            scores = self._scores(chains)
-            trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
+            scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
-        trees.token[nodes] = drafted.values[of_nodes]
+        put_read(trees, drafted.values, scores)
         self.choice.foresee(len(begun.sessions), begun.curve)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:

@@ -26,7 +26,7 @@ import structlog
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
 from specq.protocol import EAGLE_LANE, IntpArray, Speculation
-from specq.verification import DeviceTokens, is_handle, places_of
+from specq.verification import DeviceTokens
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
@@ -37,7 +37,7 @@ from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, chain_of, checked_tree, likeliest, rooms_of, tree_for
-from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, may_be_unread
+from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, may_be_unread, put_read
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)
@@ -172,13 +172,9 @@ class EagleDrafter(DraftSource):
         assert self._unread is not None
         (begun, drafted), self._unread = self._unread, None
         trees = next(session.trees for session in begun.sessions if session.place != NONE)
-        nodes = is_handle(trees.token).nonzero()[0]
-        of_nodes = places_of(trees.token[nodes])
         grown = self._read(begun)  # [sessions, depth]
         drafted.values = grown.token_ids.T.reshape(-1)
-        scores = np.maximum(grown.scores, math.log(LEAST_CHANCE)).T.reshape(-1)
-        trees.token[nodes] = drafted.values[of_nodes]
-        trees.score[nodes] = trees.predicted[nodes] = scores[of_nodes]
+        put_read(trees, drafted.values, np.maximum(grown.scores, math.log(LEAST_CHANCE)).T.reshape(-1))
 
     def _plan(self, session: Session, num_sessions: int) -> _Plan:
         speculation = session.speculation

@@ -16,10 +16,10 @@ import numpy as np
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, Int64Array, IntpArray
-from specq.verification import DeviceTokens, handles
+from specq.verification import DeviceTokens, handles, is_handle, places_of
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
-from specq.verifier.trees import NEXT_IDS, NONE
+from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 UNREAD_VALUE = 0.1  # the minimum acceptance probability up to which chains are verified unread
 NEARLY_ALL = 0.85  # of the nodes: if steps verify as many, chains are verified unread at any price
@@ -114,6 +114,16 @@ def batch_of_unread(
         is_measured=is_measured,
         drafted=drafted,
     )
+
+
+def put_read(trees: DraftTrees, token_ids: Int32Array, scores: Float32Array | None = None) -> None:
+    """Put what was read in the place of all handles on the trees: tokens and scores of what these stand for, [depth * sessions * width]; without
+    scores these stay."""
+    nodes = is_handle(trees.token).nonzero()[0]
+    of_nodes = places_of(trees.token[nodes])
+    trees.token[nodes] = token_ids[of_nodes]
+    if scores is not None:
+        trees.score[nodes] = trees.predicted[nodes] = scores[of_nodes]
 
 
 def distinct(token_ids: Int32Array) -> Int32Array:
