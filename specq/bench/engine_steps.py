@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from specq.engines import Engine
+from specq.engines import Engine, prefill
 from specq.protocol import NO_TREE, Int32Array, SamplingParams, SessionStep, Tree
 
 GREEDY = SamplingParams(ignore_eos=True)
@@ -32,9 +32,7 @@ class Texts:
         vocab = engine.info.num_tokens
         self.tokens = [self.rng.integers(0, vocab, context).tolist() for _ in range(count)]
         for i, tokens in enumerate(self.tokens):
-            start = engine.open(i, np.array(tokens, np.int32))
-            if start < context - 1:
-                engine.step([SessionStep(i, start, np.array(tokens[start:-1], np.int32), params, judged=False)])
+            prefill(engine, [(i, np.array(tokens, np.int32), context - 1)])
         self.kv = [context - 1] * count
 
     def step(self, num_drafts: int) -> float:

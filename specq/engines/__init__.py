@@ -19,7 +19,7 @@ from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
 from specq.engines.launching import launch, takes_unread, tidy
-from specq.engines.profiling import warm_up_taps
+from specq.engines.profiling import prefill, warm_up_taps
 from specq.runtime import Table
 
 ENGINES = Table(
@@ -43,6 +43,7 @@ __all__ = [
     "fingerprint",
     "launch",
     "local_checkpoint",
+    "prefill",
     "read_info",
     "resolve_checkpoint",
     "resolve_directory",

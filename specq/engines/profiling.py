@@ -7,7 +7,7 @@ found; larger sizes, and what is otherwise wrong, `specq.verifier.StepCurve` lea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -121,6 +121,17 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
     return _time_step(engine, num_rows, random, lambda: None, QUICK_CONTEXT)
 
 
+def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:
+    """Open sessions, each an id, a context and how many of its tokens are to have KV; compute, in one step, what the engine has not of these."""
+    steps = [
+        SessionStep(session_id, start, context[start:count], SamplingParams(), judged=False)
+        for session_id, context, count in contexts
+        if (start := engine.open(session_id, context)) < count
+    ]
+    if steps:
+        engine.step(steps)
+
+
 def _time_step(
     engine: Engine,
     num_rows: int,
@@ -137,13 +148,7 @@ def _time_step(
         _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)
     ]  # real sessions have ids >= 0
     try:
-        known = [engine.open(step.session_id, np.concatenate([before, step.token_ids])) for step, before in steps]
-        contexts = [
-            SessionStep(step.session_id, start, before[start:], SamplingParams(), judged=False)
-            for start, (step, before) in zip(known, steps, strict=True)
-            if start < len(before)
-        ]
-        engine.step(contexts)
+        prefill(engine, [(s.session_id, np.concatenate([before, s.token_ids]), len(before)) for s, before in steps])
         settle()
         started = time.perf_counter()
         engine.step([step for step, _ in steps], tap)

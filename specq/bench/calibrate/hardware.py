@@ -11,7 +11,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from specq.engines import ENGINES, Engine
+from specq.engines import ENGINES, Engine, prefill
 from specq.models import resolve_model
 from specq.proposers import PROPOSERS, Expansion, Proposer
 from specq.protocol import SamplingParams, SessionStep, Tree
@@ -158,9 +158,7 @@ def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, busy_
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
-        cached = engine.open(session_id, context + session_id)  # no shared prefix
-        if cached < len(context) - 1:
-            engine.step([SessionStep(session_id, cached, context[cached:-1], SamplingParams(), judged=False)])
+        prefill(engine, [(session_id, context + session_id, CONTEXT - 1)])
     times = []
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
