@@ -24,8 +24,8 @@ from typing import Any
 from specq.protocol import DEADLINE_MS, LABEL, PRIORITY, TENANT, JobError, shown
 
 LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
-ID_BITS = 63
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
+ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,7 @@ Action = Callable[[ClientCore, float], Sequence[Event] | None]
 _JOIN_S = 5.0
 PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
-STARVED_S = (
-    0.001  # for which the I/O thread has not looked at what it was woken for, while another thread asks for more
-)
+STARVED_S = 0.001  # for which the I/O thread was woken and has not looked, while another thread asks for more
 GIVE_WAY_S = 0.0002  # that this one waits then: whoever releases the interpreter lock for a moment, as tokenizers do, takes it again before others wake
 IDLE_MS = 1000  # after which actions are looked at without a wake-up, which Ctrl-C may have kept from being sent
 

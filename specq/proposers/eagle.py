@@ -281,8 +281,8 @@ def _joined(parts: list[Part]) -> Int32Array:
     if len(parts) == 1:
         found: Int32Array = parts[0].wait()
         return found
-    arrays = [(part.which, part.wait()) for part in parts]
-    joined = np.empty((4, sum(map(len, (which for which, _ in arrays))), arrays[0][1].shape[2]), np.int32)
-    for which, array in arrays:
-        joined[:, which] = array
+    arrays = [part.wait() for part in parts]
+    joined = np.empty((4, sum(len(part.which) for part in parts), arrays[0].shape[2]), np.int32)
+    for part, array in zip(parts, arrays, strict=True):
+        joined[:, part.which] = array
     return joined

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import Field, dataclass, fields
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from specq.protocol.bounds import (
     MAX_INT64,
@@ -87,9 +87,17 @@ class Values:
         return cls(**given).check(given)  # defaults are within their bounds
 
 
+class _Layout(NamedTuple):
+    """The fields of a class: their names, what returns their values, and their defaults."""
+
+    names: tuple[str, ...]
+    values_of: Callable[[Values], tuple[Any, ...]]
+    defaults: tuple[Any, ...]
+
+
 # By class: `dataclasses.fields` looks for them anew each time.
 _FIELDS: dict[type, dict[str, Field[Any]]] = {}
-_LAYOUTS: dict[type, tuple[tuple[str, ...], Callable[[Values], tuple[Any, ...]], tuple[Any, ...]]] = {}
+_LAYOUTS: dict[type, _Layout] = {}
 
 
 def _fields(cls: type[Values]) -> dict[str, Field[Any]]:
@@ -99,14 +107,12 @@ def _fields(cls: type[Values]) -> dict[str, Field[Any]]:
     return found
 
 
-def _layout(cls: type[Values]) -> tuple[tuple[str, ...], Callable[[Values], tuple[Any, ...]], tuple[Any, ...]]:
-    """Return the names of the fields, what returns their values, and their defaults."""
+def _layout(cls: type[Values]) -> _Layout:
     found = _LAYOUTS.get(cls)
     if found is None:
         known = _fields(cls)
-        found = _LAYOUTS[cls] = (
-            tuple(known), attrgetter(*known), tuple(field.default for field in known.values())
-        )  # fmt: skip
+        defaults = tuple(field.default for field in known.values())
+        found = _LAYOUTS[cls] = _Layout(tuple(known), attrgetter(*known), defaults)
     return found
 
 

@@ -168,9 +168,8 @@ class KvPool:
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
-        self._beginning: dict[
-            tuple[int, int], _Block
-        ] = {}  # the newest block behind another one, by that one's id and its own first token
+        # The newest block behind another one, by that one's id and its own first token.
+        self._beginning: dict[tuple[int, int], _Block] = {}
         self._copies: dict[int, tuple[Int32Array, Int32Array]] = {}  # by session, from which slots to which
         self._unfilled: list[int] = []  # places of sessions that may have whole blocks among their private slots
 
@@ -423,7 +422,8 @@ class KvPool:
             return
         block = self._blocks[key] = _Block(self._next_block_id, key, slots)
         self._next_block_id += 1
-        self._beginning[key[0], int(memory.token_ids[start])] = block
+        if self._may_copy:
+            self._beginning[key[0], int(memory.token_ids[start])] = block
         blocks.append(block)
 
     def _share(self, place: int, block: _Block) -> None:
@@ -446,9 +446,9 @@ class KvPool:
         """Drop the least recently used block that has no users."""
         _, block = self._unused.popitem(last=False)
         del self._blocks[block.key]
-        previous, first = block.key[0], int.from_bytes(block.key[1][:4], sys.byteorder)
-        if self._beginning.get((previous, first)) is block:
-            del self._beginning[previous, first]
+        beginning = block.key[0], int.from_bytes(block.key[1][:4], sys.byteorder)
+        if self._beginning.get(beginning) is block:
+            del self._beginning[beginning]
         self.give(block.slots)
 
 
