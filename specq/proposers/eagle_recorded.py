@@ -24,7 +24,7 @@ from specq.engines.torch import (
     rank_rows,
 )
 from specq.proposers.eagle_levels import Level
-from specq.proposers.eagle_rows import Roots, TextRows, compute_rows, grow
+from specq.proposers.eagle_rows import PLANES, Roots, TextRows, compute_rows, grow
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Int32Array, IntpArray
@@ -42,8 +42,8 @@ Wait = Callable[[], np.ndarray]
 
 
 class Part(NamedTuple):
-    """Trees of some texts that a device grows: which these are, what waits for their nodes, and these on the device, i32[4, trees, n], until trees
-    of the same kind are begun again."""
+    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all of `eagle_rows.grow` on the
+    device, until trees of the same kind are begun again."""
 
     which: IntpArray
     wait: Wait
@@ -197,7 +197,7 @@ class Recorded:
             return grow(self._head, self._cache, roots, levels, rank, None)
 
         nodes = self._replays.run(key, work)
-        wait = fetch(nodes)
+        wait = fetch(nodes[:PLANES])
         return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
 
     # --- memory -----------------------------------------------------------------------------------------------------------
@@ -216,8 +216,9 @@ class Recorded:
         """Forget the kinds of trees."""
         self._replays.forget()
 
-    def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
-        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
+    def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
+        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
+        sessions have."""
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
@@ -226,7 +227,7 @@ class Recorded:
                 for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
                     nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
                     self._compute((size, num_rows, room), taps, *nothing)
-                for levels in kinds:
+                for levels in kinds(size):
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
                     wait, _ = self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))
                     wait()
