@@ -15,17 +15,30 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.proposers import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
 from specq.proposers.eagle import Eagle
-from specq.protocol import Close, Open, SamplingParams, Speculation, Verdict
+from specq.protocol import EAGLE_LANE, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import lines_of
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
+from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.sources.unread_trees import SHAPES, Layout, UsualReach, best_shape, shapes_for
+from specq.verifier.grafting import batch_of_chains, hang
+from specq.verifier.session import Session
+from specq.verifier.sources.unread_trees import (
+    SHAPES,
+    Layout,
+    UsualReach,
+    batch_of_unread,
+    best_shape,
+    put_read,
+    shapes_for,
+)
+from specq.verifier.trees import DraftTrees
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
+from tests.verifier.sessions import paths
 from tests.verifier.test_medusa import num_accepted
 
 DEVICES = ["cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]
@@ -33,6 +46,7 @@ CURVE = StepCurve([1, 512], [0.005, 0.0051])
 COUNTS = [1, 3, 20]
 SESSIONS = max(COUNTS)
 DEPTH = 6
+CONTEXT = np.array([4, 5, 6], np.int32)
 
 
 class Beside(ToyTrees):
@@ -72,6 +86,9 @@ def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
     assert max(unread) in [count * sum(shape) for shape in shapes_for(count, DEPTH)]
     accepted = sum(num_accepted(session.stats) for session in started.verifier.sessions.values())
     assert accepted > count * LENGTH * (0.7 if not wrong_every else 0.15)
+    usual = source._usual.of(Layout.of((1,)))
+    assert usual is not None
+    assert wrong_every or usual[0] > 0.72  # the head says 0.7
 
 
 @pytest.mark.parametrize(
@@ -124,28 +141,30 @@ class KnownTrees:
 def grown_around(
     texts: Sequence[Sequence[int]], level_sizes: Sequence[int], limit: int, rng: np.random.Generator
 ) -> Grown:
-    """Trees in which what texts go on with stands at random places of the levels, down to a random one, below its own; all else anywhere."""
+    """Trees in which what texts go on with stands at random places of the levels, down to a random one, below its own; other nodes stand anywhere, and
+    some of them have its tokens, too."""
     layout, size = Layout.of(tuple(level_sizes)), sum(level_sizes)
     token_ids, parents = np.zeros((2, len(texts), size), np.int32)
     firsts = np.cumsum([0, *level_sizes])
     for tree, text in enumerate(texts):
-        rights, most = [-1], rng.integers(0, len(level_sizes) + 1)
+        right, most = -1, rng.integers(0, len(level_sizes) + 1)
         for level, (first, num) in enumerate(zip(firsts, level_sizes, strict=False)):
-            above = (
-                firsts[level - 1] + rng.integers(0, min(level_sizes[level - 1], BEAM), num)
-                if level
-                else np.full(num, -1)
-            )
-            nodes = slice(first, first + num)
-            token_ids[tree, nodes] = (text[level] + 1 + np.arange(num)) % limit
-            parents[tree, nodes] = above
-            right = rng.integers(0, min(num, BEAM))
+            below = firsts[level - 1] + np.arange(min(level_sizes[level - 1], BEAM)) if level else np.array([-1])
+            tokens, above = token_ids[tree, first : first + num], parents[tree, first : first + num]
+            tokens[:], above[:] = (text[level] + 1 + np.arange(num)) % limit, rng.choice(below, num)
+            taken = {right}  # nodes with a child of this token, and the one whose child is right
+            for i in rng.permutation(num).tolist():
+                if above[i] not in taken and rng.random() < 0.7:
+                    tokens[i] = text[level]
+                    taken.add(int(above[i]))
+            place = int(rng.integers(0, min(num, BEAM)))
             if level < most:
-                token_ids[tree, first + right], parents[tree, first + right] = text[level], rights[-1]
-            rights.append(first + right)
+                tokens[place], above[place] = text[level], right
+                right = first + place
+            else:
+                right = size  # there is none
     reach = -0.1 - 0.3 * np.broadcast_to(layout.levels + layout.ranks, token_ids.shape).astype(np.float32)
-    scores = np.full(token_ids.shape, -0.3, np.float32)
-    return Grown(token_ids, scores, reach, parents, layout.levels)
+    return Grown(token_ids, np.full(token_ids.shape, -0.3, np.float32), reach, parents, layout.levels)
 
 
 class KnowingHead:
@@ -194,8 +213,10 @@ def openings(mode: str, count: int) -> list[Open]:
     return found
 
 
-def serve(verifier: Verifier, mode: str, count: int = SESSIONS, *, closes: bool = False) -> dict[int, list[int]]:
-    """Return the whole texts of all sessions; one comes with each of the last turns, and one of the first is closed on the way."""
+def serve(
+    verifier: Verifier, mode: str, count: int = SESSIONS, *, closes: bool = False, lengths: list[int] | None = None
+) -> dict[int, list[int]]:
+    """Return the whole texts of all sessions; note how many tokens each round gave. One comes with each of the last turns, and one of the first is closed on the way."""
     late, texts = openings(mode, count), dict[int, list[int]]()
     for message in late[: count - 2]:
         verifier.handle(message, 0.0)
@@ -212,6 +233,8 @@ def serve(verifier: Verifier, mode: str, count: int = SESSIONS, *, closes: bool 
         for verdict in verifier.step(lambda: 0.0) if verifier.has_work else ():
             assert isinstance(verdict, Verdict), verdict
             texts[verdict.session_id] += verdict.token_ids.tolist()
+            if lengths is not None:
+                lengths.append(len(verdict.token_ids))
         if not late and all(session.finish for session in verifier.sessions.values()):
             for session_id in list(verifier.sessions):
                 verifier.handle(Close(session_id=session_id, epoch=1), 0.0)
@@ -240,10 +263,12 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     verifier = Verifier(
         engine, CURVE, [source], incarnation=1, max_sessions=64, max_step_rows=512, measures_drafts=False
     )
-    found = serve(verifier, mode, count, closes=count == SESSIONS)
+    lengths = list[int]()
+    found = serve(verifier, mode, count, closes=count == SESSIONS, lengths=lengths)
     assert plain[0][: len(found[0])] == found.pop(0)
     assert found == {i: plain[i] for i in range(1, count)}
     assert (sum(unread) > 20 * count) == (mode == "async")
+    assert np.mean(lengths) > 2.2
     assert engine.free_slots == engine.info.kv_slots
     text = np.array(plain[count - 1], np.int32)
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
@@ -297,6 +322,38 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
             assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
             deep = np.broadcast_to(np.arange(3)[:, None, None] <= grown.depths, nodes.lines.shape)
             assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown)[deep])
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> None:
+    """Of some sessions all levels, of some the first, of some nothing, and of some that have nodes of their own."""
+    rng, trees = np.random.default_rng(seed), DraftTrees(is_compiled=is_compiled)
+    shape, depths = (3, 4, 2, 1, 2), rng.permutation([5, 5, 2, 0, 1])
+    sessions = [
+        Session(
+            Open(session_id=i, epoch=1, prompt_len=3, tokens_left=50, params=SamplingParams(), token_ids=CONTEXT),
+            trees=trees,
+        )
+        for i in range(len(depths) + 1)
+    ]
+    grown = grown_around([[7, 8, 9, 10, 11]] * len(depths), shape, 40, rng)
+    lines = DeviceLines(None, sum(shape), grown.parents.reshape(-1))
+    drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
+    layout, likely = Layout.of(shape), 0.9 ** np.arange(1, 13)
+    other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
+    hang(other, 0.0)
+    hang(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
+    put_read(trees, drafted, grown)
+    for i, depth in enumerate(depths.tolist()):
+        expected: dict[int, tuple[int, ...]] = {-1: ()}
+        for node in np.flatnonzero(layout.levels < depth).tolist():
+            expected[node] = (*expected[int(grown.parents[i, node])], int(grown.token_ids[i, node]))
+        assert paths(sessions[i]) == set(expected.values()) - {()}
+    assert paths(sessions[-1]) == {(7,), (7, 8)}
+    for session in sessions:
+        session.close()
+    assert trees.num_nodes == 0
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------------------
