@@ -47,9 +47,8 @@ def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level
 
 def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device) -> list[Level]:
     """Return the levels of a tree that is grown best first, of so many nodes each, or as many as there can be."""
-    num_rows, levels = 1, list[Level]()
+    count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for size in level_sizes:
-        count = min(WIDTH, num_columns, size)
         behind = torch.arange(num_rows, device=device).repeat_interleave(count)
         num_kept = min(size, len(behind))
         levels.append(Level(count, num_rows, None, behind, None, num_kept))

@@ -73,7 +73,7 @@ def grow_sizes(growth: Growth, num_contexts: int, level_sizes: Sequence[int]) ->
     levels = _Levels()
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     for level, size in enumerate(level_sizes):
-        ranked = growth.ranked(min(WIDTH, size))
+        ranked = growth.ranked(WIDTH)
         reach = (above[:, :, None] + ranked.scores).reshape(num_contexts, -1)
         first, columns = levels.num_nodes, np.argsort(-reach, 1, kind="stable")[:, :size]
         found = levels.add(ranked, columns, rows, above)

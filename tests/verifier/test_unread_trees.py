@@ -86,7 +86,7 @@ def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
     assert max(unread) in [count * sum(shape) for shape in shapes_for(count, DEPTH)]
     accepted = sum(num_accepted(session.stats) for session in started.verifier.sessions.values())
     assert accepted > count * LENGTH * (0.7 if not wrong_every else 0.15)
-    usual = source._usual.of(Layout.of((1,)))
+    usual = source._shapes.usual.of(Layout.of((1,)))
     assert usual is not None
     assert wrong_every or usual[0] > 0.72  # the head says 0.7
 

@@ -39,11 +39,9 @@ from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setu
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
 from specq.verifier.sources.unread_chains import may_be_unread
 from specq.verifier.sources.unread_trees import (
-    SHAPES,
     Layout,
-    UsualReach,
+    ShapeChoice,
     batch_of_unread,
-    best_shape,
     put_read,
     shapes_for,
 )
@@ -80,7 +78,6 @@ class _Unread(NamedTuple):
 
     begun: _Begun
     drafted: DeviceTokens
-    lines: DeviceLines
 
 
 class EagleDrafter(DraftSource):
@@ -96,7 +93,7 @@ class EagleDrafter(DraftSource):
         self._params = DraftingParams()
         self._begun: list[_Begun] = []
         self._has_sizes = head.runs_beside_host and not tree
-        self._usual = UsualReach(depth, max(map(max, SHAPES)))
+        self._shapes = ShapeChoice(depth)
         self._unread: _Unread | None = None
         self._verified: tuple[int, ...] = ()  # the level sizes of the trees in the step in flight, if they hung unread
 
@@ -122,7 +119,7 @@ class EagleDrafter(DraftSource):
     def _start(self, sessions: list[Session], rooms: list[int], budget: Budget) -> list[_Begun]:
         """Begin trees of these sessions, which have room for so many levels."""
         alike: dict[_Plan, list[int]] = {}  # as a rule all have the same tree
-        sizes = best_shape(len(sessions), self._depth, self._usual, budget.curve) if self._has_sizes else ()
+        sizes = self._shapes.choose(len(sessions), budget.curve) if self._has_sizes else ()
         for i, session in enumerate(sessions):
             alike.setdefault(self._plan(session, len(sessions), sizes), []).append(i)
         kinds = [
@@ -154,20 +151,20 @@ class EagleDrafter(DraftSource):
     def _read(self, begun: _Begun) -> Grown:
         """Wait for trees of given level sizes, and learn what is usual."""
         grown = begun.wait()
-        self._usual.promise(Layout.of(begun.plan.level_sizes), np.exp(grown.reach.astype(np.float64)))
+        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), np.exp(grown.reach.astype(np.float64)))
         return grown._replace(token_ids=np.where(np.isfinite(grown.reach), grown.token_ids, np.int32(NO_TOKEN)))
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return trees before the host has read them, where that is possible; see `unread_trees`."""
         layout = Layout.of(begun.plan.level_sizes)
-        likely = self._usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
+        likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
         if likely is None or not may_be_unread(begun.sessions, 1):
             return None
         nodes, depths = begun.wait.on_device(), self._depths(begun)
         if nodes is None or not depths.any():
             return None
-        lines = DeviceLines(nodes.lines.reshape(len(nodes.lines), -1), len(likely))
-        self._unread = _Unread(begun, DeviceTokens(nodes.token_ids.reshape(-1), tree=lines), lines)
+        lines = None if layout.is_chain else DeviceLines(nodes.lines.reshape(len(nodes.lines), -1), len(likely))
+        self._unread = _Unread(begun, DeviceTokens(nodes.token_ids.reshape(-1), tree=lines))
         return batch_of_unread(begun.sessions, self._unread.drafted, layout, depths, likely, EAGLE_LANE)
 
     def _depths(self, begun: _Begun) -> IntpArray:
@@ -178,10 +175,12 @@ class EagleDrafter(DraftSource):
     def read(self, clock: Callable[[], float]) -> None:
         """Put the nodes of trees in place that hang unread; see `DraftSource`."""
         assert self._unread is not None
-        (begun, drafted, lines), self._unread = self._unread, None
+        (begun, drafted), self._unread = self._unread, None
         trees = next(session.trees for session in begun.sessions if session.place != NONE)
         grown = self._read(begun)
-        lines.parents, drafted.values = grown.parents.reshape(-1), grown.token_ids.reshape(-1)
+        drafted.values = grown.token_ids.reshape(-1)
+        if drafted.tree is not None:
+            drafted.tree.parents = grown.parents.reshape(-1)
         put_read(trees, drafted, grown)
         self._verified = begun.plan.level_sizes
 
@@ -205,7 +204,7 @@ class EagleDrafter(DraftSource):
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
         if self._verified and len(rounds.nodes):
-            self._usual.learn(Layout.of(self._verified), rounds.num_nodes, rounds.is_accepted > 0)
+            self._shapes.usual.learn(Layout.of(self._verified), rounds.num_nodes, rounds.is_accepted > 0)
             self._verified = ()
         paths = accepted_paths(rounds)
         for part in computed:

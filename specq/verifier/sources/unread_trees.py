@@ -39,6 +39,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (5, 4, 4, 4, 4, 4, 3, 3),
 )
 MOST_ROWS = 256  # of all sessions, of a shape but the smallest
+LOOK_AGAIN = 32  # rounds after which another shape may be better
 LEVEL_SHARE = 0.08  # of a step without drafts, that a level of a head takes
 
 
@@ -49,6 +50,10 @@ class Layout(NamedTuple):
     levels: IntpArray
     ranks: IntpArray
     parents: IntpArray
+
+    @property
+    def is_chain(self) -> bool:
+        return len(self.levels) == int(self.levels[-1]) + 1
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -120,6 +125,25 @@ def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurv
         if tokens_per_s > most:
             best, most = shape, tokens_per_s
     return best
+
+
+class ShapeChoice:
+    """Which shape trees have, by the number of sessions: looked for now and then, since the device waits for it. `usual`: by what."""
+
+    def __init__(self, depth: int) -> None:
+        """Trees have so many levels at most."""
+        self.usual = UsualReach(depth, max(map(max, SHAPES)))
+        self._depth = depth
+        self._known: dict[int, tuple[tuple[int, ...], int]] = {}  # shapes, and for how many rounds more
+
+    def choose(self, num_sessions: int, curve: StepCurve) -> tuple[int, ...]:
+        """Return the shape for a round of so many sessions."""
+        shape, num_left = self._known.get(num_sessions, ((), 0))
+        if not num_left:
+            shape = best_shape(num_sessions, self._depth, self.usual, curve)
+            num_left = LOOK_AGAIN if self.usual.of(Layout.of(shape)) is not None else 1
+        self._known[num_sessions] = shape, num_left - 1
+        return shape
 
 
 def batch_of_unread(
