@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +21,11 @@ from specq.engines.torch.loading import pick_device
 from specq.engines.torch.target_matrices import input_matrix
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
+if TYPE_CHECKING:
+    from specq.engines.torch.fused_eagle import FusedTrees
+
 KIND = "an EAGLE-3 head"
+HEAD_DIMS = (8, 16, 32, 64, 128)  # that our kernels know
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +65,17 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     network.requires_grad_(requires_grad=False)
     network.fuse()
     return EagleHead(network.eval(), layers, token_ids)
+
+
+def fused_trees(network: EagleNetwork) -> type[FusedTrees] | None:
+    """Return what grows trees of a head by kernels of our own; None where its device does not know Triton, and for heads of uncommon sizes."""
+    is_nvidia = network.fc.weight.device.type == "cuda" and torch.version.hip is None
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
+    if not (is_nvidia and is_fused and network.shape.head_dim in HEAD_DIMS and find_spec("triton")):
+        return None
+    from specq.engines.torch.fused_eagle import FusedTrees
+
+    return FusedTrees
 
 
 def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, object], info: ModelInfo) -> None:

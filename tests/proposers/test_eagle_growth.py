@@ -1,0 +1,165 @@
+"""Trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
+
+TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_growth.py      # without a GPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from specq.engines.torch import EagleHead, EagleNetwork, RowNoise, Sampling, noise_of
+from specq.proposers import Ranks
+from specq.proposers.eagle_growth import Growth
+from specq.proposers.eagle_levels import Level, best_first, of_ranks
+from specq.proposers.state_cache import StateCache
+from specq.protocol import SamplingParams, Speculation
+from specq.testing.checkpoints_eagle import eagle_shape_of
+from specq.verifier.sources.rank_trees import tree_for
+from tests.devices import HAS_CUDA, NEEDS_CUDA, NEEDS_INTERPRETER
+
+pytestmark = NEEDS_CUDA if HAS_CUDA else NEEDS_INTERPRETER
+DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+VOCAB, COLUMNS, HIDDEN, ROOM = 97, 53, 40, 256
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, seed=3)
+FIXED = tree_for(Speculation(tree=((0, 0, 0, 1), (0, 2), (1, 1, 0), (9,), (9, 3))), 8)
+CHAIN = tree_for(Speculation(tree=((0, 0, 0),)), 8)
+WIDE = tree_for(Speculation(tree=tuple((i, j, 0) for i in range(6) for j in range(3))), 24)
+ABSENT = -np.inf
+
+
+class Made(NamedTuple):
+    """A random head and what it keeps of texts at places 1, 2 and so on."""
+
+    head: EagleHead
+    cache: StateCache
+
+    def growth(self, *, is_fused: bool) -> Growth:
+        from specq.engines.torch.fused_eagle import FusedTrees
+
+        growth = Growth(self.head, self.cache)
+        growth._fused = FusedTrees if is_fused else None
+        return growth
+
+
+def make(
+    *, num_texts: int = 3, columns: int = COLUMNS, seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: int
+) -> Made:
+    """Logits are a few apart, so that rounding changes no order; places other than the texts' would spoil all."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = eagle_shape_of(HIDDEN, VOCAB, columns, **sizes)
+    network = EagleNetwork(shape, torch.randn(VOCAB, HIDDEN, generator=generator))
+    for weight in network.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator) * 0.4
+    network = network.to(DEVICE, dtype).requires_grad_(requires_grad=False)
+    network.fuse()
+    cache = StateCache(shape.num_key_value_heads, shape.head_dim, HIDDEN, network.fc.weight)
+    cache.reserve(ROOM, num_texts + 2)
+    for kept in (cache.rows, cache._lasts):
+        kept.copy_(torch.randn(kept.shape, generator=generator))
+    names = np.sort(np.random.default_rng(seed).permutation(VOCAB)[:columns]).astype(np.int32)
+    return Made(EagleHead(network, (0, 1, 2), names if columns < VOCAB else None), cache)
+
+
+def levels_of(tree: Ranks | int, columns: int = COLUMNS) -> list[Level]:
+    if isinstance(tree, int):
+        return best_first(tree, columns, DEVICE)
+    return of_ranks(tree, columns, DEVICE)
+
+
+def check(made: Made, levels: list[Level], params: Sequence[SamplingParams], lengths: Sequence[int]) -> None:
+    """Grow below texts of these lengths by kernels and plainly, and compare all nodes."""
+    num_trees = len(lengths)
+    firsts = np.arange(num_trees) * 7
+    ends = firsts + np.array(lengths) + 1
+    roots = np.stack([np.arange(num_trees, 0, -1), lengths, ends]).astype(np.int32)
+    inverse, keys = noise_of([Sampling.of(one) for one in params], ends[:, None] + np.arange(len(levels)))
+    noise = RowNoise(torch.from_numpy(inverse).to(DEVICE), torch.from_numpy(keys).to(DEVICE))
+    with torch.no_grad():
+        found, expected = (
+            made.growth(is_fused=fused)(torch.from_numpy(roots).to(DEVICE), noise, ROOM, levels).cpu().numpy()
+            for fused in (True, False)
+        )
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found[1], expected[1])
+    for own, others in zip(found[2:].view(np.float32), expected[2:].view(np.float32), strict=True):
+        np.testing.assert_allclose(own, others, atol=2e-3)
+    there = expected[3].view(np.float32) > ABSENT
+    np.testing.assert_array_equal(found[0][there], expected[0][there])
+
+
+@pytest.mark.parametrize("tree", [1, 2, 5, FIXED, CHAIN, WIDE], ids=["1", "2", "5", "fixed", "chain", "wide"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_trees_of_one_text(params: SamplingParams, tree: Ranks | int) -> None:
+    """Best first and of a shape; its context is longer than one program of attention reads."""
+    check(make(), levels_of(tree), [params], [150])
+
+
+@pytest.mark.parametrize("tree", [4, FIXED], ids=["best first", "of a shape"])
+def test_trees_of_several_texts(tree: Ranks | int) -> None:
+    """Of contexts of different lengths, each with noise of its own or none: of one row, of whole blocks, and of the whole room."""
+    mixed = [SAMPLED, GREEDY, SamplingParams(temperature=1.3, seed=4)]
+    check(make(), levels_of(tree), mixed, [1, ROOM, 64])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_attention_heads": 6, "num_key_value_heads": 2},
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
+        {"num_attention_heads": 20, "num_key_value_heads": 1},
+        {"intermediate_size": 1030},
+    ],
+    ids=str,
+)
+def test_heads_of_other_sizes(sizes: dict[str, int]) -> None:
+    check(make(**sizes), levels_of(3), [SAMPLED, GREEDY], [70, 9])
+    check(make(**sizes), levels_of(WIDE), [SAMPLED], [70])
+
+
+def test_a_head_that_adds_to_the_normed_state() -> None:
+    check(make(norm_before_residual=True), levels_of(3), [GREEDY], [20])
+
+
+def test_a_head_of_all_tokens() -> None:
+    """Which has no names for its columns."""
+    check(make(columns=VOCAB), levels_of(3, VOCAB), [SAMPLED], [20])
+
+
+def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
+    """A level of fewer nodes than rows could be expanded; where the logits are none, no row is taken twice, and nothing is read beside what is there."""
+    check(make(columns=3), levels_of(4, 3), [SAMPLED], [20])
+    made = make()
+    made.cache._lasts[1] = torch.nan
+    levels = levels_of(3)
+    roots = torch.tensor([[1], [20], [21]], dtype=torch.int32, device=DEVICE)
+    noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 3, 2, dtype=torch.int32, device=DEVICE))
+    found = made.growth(is_fused=True)(roots, noise, ROOM, levels).cpu().numpy()
+    assert (found[3].view(np.float32) == ABSENT).all()
+    assert found[1, 0, 8:40].tolist() == np.arange(4).repeat(8).tolist()
+
+
+def test_half_precision() -> None:
+    """What is compared is what is likeliest, as far as rounding leaves it: log-probabilities of the first level, and that levels below have numbers."""
+    made, levels = make(dtype=torch.float16), levels_of(3)
+    roots = torch.tensor([[1], [100], [101]], dtype=torch.int32, device=DEVICE)
+    noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 3, 2, dtype=torch.int32, device=DEVICE))
+    with torch.no_grad():
+        found, expected = (made.growth(is_fused=fused)(roots, noise, ROOM, levels) for fused in (True, False))
+    for own, others in zip(found[2:].view(torch.float32), expected[2:].view(torch.float32), strict=True):
+        torch.testing.assert_close(own.sort().values, others.sort().values, atol=0.05, rtol=0.02)
+
+
+def test_what_ranks_many_tokens_is_grown_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make()
+    growth = made.growth(is_fused=True)
+    monkeypatch.setattr(growth, "_fused", type("Fused", (), {"MOST_RANKED": 7}))
+    roots = torch.tensor([[1], [20], [21]], dtype=torch.int32, device=DEVICE)
+    noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE))
+    with torch.no_grad():
+        assert growth(roots, noise, ROOM, levels_of(2)).shape == (4, 1, 40)
