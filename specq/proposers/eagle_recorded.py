@@ -22,9 +22,8 @@ from specq.engines.torch import (
     noise_of,
     padded_batch,
 )
-from specq.proposers.eagle_growth import Growth
 from specq.proposers.eagle_levels import Level
-from specq.proposers.eagle_rows import TextRows, compute_rows
+from specq.proposers.eagle_passes import Passes
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Float32Array, Int32Array, IntpArray
@@ -55,12 +54,12 @@ class Recorded:
     """Passes of one head over one cache."""
 
     def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
-        self._head, self._cache, self._replays = head, cache, replays
+        self._cache, self._replays = cache, replays
         self._device = replays.device
         self._num_moves = cache.num_moves
         fc = head.network.fc
         self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
-        self._growth = Growth(head, cache)
+        self._passes = Passes(head, cache)
 
     @property
     def num_recorded(self) -> int:
@@ -120,30 +119,10 @@ class Recorded:
         here = self._taps[:count]
         for values, own in taps:
             here[own].copy_(values.index_select(0, ints[own].to(values.device)))
-        network, cache = self._head.network, self._cache
 
         def work() -> torch.Tensor:
-            _, befores, token_ids = ints[: 3 * count].view(3, count).long()
-            of_texts = ints[3 * count :].view(5, size).long()
-            places, firsts, lengths, counts, starts = of_texts[:, :, None].unbind(0)  # [texts, 1] each
-            at = torch.arange(num_rows, device=self._device)
-            is_there = at < counts
-            which = torch.where(is_there, starts + at, 0)  # [texts, rows]
-            slots = torch.where(is_there, lengths + at, 0)
-            text_rows = TextRows(
-                of_texts[0],
-                network.project(here)[befores[which]],
-                # Of no use where there is none.
-                token_ids[which].clamp(0, network.num_tokens - 1),
-                (slots + firsts - 1).clamp(min=0),  # where the state before its token stands
-                torch.where(is_there, places, NOBODY),
-                slots,
-                torch.arange(room, device=self._device) <= slots[:, :, None],
-            )
-            found = compute_rows(network, cache, text_rows)
-            lasts = (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2])
-            cache.keep_lasts(of_texts[0], found.gather(1, lasts)[:, 0])
-            return of_texts
+            given, of_texts = ints[count : 3 * count].view(2, count), ints[3 * count :].view(5, size)
+            return self._passes.follow(room, here, given, of_texts)
 
         self._replays.run(("rows", *shape), work)
 
@@ -182,7 +161,7 @@ class Recorded:
         def work() -> torch.Tensor:
             of_trees = ints[: 4 * size].view(4, size)
             noise = RowNoise(of_trees[3].view(torch.float32), ints[4 * size :].view(size, -1, 2))
-            return self._growth(of_trees[:3], noise, room, levels)
+            return self._passes.grow(of_trees[:3], noise, room, levels)
 
         nodes = self._replays.run(key, work)
         wait = fetch(nodes)

@@ -1,6 +1,6 @@
 """An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same path.
 
-In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; with trees by kernels of our own, under Triton's
+In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our own, under Triton's
 interpreter (TRITON_INTERPRET=1); and from CUDA graphs.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
-from specq.proposers import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children, eagle_growth
+from specq.proposers import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children, eagle_passes
 from specq.proposers import eagle as module
 from specq.proposers.eagle import Eagle
 from specq.proposers.state_cache import StateCache
@@ -76,9 +76,9 @@ def head(request: pytest.FixtureRequest, plain: EagleHead, monkeypatch: pytest.M
     if request.param == "on a GPU":
         return Eagle(on_gpu(plain))
     if request.param == "by kernels":
-        from specq.engines.torch.fused_eagle import FusedTrees
+        from specq.engines.torch.fused_eagle import FusedEagle
 
-        monkeypatch.setattr(eagle_growth, "fused_trees", lambda _: FusedTrees)
+        monkeypatch.setattr(eagle_passes, "eagle_kernels", lambda head: FusedEagle(head.network, head.names))
     return Eagle(plain, None if request.param == "as needed" else StandIn())
 
 

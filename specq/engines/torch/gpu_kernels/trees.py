@@ -1,9 +1,13 @@
-"""Triton kernels for a level of trees below contexts: what enters its rows, their attention, and the step from what was ranked to the next rows.
+"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees: what enters the rows, their attention, and
+what is known of them: for texts from what the host says, for trees from what was ranked behind the rows above.
 
-A level has as many rows of each tree, those of one tree after the other. Of each row six integers are kept, i32[6, rows]: the token that it reads, the
-row above it (among those of its tree at the level above), the slot of its keys and values, its tree, its number among the tree's nodes, and the bits of
-its cumulative log-probability. `paths` i32[rows, PATH] has the slots of the rows that it sees beside its context: its own is the last. Slots are those
-of keys and values [kv_heads, slots, HEAD_DIM] of all trees.
+There are as many rows of each context, those of one after the other. Of each some integers are kept, i32[*, rows]: the token that it reads; the row above
+it, from whose state it is made; the slot of its keys and values, -1 where they are not kept; which rotation is its own; how many rows of its context it
+sees. Rows of texts have their position in addition; rows of trees their number among the tree's nodes, and the bits of their cumulative
+log-probability.
+
+Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these as a part of it. Rows of trees have
+them apart, and see those in `paths` i32[rows, PATH], of which their own is the last.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ def enter_kernel(
     IS_NORMED_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program (row, 1): the normed state of the
-    row above, of states [trees * ABOVE, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
+    row above, of states [contexts * ABOVE, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
 
-    ROWS: of a tree
+    ROWS: of a context
     """
     row, num_rows = tl.program_id(0), tl.num_programs(0)
     n = tl.arange(0, HIDDEN_PAD)
@@ -42,33 +46,71 @@ def enter_kernel(
         tl.store(x_ptr + row.to(tl.int64) * HIDDEN + n, normed if IS_NORMED_KEPT else x, mask=inside)
 
 
+@triton.jit
+def text_rows_kernel(
+    given_ptr, texts_ptr, rows_ptr, spans_ptr, contexts_ptr, lasts_ptr, num_tokens, place_slots, chunk,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program text: what is known of its ROWS rows, of which some may not be there; ROWS is a power of two.
+
+    given i32[2, rows]: of the rows that are there, one text's after the other's, the rows above and the tokens; num_tokens: that can be read
+    texts i32[5, texts]: places, first positions, lengths so far, how many rows are there, and where in `given` they begin
+    rows i32[6, rows]; spans i32[rows, 3]: as of `attention.combine_kernel`, for parts of `chunk`; contexts i32[2, texts]: places, and lengths with the
+    new rows; lasts i32[texts]: each one's last row. place_slots: that a place has, all heads together
+    """
+    text, texts = tl.program_id(0), tl.num_programs(0)
+    place, first = tl.load(texts_ptr + text), tl.load(texts_ptr + texts + text)
+    length, count = tl.load(texts_ptr + 2 * texts + text), tl.load(texts_ptr + 3 * texts + text)
+    at = tl.arange(0, ROWS)
+    is_there = at < count
+    which = tl.where(is_there, tl.load(texts_ptr + 4 * texts + text) + at, 0)
+    within = tl.where(is_there, length + at, 0)
+    row, num_rows = text * ROWS + at, texts * ROWS
+    to = rows_ptr + row
+    token = tl.load(given_ptr + num_rows + which)
+    tl.store(to, tl.minimum(tl.maximum(token, 0), num_tokens - 1))  # of no use where there is none
+    tl.store(to + num_rows, tl.load(given_ptr + which))
+    tl.store(to + 2 * num_rows, tl.where(is_there, place * place_slots + within, -1))
+    tl.store(to + 3 * num_rows, row)
+    tl.store(to + 4 * num_rows, within + 1)
+    tl.store(to + 5 * num_rows, tl.maximum(within + first - 1, 0))  # where the state before its token stands
+    tl.store(spans_ptr + row * 3, row)
+    tl.store(spans_ptr + row * 3 + 1, at * 0 + num_rows)
+    tl.store(spans_ptr + row * 3 + 2, within // chunk + 1)
+    tl.store(contexts_ptr + text, place)
+    tl.store(contexts_ptr + texts + text, tl.maximum(length + count, 1))
+    tl.store(lasts_ptr + text, text * ROWS + tl.maximum(count - 1, 0))
+
+
 @triton.jit(do_not_specialize=["depth", "chunk"])
-def attend_tree_kernel(
-    q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, paths_ptr, partials_ptr,
+def attend_kept_kernel(
+    q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, rows_ptr, paths_ptr, partials_ptr,
     weights_ptr, place_stride, kv_stride, scale, depth, chunk,
     ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
     ROOM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (tree and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES lines.
-    Part 0 is what they see of the tree, part i the i-th `chunk` of the context; parts beyond it end at once. What they give is combined as that of
-    `attention.attend_kernel`, whose partials and weights these are too: partial row = part * rows + row.
+    """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES
+    lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is these. Parts beyond the context end at once, and what a row
+    sees nothing of gives it nothing. What parts give is combined as that of `attention.attend_kernel`, whose partials and weights these are too:
+    partial row = part * rows + row.
 
-    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, ROOM, HEAD_DIM], place_stride apart a place; keys, values
-    [kv_heads, slots, HEAD_DIM], kv_stride apart a head; contexts i32[2, trees]: places and lengths. depth: how many of a path count. chunk is a
-    multiple of BLOCK. scale has log2(e) in it.
+    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, ROOM, HEAD_DIM], place_stride apart a place; keys, values: of
+    the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count. chunk is a multiple of
+    BLOCK. scale has log2(e) in it.
     """
     LINE_ROWS: tl.constexpr = LINES // GROUP
     BLOCKS: tl.constexpr = (ROWS + LINE_ROWS - 1) // LINE_ROWS
-    tree, trees = tl.program_id(0) // BLOCKS, tl.num_programs(0) // BLOCKS
+    context, contexts = tl.program_id(0) // BLOCKS, tl.num_programs(0) // BLOCKS
     kv_head, part = tl.program_id(1), tl.program_id(2)
-    start = (part - 1) * chunk
-    length = tl.load(contexts_ptr + trees + tree)
-    if (part > 0) & (start >= length):
+    start = (part - 1) * chunk if PATH > 0 else part * chunk
+    length = tl.load(contexts_ptr + contexts + context)
+    if start >= length:
         return
     line = tl.arange(0, LINES)
     own_row = tl.program_id(0) % BLOCKS * LINE_ROWS + line // GROUP
     real = (line < LINE_ROWS * GROUP) & (own_row < ROWS)
-    row = tree * ROWS + own_row
+    row = context * ROWS + own_row
+    limit = tl.load(rows_ptr + 4 * contexts * ROWS + row, mask=real, other=0)
     dim = tl.arange(0, DIM_PAD)
     is_dim = (dim < HEAD_DIM)[None, :]
     head = kv_head * GROUP + line % GROUP
@@ -77,7 +119,7 @@ def attend_tree_kernel(
     best = tl.full((LINES,), -1.0e30, tl.float32)
     total = tl.zeros((LINES,), tl.float32)
     out = tl.zeros((LINES, DIM_PAD), tl.float32)
-    if part == 0:
+    if start < 0:
         keys_ptr += kv_head.to(tl.int64) * kv_stride
         values_ptr += kv_head.to(tl.int64) * kv_stride
         for level in range(depth):
@@ -92,16 +134,16 @@ def attend_tree_kernel(
             out = out * fade[:, None] + v * share[:, None]
             best = new_best
     else:
-        place = tl.load(contexts_ptr + tree).to(tl.int64)
+        place = tl.load(contexts_ptr + context).to(tl.int64)
         base = place * place_stride + kv_head * (ROOM * HEAD_DIM)
         end = tl.minimum(start + chunk, length)
         for first in range(start, end, BLOCK):
             index = first + tl.arange(0, BLOCK)
-            seen = (index < end)[None, :]
             at_key = base + index[:, None] * HEAD_DIM + dim[None, :]
             mask = (index < end)[:, None] & is_dim
             k = tl.load(context_keys_ptr + at_key, mask=mask, other=0.0)
             v = tl.load(context_values_ptr + at_key, mask=mask, other=0.0)
+            seen = (index < end)[None, :] & (index[None, :] < limit[:, None])
             scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1.0e30)
             new_best = tl.maximum(best, tl.max(scores, 1))
             share = tl.where(seen, tl.exp2(scores - new_best[:, None]), 0.0)
@@ -109,7 +151,9 @@ def attend_tree_kernel(
             total = total * fade + tl.sum(share, 1)
             out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
             best = new_best
-    at_partial = ((part * trees * ROWS + row) * HEADS + head).to(tl.int64)
+        real = real & (start < limit)  # of others there is nothing, and nobody reads it
+    at_partial = ((part * contexts * ROWS + row) * HEADS + head).to(tl.int64)
+    total = tl.where(real, total, 1.0)
     to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to, out / total[:, None], mask=real[:, None] & is_dim)
     tl.store(weights_ptr + at_partial, best + tl.log2(total), mask=real)
@@ -131,7 +175,7 @@ def _nodes(
     if IS_FIRST:
         return behind, token, score, score, behind - 1  # all are behind row 0
     else:
-        at = above_ptr + (4 * trees + tree) * ROWS + behind
+        at = above_ptr + (5 * trees + tree) * ROWS + behind
         number = tl.load(at, mask=inside, other=0)
         reach = tl.load(at + trees * ROWS, mask=inside, other=0).to(tl.float32, bitcast=True)
         return behind, token, score, reach + score, number
@@ -164,7 +208,7 @@ def descend_kernel(
     columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all that is ranked are nodes, and the likeliest have rows
     above, above_paths: of the rows; with IS_FIRST there is none above, and row 0 is the context
     nodes i32[4, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones
-    rows i32[6, trees * NEXT], paths i32[trees * NEXT, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
+    rows i32[7, trees * NEXT], paths i32[trees * NEXT, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
     depth is how many of a path are above them. spans i32[trees * NEXT, 3]: as of `attention.combine_kernel`, for parts of `chunk`
     num_tokens: that can be read
     """
@@ -197,14 +241,16 @@ def descend_kernel(
         tl.store(rows_ptr + num_rows + row, behind, mask=real)
         tl.store(rows_ptr + 2 * num_rows + row, slot, mask=real)
         tl.store(rows_ptr + 3 * num_rows + row, place * 0 + tree, mask=real)
-        tl.store(rows_ptr + 4 * num_rows + row, first_node + chosen, mask=real)
-        tl.store(rows_ptr + 5 * num_rows + row, reach.to(tl.int32, bitcast=True), mask=real)
+        length = tl.load(contexts_ptr + trees + tree)
+        tl.store(rows_ptr + 4 * num_rows + row, place * 0 + length, mask=real)
+        tl.store(rows_ptr + 5 * num_rows + row, first_node + chosen, mask=real)
+        tl.store(rows_ptr + 6 * num_rows + row, reach.to(tl.int32, bitcast=True), mask=real)
         level = tl.arange(0, PATH)[None, :]
         above = above_paths_ptr + (tree * ROWS + behind)[:, None] * PATH + level
         path = tl.load(above, mask=real[:, None] & (level < depth), other=0)
         path = tl.where(level == depth, slot[:, None], path)
         tl.store(paths_ptr + row[:, None] * PATH + level, path, mask=real[:, None])
-        num_parts = 1 + (tl.load(contexts_ptr + trees + tree) + chunk - 1) // chunk
+        num_parts = 1 + (length + chunk - 1) // chunk
         tl.store(spans_ptr + row * 3, row, mask=real)
         tl.store(spans_ptr + row * 3 + 1, place * 0 + num_rows, mask=real)
         tl.store(spans_ptr + row * 3 + 2, place * 0 + num_parts, mask=real)

@@ -1,6 +1,6 @@
-"""Trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
+"""Rows and trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_growth.py      # without a GPU
+TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_passes.py      # without a GPU
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from specq.engines.torch import EagleHead, EagleNetwork, RowNoise, Sampling, noise_of
 from specq.proposers import Ranks
-from specq.proposers.eagle_growth import Growth
 from specq.proposers.eagle_levels import Level, best_first, of_ranks
+from specq.proposers.eagle_passes import Passes
 from specq.proposers.state_cache import StateCache
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
@@ -39,16 +39,22 @@ class Made(NamedTuple):
     head: EagleHead
     cache: StateCache
 
-    def growth(self, *, is_fused: bool) -> Growth:
-        from specq.engines.torch.fused_eagle import FusedTrees
+    def passes(self, *, is_fused: bool) -> Passes:
+        from specq.engines.torch.fused_eagle import FusedEagle
 
-        growth = Growth(self.head, self.cache)
-        growth._fused = FusedTrees if is_fused else None
-        return growth
+        passes = Passes(self.head, self.cache)
+        passes._kernels = FusedEagle(self.head.network, self.head.names) if is_fused else None
+        return passes
 
 
 def make(
-    *, num_texts: int = 3, columns: int = COLUMNS, seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: int
+    *,
+    num_texts: int = 3,
+    room: int = ROOM,
+    columns: int = COLUMNS,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **sizes: int,
 ) -> Made:
     """Logits are a few apart, so that rounding changes no order; places other than the texts' would spoil all."""
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +65,7 @@ def make(
     network = network.to(DEVICE, dtype).requires_grad_(requires_grad=False)
     network.fuse()
     cache = StateCache(shape.num_key_value_heads, shape.head_dim, HIDDEN, network.fc.weight)
-    cache.reserve(ROOM, num_texts + 2)
+    cache.reserve(room, num_texts + 2)
     for kept in (cache.rows, cache._lasts):
         kept.copy_(torch.randn(kept.shape, generator=generator))
     names = np.sort(np.random.default_rng(seed).permutation(VOCAB)[:columns]).astype(np.int32)
@@ -82,7 +88,7 @@ def check(made: Made, levels: list[Level], params: Sequence[SamplingParams], len
     noise = RowNoise(torch.from_numpy(inverse).to(DEVICE), torch.from_numpy(keys).to(DEVICE))
     with torch.no_grad():
         found, expected = (
-            made.growth(is_fused=fused)(torch.from_numpy(roots).to(DEVICE), noise, ROOM, levels).cpu().numpy()
+            made.passes(is_fused=fused).grow(torch.from_numpy(roots).to(DEVICE), noise, ROOM, levels).cpu().numpy()
             for fused in (True, False)
         )
     assert found.shape == expected.shape
@@ -139,7 +145,7 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
     levels = levels_of(3)
     roots = torch.tensor([[1], [20], [21]], dtype=torch.int32, device=DEVICE)
     noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 3, 2, dtype=torch.int32, device=DEVICE))
-    found = made.growth(is_fused=True)(roots, noise, ROOM, levels).cpu().numpy()
+    found = made.passes(is_fused=True).grow(roots, noise, ROOM, levels).cpu().numpy()
     assert (found[3].view(np.float32) == ABSENT).all()
     assert found[1, 0, 8:40].tolist() == np.arange(4).repeat(8).tolist()
 
@@ -150,16 +156,52 @@ def test_half_precision() -> None:
     roots = torch.tensor([[1], [100], [101]], dtype=torch.int32, device=DEVICE)
     noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 3, 2, dtype=torch.int32, device=DEVICE))
     with torch.no_grad():
-        found, expected = (made.growth(is_fused=fused)(roots, noise, ROOM, levels) for fused in (True, False))
+        found, expected = (made.passes(is_fused=fused).grow(roots, noise, ROOM, levels) for fused in (True, False))
     for own, others in zip(found[2:].view(torch.float32), expected[2:].view(torch.float32), strict=True):
         torch.testing.assert_close(own.sort().values, others.sort().values, atol=0.05, rtol=0.02)
 
 
 def test_what_ranks_many_tokens_is_grown_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make()
-    growth = made.growth(is_fused=True)
-    monkeypatch.setattr(growth, "_fused", type("Fused", (), {"MOST_RANKED": 7}))
+    passes = made.passes(is_fused=True)
+    monkeypatch.setattr(passes._kernels, "most_ranked", 7)
+    monkeypatch.setattr(passes._kernels, "trees", None)
     roots = torch.tensor([[1], [20], [21]], dtype=torch.int32, device=DEVICE)
     noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE))
     with torch.no_grad():
-        assert growth(roots, noise, ROOM, levels_of(2)).shape == (4, 1, 40)
+        assert passes.grow(roots, noise, ROOM, levels_of(2)).shape == (4, 1, 40)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "room", "lengths", "counts"),
+    [
+        (4, ROOM, [0, 63, 252], [4, 1, 3]),
+        (16, 512, [0, 200], [16, 13]),
+        (128, ROOM, [0], [128]),
+        (128, ROOM, [70], [100]),
+    ],
+)
+def test_rows_of_texts(num_rows: int, room: int, lengths: list[int], counts: list[int]) -> None:
+    """Of texts that have none yet, and behind others; some have fewer than the pass has, and a place in the batch is nobody's."""
+    size, rng = 1 << (len(lengths) - 1).bit_length(), np.random.default_rng(0)
+    starts = np.cumsum(counts) - counts
+    texts = np.zeros((5, size), np.int32)
+    texts[:, : len(lengths)] = (
+        np.arange(len(lengths), 0, -1),
+        np.arange(1, 1 + len(lengths)) * 5,
+        lengths,
+        counts,
+        starts,
+    )
+    given = np.zeros((2, size * num_rows), np.int32)
+    given[:, : sum(counts)] = rng.permutation(sum(counts)), rng.integers(0, VOCAB, sum(counts))
+    taps = torch.from_numpy(rng.normal(0, 1, (size * num_rows, 3 * HIDDEN)).astype(np.float32)).to(DEVICE)
+    kept = []
+    for is_fused in (True, False):
+        made = make(room=room)
+        with torch.no_grad():
+            passes = made.passes(is_fused=is_fused)
+            passes.follow(room, taps, *(torch.from_numpy(each).to(DEVICE) for each in (given, texts)))
+        kept.append((made.cache.rows[:, 1:], made.cache._lasts[1:]))
+    for found, expected in zip(*kept, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
