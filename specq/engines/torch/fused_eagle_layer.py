@@ -132,9 +132,9 @@ class FusedLayer:
         weights = queries.new_empty(num_parts * len(queries), heads, dtype=torch.float32)
         attend_kept_kernel[(num_contexts * num_blocks, self.shape.num_key_value_heads, num_parts)](
             queries, keys, values, rows.keys, rows.values, seen.roots, rows.ints,
-            rows.ints if rows.paths is None else rows.paths, partials, weights, keys.stride(0), rows.kv_stride,
+            rows.ints if rows.paths is None else rows.paths, partials, weights, *keys.stride()[:2], rows.kv_stride,
             LOG2_E * dim**-0.5, rows.depth, seen.chunk, ROWS=num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
-            PATH=0 if rows.paths is None else rows.paths.shape[1], ROOM=keys.shape[2], LINES=lines, BLOCK=KEY_BLOCK,
+            PATH=0 if rows.paths is None else rows.paths.shape[1], LINES=lines, BLOCK=KEY_BLOCK,
             DIM_PAD=max(dim, LEAST_SIDE), num_warps=4, num_stages=2,
         )  # fmt: skip
         attended = torch.empty_like(queries)

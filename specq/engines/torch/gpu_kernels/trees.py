@@ -85,18 +85,18 @@ def text_rows_kernel(
 @triton.jit(do_not_specialize=["depth", "chunk"])
 def attend_kept_kernel(
     q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, rows_ptr, paths_ptr, partials_ptr,
-    weights_ptr, place_stride, kv_stride, scale, depth, chunk,
+    weights_ptr, place_stride, head_stride, kv_stride, scale, depth, chunk,
     ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
-    ROOM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
     """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES
     lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is these. Parts beyond the context end at once, and what a row
     sees nothing of gives it nothing. What parts give is combined as that of `attention.attend_kernel`, whose partials and weights these are too:
     partial row = part * rows + row.
 
-    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, ROOM, HEAD_DIM], place_stride apart a place; keys, values: of
-    the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count. chunk is a multiple of
-    BLOCK. scale has log2(e) in it.
+    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride apart a place and head_stride a
+    head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count.
+    chunk is a multiple of BLOCK. scale has log2(e) in it.
     """
     LINE_ROWS: tl.constexpr = LINES // GROUP
     BLOCKS: tl.constexpr = (ROWS + LINE_ROWS - 1) // LINE_ROWS
@@ -135,7 +135,7 @@ def attend_kept_kernel(
             best = new_best
     else:
         place = tl.load(contexts_ptr + context).to(tl.int64)
-        base = place * place_stride + kv_head * (ROOM * HEAD_DIM)
+        base = place * place_stride + kv_head.to(tl.int64) * head_stride
         end = tl.minimum(start + chunk, length)
         for first in range(start, end, BLOCK):
             index = first + tl.arange(0, BLOCK)
