@@ -1,6 +1,6 @@
 """Rows and trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_passes.py      # without a GPU
+TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_passes.py      # without a GPU; slow
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.devices import HAS_CUDA, NEEDS_CUDA, NEEDS_INTERPRETER
 
 pytestmark = NEEDS_CUDA if HAS_CUDA else NEEDS_INTERPRETER
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+HALVES = (torch.float16, torch.bfloat16) if HAS_CUDA else (torch.float16,)  # the interpreter has no bfloat16 products
 VOCAB, COLUMNS, HIDDEN, ROOM = 97, 53, 40, 256
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -150,15 +151,17 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
     assert found[1, 0, 8:40].tolist() == np.arange(4).repeat(8).tolist()
 
 
-def test_half_precision() -> None:
-    """What is compared is what is likeliest, as far as rounding leaves it: log-probabilities of the first level, and that levels below have numbers."""
-    made, levels = make(dtype=torch.float16), levels_of(3)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision(dtype: torch.dtype) -> None:
+    """On the whole: where rounding decides what is likelier, trees differ below."""
+    made, levels = make(dtype=dtype), levels_of(3)
     roots = torch.tensor([[1], [100], [101]], dtype=torch.int32, device=DEVICE)
     noise = RowNoise(torch.zeros(1, device=DEVICE), torch.zeros(1, 3, 2, dtype=torch.int32, device=DEVICE))
     with torch.no_grad():
         found, expected = (made.passes(is_fused=fused).grow(roots, noise, ROOM, levels) for fused in (True, False))
     for own, others in zip(found[2:].view(torch.float32), expected[2:].view(torch.float32), strict=True):
-        torch.testing.assert_close(own.sort().values, others.sort().values, atol=0.05, rtol=0.02)
+        difference = (own.sort().values - others.sort().values).abs().mean()
+        assert difference < (0.01 if dtype == torch.float16 else 0.15)
 
 
 def test_what_ranks_many_tokens_is_grown_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
