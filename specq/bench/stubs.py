@@ -94,6 +94,7 @@ class Verdicts:
             origins=np.array([ORIGIN_CODES[DRAFT_WORKER]] * CHAIN + [ORIGIN_CODES[PLAIN]], np.uint8),
         )
         self._length = length
+        self.epoch = epoch
         self._key, header, *self._arrays = encode(verdict)
         self._before, self._after = header.split(str(_MARK).encode())
 
@@ -126,7 +127,16 @@ def run_verifier(broker: str, keys: str) -> None:
             continue
         message = decode(frames)
         if isinstance(message, Open):
-            sessions[frames[0]] = Verdicts(message.session_id, message.epoch, len(message.token_ids))
+            open_session(sessions, message)
+
+
+def open_session(sessions: dict[bytes, Verdicts], message: Open) -> None:
+    """Open a session, unless it was opened later elsewhere: where the broker moves one, what it says over several connections may come in any
+    order, and here all of them are one process."""
+    key = encode_key(message.session_id)
+    known = sessions.get(key)
+    if known is None or known.epoch < message.epoch:
+        sessions[key] = Verdicts(message.session_id, message.epoch, len(message.token_ids))
 
 
 def _admit(context: zmq.Context[zmq.Socket[bytes]], keys: str) -> None:

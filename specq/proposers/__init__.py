@@ -26,7 +26,7 @@ from specq.proposers.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, Suff
 from specq.proposers.suffix import Requests as SuffixRequests
 from specq.proposers.suffix import make_texts as make_suffix_texts
 from specq.proposers.suffix import make_tree as make_suffix_tree
-from specq.proposers.tree_head import BEAM, WIDTH, Followed, Growing, Grown, Ranks, TreeHead, TreeRequest
+from specq.proposers.tree_head import BEAM, WIDTH, DeviceNodes, Followed, Growing, Grown, Ranks, TreeHead, TreeRequest
 from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
 
@@ -56,6 +56,7 @@ __all__ = [
     "ChainSource",
     "Chains",
     "Children",
+    "DeviceNodes",
     "Expansion",
     "Followed",
     "Growing",

@@ -13,20 +13,20 @@ Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
-from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks
+from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.proposers.eagle_recorded import Part, Recorded
-from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow, of_any_shape
+from specq.proposers.eagle_rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.proposers.eagle_texts import EagleText, taps_of
 from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
-from specq.proposers.tree_head import Followed, Grown, Ranks, TreeRequest
+from specq.proposers.tree_head import DeviceNodes, Followed, Grown, Ranks, TreeRequest
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import ends_of
 
@@ -67,7 +67,7 @@ class Eagle:
         self.texts: dict[int, EagleText] = {}
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
-        self._levels: dict[Ranks | int, list[Level]] = {}
+        self._levels: dict[Ranks | int | tuple[int, ...], list[Level]] = {}
         self._depths: list[int] = []  # of trees that are recorded best first
         replays = replays or Replays.on(like.device)
         self._recorded = None if replays is None else Recorded(head, self.cache, replays)
@@ -102,12 +102,23 @@ class Eagle:
         """How many passes were recorded so far."""
         return 0 if self._recorded is None else self._recorded.num_recorded
 
-    def warm_up(self, most_sessions: int, depths: Sequence[int], trees: Sequence[Ranks]) -> None:
-        """Record what sessions as a rule need, so that none waits for it: trees of so many levels best first, and of these shapes."""
-        if self._recorded is not None:
-            self._depths = sorted({*self._depths, *depths})
-            kinds = [self._levels_of(depth, None) for depth in depths] + [self._levels_of(0, tree) for tree in trees]
-            self._recorded.warm_up(most_sessions, kinds)
+    def warm_up(
+        self,
+        most_sessions: int,
+        trees: Sequence[Ranks] = (),
+        sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
+    ) -> None:
+        """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes that a function gives for a
+        number of sessions."""
+        if self._recorded is None:
+            return
+        shaped = [self._levels_of(0, tree) for tree in trees]
+
+        def kinds(num_sessions: int) -> list[list[Level]]:
+            level_sizes = sizes_for(num_sessions) if sizes_for is not None else ()
+            return shaped + [self._levels_of(len(sizes), None, sizes) for sizes in level_sizes]
+
+        self._recorded.warm_up(most_sessions, kinds)
 
     # --- rows of texts ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +197,7 @@ class Eagle:
         texts = [self.texts[session_id] for session_id in request.session_ids]
         assert all(text.length for text in texts), "a text of no rows"
         sampling = [self._sampling_of(*one) for one in zip(request.session_ids, request.params, strict=True)]
-        levels = self._levels_of(request.depth, request.ranks)
+        levels = self._levels_of(request.depth, request.ranks, request.level_sizes)
         lengths, ends, places = (
             np.array(each) for each in zip(*((t.length, t.end, t.place) for t in texts), strict=True)
         )
@@ -204,23 +215,29 @@ class Eagle:
             parts.append(Part(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
         return _Growing(parts, levels)
 
-    def _levels_of(self, depth: int, ranks: Ranks | None) -> list[Level]:
+    def _levels_of(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
         """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
         was recorded before, where one suffices: near the end of a text some are of no use."""
-        if self._recorded is not None and ranks is None:
+        if self._recorded is not None and ranks is None and not level_sizes:
             enough = [known for known in self._depths if known >= depth]
             self._depths += [] if enough else [depth]
             depth = min(enough, default=depth)
-        key = depth if ranks is None else ranks
+        key = level_sizes or (depth if ranks is None else ranks)
         if key not in self._levels:
             if len(self._levels) >= MANY_TREES:
                 self._levels.clear()
                 if self._recorded is not None:
                     self._recorded.forget_trees()
-            num_columns = self.network.lm_head.out_features
-            made = best_first(depth, num_columns, self._device) if ranks is None else None
-            self._levels[key] = made or of_ranks(ranks, num_columns, self._device)  # type: ignore[arg-type]
+            self._levels[key] = self._make_levels(depth, ranks, level_sizes)
         return self._levels[key]
+
+    def _make_levels(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...]) -> list[Level]:
+        num_columns = self.network.lm_head.out_features
+        if level_sizes:
+            return of_sizes(level_sizes, num_columns, self._device)
+        if ranks is None:
+            return best_first(depth, num_columns, self._device)
+        return of_ranks(ranks, num_columns, self._device)
 
     def _sampling_of(self, session_id: int, params: SamplingParams) -> Sampling:
         known = self._sampling.get(session_id)
@@ -241,7 +258,7 @@ class Eagle:
         contexts = Roots(places, lengths, ends, int(roots[1].max()))
         with of_any_shape():
             found = grow(self.head, self.cache, contexts, levels, self._rank(sampling, roots[2]), floor)
-        ints: Int32Array = fetch(found)()
+        ints: Int32Array = fetch(found[:PLANES])()
         return ints
 
     def _rank(self, sampling: list[Sampling], ends: IntpArray) -> Rank:
@@ -268,12 +285,10 @@ class _Growing:
         depths = depths_of(self._levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
         return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
 
-    def on_device(self) -> torch.Tensor | None:
+    def on_device(self) -> DeviceNodes | None:
         """See `Growing`."""
         nodes = self._parts[0].nodes if len(self._parts) == 1 else None
-        if nodes is None or any(len(level.behind) != 1 for level in self._levels):
-            return None
-        return nodes[0].T.reshape(-1)  # a copy
+        return None if nodes is None or not len(nodes[PLANES:]) else DeviceNodes(nodes[0], nodes[PLANES:])
 
 
 def _joined(parts: list[Part]) -> Int32Array:

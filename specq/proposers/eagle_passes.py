@@ -65,9 +65,10 @@ class Passes:
             return grow(self._head, self._cache, Roots(places, lengths, ends, room), levels, rank, None)
         num_next = [*(level.num_rows for level in levels[1:]), 0]
         contexts = TreeContexts(self._cache.rows, roots, room, self._cache.lasts(roots[0]), noise)
-        trees = self._kernels.trees(contexts, sum(len(level.behind) for level in levels), num_next)
+        has_lines = levels[0].num_kept is not None
+        trees = self._kernels.trees(contexts, sum(level.num_nodes for level in levels), num_next, has_lines=has_lines)
         for level, num_rows in zip(levels, num_next, strict=True):
-            trees.descend(level.num_ranked, level.columns, level.behind, level.expanded, num_rows)
+            trees.descend(level.num_ranked, level.columns, level.behind, level.expanded, level.num_kept, num_rows)
         return trees.nodes
 
     def _rank(self, noise: RowNoise, num_trees: int) -> Rank:

@@ -24,6 +24,7 @@ from specq.engines.torch import (
 )
 from specq.proposers.eagle_levels import Level
 from specq.proposers.eagle_passes import Passes
+from specq.proposers.eagle_rows import PLANES
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Float32Array, Int32Array, IntpArray
@@ -42,8 +43,8 @@ Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
 
 
 class Part(NamedTuple):
-    """Trees of some texts that a device grows: which these are, what waits for their nodes, and these on the device, i32[4, trees, n], until trees
-    of the same kind are begun again."""
+    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all of `eagle_rows.grow` on the
+    device, until trees of the same kind are begun again."""
 
     which: IntpArray
     wait: Wait
@@ -164,7 +165,7 @@ class Recorded:
             return self._passes.grow(of_trees[:3], noise, room, levels)
 
         nodes = self._replays.run(key, work)
-        wait = fetch(nodes)
+        wait = fetch(nodes[:PLANES])
         return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
 
     # --- memory -----------------------------------------------------------------------------------------------------------
@@ -183,8 +184,9 @@ class Recorded:
         """Forget the kinds of trees."""
         self._replays.forget()
 
-    def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
-        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
+    def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
+        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
+        sessions have."""
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
@@ -193,7 +195,7 @@ class Recorded:
                 for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
                     nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
                     self._compute((size, num_rows, room), taps, *nothing)
-                for levels in kinds:
+                for levels in kinds(size):
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
                     noise = np.zeros(size, np.float32), np.zeros((size, len(levels), 2), np.int32)
                     wait, _ = self._grow(levels, room, roots, noise)

@@ -17,6 +17,7 @@ from specq.engines.torch import EagleHead, EagleNetwork
 from specq.proposers.eagle_levels import Level
 from specq.proposers.state_cache import StateCache
 
+PLANES = 4  # that `grow` gives of each node, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # Logits [b, rows, columns] of a level, its number, how many -> tokens and log-probabilities, [b, rows, count] each.
@@ -73,7 +74,8 @@ class Roots(NamedTuple):
 def grow(
     head: EagleHead, cache: StateCache, roots: Roots, levels: list[Level], rank: Rank, floor: float | None
 ) -> torch.Tensor:
-    """Grow trees; return i32[4, b, n] of their nodes, those above first: tokens, parents, bits of log-probabilities and of cumulative ones.
+    """Grow trees; return i32[4, b, n] of their nodes, those above first: tokens, parents, bits of log-probabilities and of cumulative ones. Where
+    the sizes of levels are given, the lines of the nodes follow, as of `DeviceNodes`: i32[4 + levels, b, n] in all.
 
     floor  no level is computed below which all would be less likely, which waits for the device; None: all are
     """
@@ -82,23 +84,50 @@ def grow(
     for depth, level in enumerate(levels):
         tokens, scores = rank(trees.logits(), depth, level.num_ranked)
         nodes = trees.add(level, tokens.flatten(1), scores.flatten(1))
+        if level.num_kept is not None:
+            nodes = nodes.likeliest(level.num_kept)
         found.append(nodes.packed)
         if depth + 1 == len(levels):
             break
         chosen = nodes.choose(level, levels[depth + 1].num_rows)
         if floor is not None and float(nodes.reach.gather(1, chosen).max()) < floor:
             break
-        trees.expand(level, nodes, chosen)
+        trees.expand(nodes, chosen)
+    nodes_of_all = torch.cat(found, 2)
+    return nodes_of_all if levels[0].num_kept is None else torch.cat([nodes_of_all, _lines(nodes_of_all[1], levels)])
+
+
+def _lines(parents: torch.Tensor, levels: list[Level]) -> torch.Tensor:
+    """Return i32[levels, b, n]: the lines of nodes, given their parents i32[b, n]; see `DeviceNodes`."""
+    found, first, num_levels = list[torch.Tensor](), 0, len(levels)
+    for depth, level in enumerate(levels):
+        own = torch.arange(first, first + level.num_nodes, dtype=torch.int32, device=parents.device)
+        lines = own.expand(num_levels, len(parents), -1).clone()
+        if depth:
+            above = found[-1]
+            places = parents[:, first : first + level.num_nodes].long() - (first - above.shape[2])
+            lines[:depth] = above[:depth].gather(2, places.expand(depth, -1, -1))
+        found.append(lines)
+        first += level.num_nodes
     return torch.cat(found, 2)
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a level: tokens, scores, reach, parents [b, n]."""
+    """Nodes of a level: tokens, scores, reach, parents, and the rows behind which they stand, [b, n]."""
 
     tokens: torch.Tensor
     scores: torch.Tensor
     reach: torch.Tensor
     parents: torch.Tensor
+    behind: torch.Tensor
+
+    def likeliest(self, count: int) -> _Nodes:
+        """Return so many of them, likeliest first."""
+        reach, which = self.reach.topk(count, 1)
+        tokens, scores, parents, behind = (
+            each.gather(1, which) for each in (self.tokens, self.scores, self.parents, self.behind)
+        )
+        return _Nodes(tokens, scores, reach, parents, behind)
 
     @property
     def packed(self) -> torch.Tensor:
@@ -108,6 +137,8 @@ class _Nodes(NamedTuple):
 
     def choose(self, level: Level, num_rows: int) -> torch.Tensor:
         """Return which of them are expanded, i64[b, rows]: the likeliest, or those of the shape."""
+        if level.num_kept is not None:
+            return torch.arange(num_rows, device=self.reach.device).expand(len(self.reach), -1)
         if level.expanded is None:
             return self.reach.topk(num_rows, 1).indices
         return level.expanded.expand(len(self.reach), -1)
@@ -138,11 +169,12 @@ class _Trees:
         if level.columns is not None:
             tokens, scores = tokens.index_select(1, level.columns), scores.index_select(1, level.columns)
         reach = self._reach.index_select(1, level.behind) + scores
-        return _Nodes(tokens, scores, reach, self._nodes.index_select(1, level.behind))
+        behind = level.behind.expand(len(tokens), -1)
+        return _Nodes(tokens, scores, reach, self._nodes.index_select(1, level.behind), behind)
 
-    def expand(self, level: Level, nodes: _Nodes, chosen: torch.Tensor) -> None:
+    def expand(self, nodes: _Nodes, chosen: torch.Tensor) -> None:
         """Go one level down, below these of the level's nodes, i64[b, rows]."""
-        behind = level.behind[chosen]
+        behind = nodes.behind.gather(1, chosen)
         self._reach, self._nodes = nodes.reach.gather(1, chosen), (self._first + chosen).to(torch.int32)
         self._first += nodes.tokens.shape[1]
         start, num_rows = self._roots.num_rows + self._num_rows, chosen.shape[1]

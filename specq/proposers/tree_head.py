@@ -1,7 +1,8 @@
 """What a verifier needs of a head that reads the target's hidden states and its own: whole trees, in arrays.
 
 Best first, as EAGLE-2's (Li et al. 2024, arXiv 2406.16858): at each level the BEAM likeliest of its nodes are expanded, by their cumulative
-probability, with WIDTH children each. Or of a shape. `specq.proposers.eagle` fulfils it; nothing here imports torch.
+probability, with WIDTH children each. Or of a shape. Or best first with so many nodes left at each level: then it is known beforehand how deep each
+node stands, and a step can be launched with such trees before the host has read them. `specq.proposers.eagle` fulfils it; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class TreeRequest(NamedTuple):
     depth   how many levels they need; best first there may be more
     ranks   their shape; None: best first
     floor   a log-probability: best first, what is less likely may be left out
+    level_sizes  best first, how many nodes are left at each level, likeliest first, of which the BEAM first are expanded; (): all
     """
 
     session_ids: Sequence[int]
@@ -54,6 +56,7 @@ class TreeRequest(NamedTuple):
     depth: int
     ranks: Ranks | None
     floor: float
+    level_sizes: tuple[int, ...] = ()
 
 
 class Grown(NamedTuple):
@@ -71,14 +74,24 @@ class Grown(NamedTuple):
     depths: IntpArray
 
 
+class DeviceNodes(NamedTuple):
+    """Nodes of m trees of n nodes on the head's device, in the order of `Grown`.
+
+    token_ids  i32[m, n]: each below `TreeHead.limit_vocab`
+    lines      i32[levels, m, n]: the node above each, or itself, at each level, as a place in its tree; of no use at deeper levels
+    """
+
+    token_ids: Any
+    lines: Any
+
+
 class Growing(Protocol):
     """Trees that are being grown: calling it waits for them."""
 
     def __call__(self) -> Grown: ...
 
-    def on_device(self) -> Any:
-        """Return the tokens of chains before the host has read them: a tensor i32[depth * sessions], level by level, on the head's device, each
-        below `TreeHead.limit_vocab`; None where they are no chains of one token a level, or where the host takes part."""
+    def on_device(self) -> DeviceNodes | None:
+        """Return the nodes of trees of given level sizes before the host has read them; None of other trees, or where the host takes part."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +68,22 @@ def grow_best_first(growth: Growth, num_contexts: int, depth: int, floor: float 
     return levels.all()
 
 
+def grow_sizes(growth: Growth, num_contexts: int, level_sizes: Sequence[int]) -> Grown:
+    """Return nodes of trees that are grown best first, of so many nodes at each level."""
+    levels = _Levels()
+    rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
+    for level, size in enumerate(level_sizes):
+        ranked = growth.ranked(WIDTH)
+        reach = (above[:, :, None] + ranked.scores).reshape(num_contexts, -1)
+        first, columns = levels.num_nodes, np.argsort(-reach, 1, kind="stable")[:, :size]
+        found = levels.add(ranked, columns, rows, above)
+        above, best = found.reach[:, :BEAM], columns[:, :BEAM]
+        rows = np.broadcast_to(first + np.arange(best.shape[1]), best.shape)
+        if level + 1 < len(level_sizes):
+            growth.expand(best // ranked.scores.shape[2], found.token_ids[:, :BEAM])
+    return levels.all()
+
+
 def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
     """Return the nodes of a tree, level by level."""
     levels = _Levels()
@@ -93,9 +110,24 @@ def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
     return levels.all()
 
 
+def lines_of(grown: Grown) -> Int32Array:
+    """Return i32[levels, m, n]: the lines of nodes, one by one; see `specq.proposers.DeviceNodes`."""
+    num_trees, num_nodes = grown.parents.shape
+    found = np.zeros((int(grown.depths.max()) + 1, num_trees, num_nodes), np.int32)
+    for tree in range(num_trees):
+        for node in range(num_nodes):
+            above = node
+            for level in range(int(grown.depths[node]), -1, -1):
+                found[level, tree, node] = above
+                above = grown.parents[tree, above]
+    return found
+
+
 def grow(growth: Growth, request: TreeRequest) -> Grown:
     """Return what a request asks for."""
     num_trees = len(request.session_ids)
+    if request.level_sizes:
+        return grow_sizes(growth, num_trees, request.level_sizes)
     if request.ranks is None:
         return grow_best_first(growth, num_trees, request.depth, request.floor)
     return grow_shape(growth, num_trees, request.ranks)

@@ -134,5 +134,16 @@ def _read(batch: StepBatch) -> StepBatch:
     if drafted is not None and drafted.values is not None:
         was_read = drafted.values >= 0
         assert np.array_equal(drafted.values[was_read], np.asarray(drafted.tokens)[was_read]), "read as other tokens"
+        if drafted.tree is not None and drafted.tree.parents is not None:
+            assert _parents_of(np.asarray(drafted.tree.lines)).tolist() == drafted.tree.parents.tolist(), (
+                "read as other trees"
+            )
     assert not is_handle(batch.token_ids).any(), "handles of nothing"
     return batch
+
+
+def _parents_of(lines: Int32Array) -> Int32Array:
+    """Return the parents of nodes, i32[n], given their lines, whose places go on from level to level."""
+    own = lines[-1] if len(lines) == 1 else lines.max(0)
+    levels = (lines == own).argmax(0)
+    return np.where(levels > 0, lines[levels - 1, np.arange(lines.shape[1])], np.int32(-1))

@@ -17,6 +17,7 @@ from specq.engines import check_asked
 from specq.proposers import (
     Chains,
     Children,
+    DeviceNodes,
     Expansion,
     Followed,
     Growing,
@@ -42,7 +43,7 @@ from specq.protocol import (
     StepOutput,
     Tap,
 )
-from specq.testing.growth import Growth, grow
+from specq.testing.growth import Growth, grow, lines_of
 
 VOCAB = 50
 EOS = 0
@@ -379,7 +380,7 @@ class ToyTrees:
 
 
 class ToyGrowing:
-    """Trees that a toy head grows; chains are there before they are asked for, as on a device."""
+    """Trees that a toy head grows; those of given level sizes are there before they are asked for, as on a device."""
 
     def __init__(self, growth: Growth, request: TreeRequest) -> None:
         self._request = request
@@ -388,13 +389,12 @@ class ToyGrowing:
     def __call__(self) -> Grown:
         return self._grown()
 
-    def on_device(self) -> Int32Array | None:
-        ranks = self._request.ranks
-        if ranks is None or len(set(ranks.depths.tolist())) < len(ranks.depths):
+    def on_device(self) -> DeviceNodes | None:
+        if not self._request.level_sizes:
             return None
         grown = self()
         self._grown = lambda: grown
-        return grown.token_ids.T.reshape(-1)
+        return DeviceNodes(grown.token_ids, lines_of(grown))
 
 
 class ToyGrowth:

@@ -11,7 +11,7 @@ from functools import cache
 
 from specq.protocol import ConfigError
 from specq.runtime import Table
-from specq.verification.device_tokens import DeviceTokens, handles, is_handle, known_tokens, places_of
+from specq.verification.device_tokens import DeviceLines, DeviceTokens, handles, is_handle, known_tokens, places_of
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.row_params import ROW, Rows, make_rows
@@ -53,6 +53,7 @@ __all__ = [
     "ROW",
     "STRATEGIES",
     "WITH_LOGPROBS",
+    "DeviceLines",
     "DeviceTokens",
     "Extra",
     "Judgements",

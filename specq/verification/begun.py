@@ -107,7 +107,8 @@ class Begun:
             found = Judgements.of_tokens(batch.session_ids, tokens)
             return found if self.logprobs is None else found.with_logprobs(self.logprobs.wait())
         placed = Placed(batch, self.placed.first_rows)
-        return strategy(batch.params[0].strategy).judge_by_own(placed, self.packed, tokens)
+        packed = self.packed if batch.parents is self.placed.batch.parents else pack(placed)
+        return strategy(batch.params[0].strategy).judge_by_own(placed, packed, tokens)
 
 
 @dataclass(frozen=True, slots=True)

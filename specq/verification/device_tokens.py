@@ -2,6 +2,9 @@
 
 In the host's arrays a *handle* stands for such a token: a negative number that says its place among them. No handle equals a token, so
 what is judged before its token was read is rejected, never accepted.
+
+They may be the nodes of trees of which the host knows how deep each node stands, not below which other: then some node one level up stands for its
+parent (`DeviceLines`).
 """
 
 from __future__ import annotations
@@ -12,9 +15,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import BoolArray, Int32Array, Int64Array
+from specq.protocol import BoolArray, Int32Array, Int64Array, IntpArray
+from specq.verification.judgements import ends_of
 
 FIRST_HANDLE = -2  # -1 is no token
+
+
+@dataclass(eq=False, slots=True)
+class DeviceLines:
+    """Lines of the nodes of trees, which are read when their tokens are.
+
+    lines    i32[levels, n] on the device: the node above each, or itself, at each level, as a place in its tree
+    size     the nodes of each tree
+    parents  i32[n]: of each its parent's place in its tree, -1 at the first level, once it is read
+    """
+
+    lines: Any
+    size: int
+    parents: Int32Array | None = None
+
+    def are_first(self, token_ids: Int32Array, counts: IntpArray) -> bool:
+        """Return whether handles, so many of each session, stand for the first nodes of its tree, as they stand there."""
+        places = places_of(token_ids)
+        within = np.arange(len(places)) - (ends_of(counts) - counts).repeat(counts)
+        return bool(np.array_equal(places % self.size, within))
 
 
 @dataclass(eq=False, slots=True)
@@ -23,10 +47,12 @@ class DeviceTokens:
 
     tokens   i32[n] on the device, each of them one of the target's
     values   i32[n], the same on the host once they are read; -1 where they could not be
+    tree     where they are nodes of which the parents are not known: their lines. Of each tree a step has the first nodes, or all
     """
 
     tokens: Any
     values: Int32Array | None = None
+    tree: DeviceLines | None = None
 
 
 def handles(places: npt.NDArray[np.integer[Any]]) -> Int32Array:
@@ -52,4 +78,14 @@ def known_tokens(token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
     unread = is_handle(token_ids)
     known = token_ids.copy()
     known[unread] = drafted.values[places_of(token_ids[unread])]
+    return known
+
+
+def known_parents(parents: Int32Array, token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
+    """Return the parents of nodes with those in place that have been read, given their tokens or handles."""
+    if drafted.tree is None or drafted.tree.parents is None:
+        return parents
+    unread = is_handle(token_ids)
+    known = parents.copy()
+    known[unread] = drafted.tree.parents[places_of(token_ids[unread])]
     return known

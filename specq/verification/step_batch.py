@@ -29,7 +29,7 @@ from specq.protocol import (
     Tree,
     UInt8Array,
 )
-from specq.verification.device_tokens import DeviceTokens, known_tokens
+from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
 from specq.verification.judgements import ends_of
 from specq.verification.row_params import Rows, make_rows
 
@@ -67,7 +67,8 @@ class StepBatch(Sequence[SessionStep]):
     extras      by place, of the sessions that have some
     fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the place among the
                 sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary instead
-    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read yet
+    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read yet. Where it has not
+                read their parents either, other nodes as far up stand for these in `parents`
     """
 
     def __init__(
@@ -214,6 +215,7 @@ class StepBatch(Sequence[SessionStep]):
         assert self.drafted is not None
         found = copy(self)
         found.token_ids, found.drafted = known_tokens(self.token_ids, self.drafted), None
+        found.parents = known_parents(self.parents, self.node_tokens, self.drafted)
         found.__dict__.pop("_steps", None)
         return found
 

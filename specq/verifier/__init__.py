@@ -32,8 +32,7 @@ from specq.verifier.sources import (
     Setup,
     SuffixDecoder,
     make_sources,
-    usual_chain,
-    usual_depths,
+    usual_sizes,
 )
 from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.verdicts import NO_REPORTS, Reports
@@ -58,6 +57,5 @@ __all__ = [
     "make_sources",
     "profiled_rows",
     "step_curves",
-    "usual_chain",
-    "usual_depths",
+    "usual_sizes",
 ]

@@ -191,6 +191,10 @@ def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: Dev
     if len(chosen.nodes):
         num_nodes[is_judged] = np.diff(chosen.firsts)
         node_tokens, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
+        if drafted is not None and drafted.tree is not None:
+            assert drafted.tree.are_first(node_tokens, np.diff(chosen.firsts)), (
+                "what stands above these nodes may be missing"
+            )
         token_ids = _interleaved(token_ids, sizes, node_tokens, num_nodes)
     batch = StepBatch(
         session_ids=trees.session_id[places].tolist(),

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,11 +16,12 @@ from specq.bench.prompts import load_prompts, shipped
 from specq.bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
 from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Settings
-from specq.bench.stubs import Verdicts, draft_frames
+from specq.bench.stubs import Verdicts, draft_frames, encode_key, open_session
 from specq.cli import main
 from specq.client import Client
 from specq.protocol.errors import ConfigError, EngineError, JobError
-from specq.protocol.messages import Draft, Submit, Verdict
+from specq.protocol.messages import Draft, Open, Submit, Verdict
+from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode
 from specq.runtime import progress
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker
@@ -238,6 +240,20 @@ def test_stub_messages():
     assert (first.base_len, second.base_len, len(first.token_ids), int(first.mask.sum())) == (100, 109, 9, 8)
     assert sum(map(len, draft_frames(2**62, 2**40, 0))) <= 200
     assert sum(map(len, Verdicts(2**62, 2**40, 1000).take())) <= 200 + 9  # a byte for the origin of each token
+
+
+def test_the_stub_is_where_a_session_was_opened_last():
+    """A session that was moved, of which both openings came over connections of their own: the earlier one comes last."""
+    sessions: dict[bytes, Verdicts] = {}
+    for epoch, length in ((93, 5), (90, 1)):
+        tokens = np.zeros(length, np.int32)
+        open_session(
+            sessions,
+            Open(session_id=7, epoch=epoch, prompt_len=1, tokens_left=99, params=SamplingParams(), token_ids=tokens),
+        )
+    verdict = decode(sessions[encode_key(7)].take())
+    assert isinstance(verdict, Verdict)
+    assert (verdict.epoch, verdict.base_len) == (93, 5)
 
 
 def one(p50: float, rate: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from specq.cli import main
 from specq.models import resolve_model
 from specq.models.inflate import AutoConfig, shape_of
 from specq.protocol import ConfigError
+from specq.verifier import usual_sizes
 
 ON_GPU_ONLY = ("floor", "passes", "profile", "tiles")
 
@@ -182,11 +183,13 @@ def test_rounds_of_heads_are_timed(monkeypatch, task):
     monkeypatch.setattr(heads, "CONTEXT", 20)
     monkeypatch.setattr(heads, "ROUNDS", 2)
     found = heads.measure(task).figures
-    whats = ("rows", "tree T=0", "tree T=0.8", "chain T=0")
-    timed = {f"S=2 eagle3 {what}, whole" for what in whats} | {f"S=2 medusa {said}, whole" for said in heads.PARAMS}
+    trees = [f"tree of {sum(sizes)} {said}" for sizes in usual_sizes(heads.DEPTH)(2) for said in heads.PARAMS]
+    timed = {f"S=2 eagle3 {what}, whole" for what in ("rows", *trees)} | {
+        f"S=2 medusa {said}, whole" for said in heads.PARAMS
+    }
     assert {name for name in found if "S=2" in name and "whole" in name} == timed
     assert all(len(found[name]["repeats"]) in (1, 2) for name in timed)
-    assert min(found["S=1 eagle3 tree T=0, whole"]["repeats"]) > 0
+    assert min(found["S=1 eagle3 tree of 4 T=0, whole"]["repeats"]) > 0
 
 
 def test_rounds_of_a_verifier_with_a_head_are_timed(monkeypatch, task):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import pytest
+import torch
 
 from specq.engines.torch import rows as packing
-from specq.engines.torch.attention_plan import ITEM, BlockLayout, lay_out, max_list_length
+from specq.engines.torch.attention_plan import ITEM, BlockLayout, lay_out, line_places, max_list_length
 from specq.engines.torch.compiler import kernels
+from specq.engines.torch.forward import FedLines
 from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import random_tokens, random_tree
 from specq.verification import StepBatch
+from specq.verifier.sources.unread_trees import Layout
 
 GREEDY = SamplingParams()
 
@@ -51,6 +57,21 @@ def seen_slots(rows: PackedRows, row: int) -> list[int]:
     return [*rows.tables[session][: rows.ctx_lens[row]].tolist(), *extras.tolist()]
 
 
+def seen_in(block: np.ndarray, layout: BlockLayout, num_rows: int) -> list[list[int]]:
+    """Return what each row sees, as the items of a block say it."""
+    starts = layout.starts()
+    items = block[starts["items"] :][: ITEM * block[starts["num_items"]]].reshape(-1, ITEM).tolist()
+    context, nodes = block[starts["visible"] : starts["spans"]].reshape(2, -1).tolist()
+    lists = block[starts["lists"] :].tolist()
+    seen: list[list[int]] = [[] for _ in range(num_rows)]
+    for first_row, count, start, length, position, _, split, _ in items:
+        for row in range(first_row, first_row + count):
+            for index in range(length):
+                if index + position < context[row] if index < split else index - split < nodes[row]:
+                    seen[row].append(lists[start + index])
+    return seen
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
     ("per_block", "num_chunks", "joins"), [(1, 4, True), (9, 32, True), (64, 16, False), (9, 2, True)]
@@ -67,17 +88,12 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
     num_items = block[starts["num_items"]]
     items = block[starts["items"] :][: ITEM * num_items].reshape(-1, ITEM).tolist()
     spans = block[starts["spans"] : starts["logit_rows"]].reshape(-1, 3).tolist()
-    context, nodes = block[starts["visible"] : starts["spans"]].reshape(2, -1).tolist()
-    lists = block[starts["lists"] :].tolist()
-    seen: dict[int, list[int]] = {row: [] for row in range(rows.num_rows)}
+    seen = seen_in(block, layout, rows.num_rows)
     partials: dict[int, int] = {}
     at_once: list[int] = []
-    for first_row, count, start, length, position, partial, split, _ in items:
+    for first_row, count, _, _, _, partial, _, _ in items:
         assert 1 <= count <= per_block
         for row in range(first_row, first_row + count):
-            for index in range(length):
-                if index + position < context[row] if index < split else index - split < nodes[row]:
-                    seen[row].append(lists[start + index])
             if partial < 0:
                 at_once.append(row)
             else:
@@ -94,6 +110,69 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
     assert block[starts["slots"] :][rows.num_rows : layout.num_rows].tolist() == [-1] * (
         layout.num_rows - rows.num_rows
     )
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(("per_block", "num_chunks"), [(4, 4), (9, 32), (64, 2)])
+def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num_chunks):
+    """Trees are laid out with another parent for each node; then what each row sees is what it sees in the trees themselves."""
+    rng = np.random.default_rng(seed)
+    level_sizes = tuple(rng.integers(1, 4, int(rng.integers(1, 6))).tolist())
+    shape, num_sessions = Layout.of(level_sizes), int(rng.integers(1, 5))
+    size, free = len(shape.levels), rng.permutation(1 << 12).astype(np.int32)
+    parents = [np.array([rng.choice(above) for above in above_of(level_sizes)], np.int32) for _ in range(num_sessions)]
+    counts = [int(np.searchsorted(shape.levels, rng.integers(0, len(level_sizes) + 1))) for _ in range(num_sessions)]
+    if not any(counts):
+        counts[-1] = size
+    starts, slots, tables = rng.integers(0, 300, num_sessions).tolist(), np.zeros(0, np.int32), []
+    for start, count in zip(starts, counts, strict=True):
+        own, free = free[: start + 1 + count], free[start + 1 + count :]
+        tables.append(own[: start + 1])
+        slots = np.concatenate([slots, own[start:]])
+
+    def packed(drawn: Sequence[np.ndarray]) -> PackedRows:
+        trees = [
+            Tree(NODE[:count], own[:count], np.zeros(count, np.float32))
+            for own, count in zip(drawn, counts, strict=True)
+        ]
+        steps = [
+            SessionStep(i, start, NODE[:1], GREEDY, tree)
+            for i, (start, tree) in enumerate(zip(starts, trees, strict=True))
+        ]
+        return pack_steps(steps, slots, tables)
+
+    rows, expected = packed([shape.parents.astype(np.int32)] * num_sessions), packed(parents)
+    layout = BlockLayout(rows.num_rows + 3, per_block, num_chunks)
+    block = np.full(layout.starts()["lists"] + max_list_length(rows), -7, np.int32)
+    lay_out(rows, layout, block)
+    firsts = np.cumsum([1, *(1 + count for count in counts[:-1])])
+    of_nodes = np.concatenate([first + np.arange(count) for first, count in zip(firsts, counts, strict=True)])
+    places = np.concatenate([i * size + np.arange(count) for i, count in enumerate(counts)])
+    lines = np.stack([lines_above(own, shape.levels) for own in parents], 1).reshape(len(level_sizes), -1)
+    fed = FedLines(torch.from_numpy(lines), places, of_nodes, firsts.repeat(counts))
+    on_device = torch.from_numpy(block.copy())
+    fed.put(on_device, on_device[layout.starts()["slots"] :][: rows.num_rows], line_places(block, layout))
+    found = seen_in(on_device.numpy(), layout, rows.num_rows)
+    assert found == [seen_slots(expected, row) for row in range(rows.num_rows)]
+
+
+NODE = np.ones(20, np.int32)
+
+
+def above_of(level_sizes: Sequence[int]) -> list[list[int]]:
+    """Return the nodes of the level above each node's, -1 for the context."""
+    firsts = np.cumsum([0, *level_sizes]).tolist()
+    levels = [[-1], *(list(range(first, end)) for first, end in pairwise(firsts))]
+    return [levels[level] for level, size in enumerate(level_sizes) for _ in range(size)]
+
+
+def lines_above(parents: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Return i32[levels, n]: the node above each, or itself, at each level."""
+    found = np.full((int(levels.max()) + 1, len(parents)), 99, np.int32)
+    for node, level in enumerate(levels.tolist()):
+        found[:level, node] = found[:level, parents[node]]
+        found[level, node] = node
+    return found
 
 
 def test_a_chain_after_a_short_context_is_one_item():

@@ -13,7 +13,7 @@ import torch
 from specq.engines import tidy
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import Feed, ForwardOutput, RowTap
-from specq.engines.torch.rows import PackedRows
+from specq.engines.torch.rows import LinePlaces, PackedRows
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -48,11 +48,15 @@ class LateForward:
         return getattr(self._forward, name)
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput:
-        known = rows.token_ids.copy()
+        known = rows.block.copy()
         if feed is not None:
             feed.put(torch.from_numpy(rows.token_ids))
+        if feed is not None and feed.lines is not None:
+            own = feed.lines.rows
+            places = LinePlaces.of(own, rows.extra_starts[own], rows.extra_starts[own + 1] - rows.extra_starts[own])
+            feed.lines.put(torch.from_numpy(rows.extras), torch.from_numpy(rows.slots), places)
         output: ForwardOutput = self._forward(rows, tap)
-        rows.token_ids[:] = known
+        rows.block[:] = known
         return output
 
 

@@ -177,10 +177,11 @@ def check(
     *,
     depth: int = 2,
     ranks: Ranks | None = None,
+    sizes: tuple[int, ...] = (),
 ) -> None:
     """Grow a tree below each text, and compare all nodes."""
     params = params or [GREEDY] * len(texts)
-    request = TreeRequest(list(texts), params, depth, ranks, EVERYTHING)
+    request = TreeRequest(list(texts), params, depth, ranks, EVERYTHING, sizes)
     (wait,) = head.start([request])
     found, expected = wait(), grow(Plainly(plain, texts, params), request)
     for tree in range(len(texts)):
@@ -205,10 +206,12 @@ def test_rows_are_those_of_plain_arithmetic(
     check(head, plain, {3: (third, 20, 1), 1: (one, 10, 1), 2: (other, 7, 1)})
 
 
-@pytest.mark.parametrize("ranks", [None, FIXED], ids=["best first", "of a shape"])
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [(None, ()), (FIXED, ()), (None, (3, 5, 2))], ids=["best first", "of a shape", "of level sizes"]
+)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
 def test_trees_are_those_that_are_grown_plainly(
-    head: Eagle, plain: EagleHead, params: SamplingParams, ranks: Ranks | None
+    head: Eagle, plain: EagleHead, params: SamplingParams, ranks: Ranks | None, sizes: tuple[int, ...]
 ) -> None:
     """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before is left."""
     texts = [Text(seed, 20) for seed in range(3)]
@@ -216,11 +219,19 @@ def test_trees_are_those_that_are_grown_plainly(
     for i, (text, end) in enumerate(zip(texts, (9, 4, 6), strict=True)):
         observe(head, text.states, [text.part(i, 1, end)])
     known: Known = {0: (texts[0], 9, 1), 1: (texts[1], 4, 1), 2: (texts[2], 6, 1)}
-    check(head, plain, known, mixed, depth=3, ranks=ranks)
-    check(head, plain, {1: known[1]}, mixed[1:2], depth=3, ranks=ranks)
+    check(head, plain, known, mixed, depth=3, ranks=ranks, sizes=sizes)
+    check(head, plain, {1: known[1]}, mixed[1:2], depth=3, ranks=ranks, sizes=sizes)
     for i, text in enumerate(texts):
         observe(head, text.states, [text.part(i, 1, 11)])
-    check(head, plain, {2: (texts[2], 11, 1), 0: (texts[0], 11, 1), 1: (texts[1], 11, 1)}, mixed, depth=3, ranks=ranks)
+    check(
+        head,
+        plain,
+        {2: (texts[2], 11, 1), 0: (texts[0], 11, 1), 1: (texts[1], 11, 1)},
+        mixed,
+        depth=3,
+        ranks=ranks,
+        sizes=sizes,
+    )
 
 
 def test_requests_of_several_kinds_are_answered_together(head: Eagle, plain: EagleHead) -> None:
@@ -243,13 +254,16 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     """A shape's first batch, or the warm-up; after that they are replayed, near the end of a text too, until the cache moves."""
     replays = StandIn()
     head = Eagle(plain, replays)
-    head.warm_up(2, (4, 2), ())
     text = Text(1, 400)
-    recorded = replays.num_recorded
+    head.warm_up(2)
+    observe(head, text.states, [text.part(i, 1, 3) for i in range(2)])
+    for depth in (4, 2):
+        head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], depth, None, EVERYTHING)])[0]()
+    recorded, replayed = replays.num_recorded, replays.num_replayed
     for end in range(4, 9):
         observe(head, text.states, [text.part(i, 1, end) for i in range(2)])
         head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], max(8 - end, 1), None, EVERYTHING)])[0]()
-    assert (replays.num_recorded, replays.num_replayed) == (recorded, 10)
+    assert (replays.num_recorded, replays.num_replayed - replayed) == (recorded, 10)
     observe(head, text.states, [text.part(i, 1, 400) for i in range(2, 9)])
     check(head, plain, {0: (text, 8, 1)})
 

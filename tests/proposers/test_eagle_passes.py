@@ -14,8 +14,9 @@ import torch
 
 from specq.engines.torch import EagleHead, EagleNetwork, RowNoise, Sampling, noise_of
 from specq.proposers import Ranks
-from specq.proposers.eagle_levels import Level, best_first, of_ranks
+from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.proposers.eagle_passes import Passes
+from specq.proposers.eagle_rows import PLANES
 from specq.proposers.state_cache import StateCache
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
@@ -73,7 +74,9 @@ def make(
     return Made(EagleHead(network, (0, 1, 2), names if columns < VOCAB else None), cache)
 
 
-def levels_of(tree: Ranks | int, columns: int = COLUMNS) -> list[Level]:
+def levels_of(tree: Ranks | int | tuple[int, ...], columns: int = COLUMNS) -> list[Level]:
+    if isinstance(tree, tuple):
+        return of_sizes(tree, columns, DEVICE)
     if isinstance(tree, int):
         return best_first(tree, columns, DEVICE)
     return of_ranks(tree, columns, DEVICE)
@@ -94,10 +97,18 @@ def check(made: Made, levels: list[Level], params: Sequence[SamplingParams], len
         )
     assert found.shape == expected.shape
     np.testing.assert_array_equal(found[1], expected[1])
-    for own, others in zip(found[2:].view(np.float32), expected[2:].view(np.float32), strict=True):
+    assert_lines_equal(found[PLANES:], expected[PLANES:], levels)
+    for own, others in zip(found[2:PLANES].view(np.float32), expected[2:PLANES].view(np.float32), strict=True):
         np.testing.assert_allclose(own, others, atol=2e-3)
     there = expected[3].view(np.float32) > ABSENT
     np.testing.assert_array_equal(found[0][there], expected[0][there])
+
+
+def assert_lines_equal(found: np.ndarray, expected: np.ndarray, levels: list[Level]) -> None:
+    """Compare what lines say of levels above each node, and of its own."""
+    depths = depths_of(levels)
+    for i, (own, others) in enumerate(zip(found, expected, strict=True)):
+        np.testing.assert_array_equal(own[:, depths >= i], others[:, depths >= i])
 
 
 @pytest.mark.parametrize("tree", [1, 2, 5, FIXED, CHAIN, WIDE], ids=["1", "2", "5", "fixed", "chain", "wide"])
@@ -107,8 +118,8 @@ def test_trees_of_one_text(params: SamplingParams, tree: Ranks | int) -> None:
     check(make(), levels_of(tree), [params], [150])
 
 
-@pytest.mark.parametrize("tree", [4, FIXED], ids=["best first", "of a shape"])
-def test_trees_of_several_texts(tree: Ranks | int) -> None:
+@pytest.mark.parametrize("tree", [4, FIXED, (1, 6, 3, 2)], ids=["best first", "of a shape", "of sizes"])
+def test_trees_of_several_texts(tree: Ranks | int | tuple[int, ...]) -> None:
     """Of contexts of different lengths, each with noise of its own or none: of one row, of whole blocks, and of the whole room."""
     mixed = [SAMPLED, GREEDY, SamplingParams(temperature=1.3, seed=4)]
     check(make(), levels_of(tree), mixed, [1, ROOM, 64])

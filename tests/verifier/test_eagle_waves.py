@@ -15,7 +15,7 @@ from specq.bench.gpu.heads import random_eagle
 from specq.bench.gpu.rounds import AnyText, open_wave, steps_of
 from specq.models import Shape
 from specq.proposers.eagle import Eagle
-from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_chain, usual_depths
+from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
 from specq.verifier.arms import EAGLE
 from tests.replaying import StandIn
 
@@ -41,7 +41,7 @@ def test_nothing_is_recorded_while_sessions_wait() -> None:
     end one after the other, down to the last one."""
     replays = Still()
     eagle = Eagle(random_eagle(SHAPE, torch.device("cpu"), torch.float32), replays)
-    eagle.warm_up(MOST, usual_depths(8, MOST), [usual_chain(8)])
+    eagle.warm_up(MOST, (), usual_sizes(8))
     recorded = replays.num_recorded
     target = AnyText(SHAPE.vocab, 3 * SHAPE.hidden, torch.device("cpu"), torch.float32)
     curve, source = StepCurve([1, 64], [0.005, 0.006]), EagleDrafter(eagle, 8)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,27 +27,16 @@ from specq.models import Shape
 from specq.proposers import Followed, HiddenRow, TreeRequest
 from specq.proposers.eagle import Eagle
 from specq.proposers.medusa import Medusa
-from specq.protocol import Int32Array, IntpArray, SamplingParams
+from specq.protocol import Int32Array, SamplingParams
+from specq.verifier import usual_sizes
 
 CONTEXT, NEW = 300, 4
-DEPTH, CHAIN = 8, 5
+DEPTH = 8
 DRAFT_VOCAB, NUM_HEADS, COUNT = 32_000, 4, 10
 WARM_UP, ROUNDS, MOST_S = 3, 10, 5.0
 PARAMS = {"T=0": SamplingParams(), "T=0.8": SamplingParams(temperature=0.8, seed=1)}
 
 Times = dict[str, list[float]]  # milliseconds, by name
-
-
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """A chain as a shape. Fulfils `Ranks`."""
-
-    depths: IntpArray
-    ranks: IntpArray
-    parents: IntpArray
-
-
-FIXED = Chain(np.arange(CHAIN), np.zeros(CHAIN, np.intp), np.arange(CHAIN) - 1)
 
 
 def measure(task: Task) -> Found:
@@ -64,8 +53,7 @@ def _measure_eagle(times: Times, task: Task) -> None:
     shape = task.pair.shapes["target"]
     eagle = Eagle(random_eagle(shape, torch.device(task.pair.device), task.pair.dtype))
     most = max(task.sessions)
-    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, (DEPTH,), ()))
-    _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, (), (FIXED,)))
+    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, (), usual_sizes(DEPTH)))
     for count in task.sessions:
         _eagle_rounds(times, eagle, count, shape.hidden)
 
@@ -109,7 +97,7 @@ def _timed(times: Times, name: str, begin: Callable[[], Sequence[Callable[[], ob
 
 
 def _eagle_rounds(times: Times, eagle: Eagle, count: int, hidden: int) -> None:
-    """Time rounds of so many sessions: the rows that are new, a tree best first, a chain."""
+    """Time rounds of so many sessions: the rows that are new, and trees."""
     weight = eagle.network.fc.weight
     rng = np.random.default_rng(count)
     sessions = list(range(count))
@@ -132,11 +120,9 @@ def _eagle_rounds(times: Times, eagle: Eagle, count: int, hidden: int) -> None:
     for i in range(WARM_UP + ROUNDS):
         go_on(1 + CONTEXT + NEW * i, NEW)
         _timed(kept, "rows", follow)
-        for said, params in PARAMS.items():
-            tree = TreeRequest(sessions, [params] * count, DEPTH, None, -np.inf)
-            _timed(kept, f"tree {said}", partial(eagle.start, [tree]))
-        chain = TreeRequest(sessions, [PARAMS["T=0"]] * count, CHAIN, FIXED, -np.inf)
-        _timed(kept, "chain T=0", partial(eagle.start, [chain]))
+        for sizes, (said, params) in product(usual_sizes(DEPTH)(count), PARAMS.items()):
+            tree = TreeRequest(sessions, [params] * count, len(sizes), None, -np.inf, sizes)
+            _timed(kept, f"tree of {sum(sizes)} {said}", partial(eagle.start, [tree]))
         if time.perf_counter() - began > MOST_S:
             break
     _keep(times, kept, f"S={count} eagle3")

@@ -36,7 +36,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.verification import Judgements, StepBatch, ends_of
-from specq.verifier import Budget, DraftBatch, EagleDrafter, StepCurve, Verifier, usual_chain, usual_depths
+from specq.verifier import Budget, DraftBatch, EagleDrafter, StepCurve, Verifier, usual_sizes
 
 PROMPT, OUTPUT = 112, 96  # tokens
 WAVES, MOST_S = 4, 8.0  # of one number of sessions; the first wave is not counted
@@ -188,7 +188,7 @@ def measure(task: Task) -> Found:
     head = random_eagle(shape, device, dtype)
     head.network.lm_head.weight.mul_(PEAK)
     eagle = Eagle(head)
-    eagle.warm_up(max(task.sessions), usual_depths(DEPTH, max(task.sessions)), [usual_chain(DEPTH)])
+    eagle.warm_up(max(task.sessions), (), usual_sizes(DEPTH))
     figures: dict[str, Figure] = {}
     for count in task.sessions:
         target = AnyText(shape.vocab, eagle_form.NUM_TAPS * shape.hidden, device, dtype)

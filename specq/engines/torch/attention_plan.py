@@ -31,11 +31,17 @@ from itertools import accumulate
 import numpy as np
 
 from specq.engines.torch.compiler import kernels
-from specq.engines.torch.rows import PackedRows, address, table_addresses
+from specq.engines.torch.rows import LinePlaces, PackedRows, address, table_addresses
 from specq.protocol import Int32Array
 
 ITEM = 8  # integers
-LENGTH = 3  # where in an item its list's length stands
+FIRST, COUNT, START, LENGTH, SPLIT = (
+    0,
+    1,
+    2,
+    3,
+    6,
+)  # where in an item its rows and list stand, and where nodes begin: at 0 if it has nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +114,12 @@ def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
     if used < 0:
         raise MemoryError("no memory to lay out a step")
     return used
+
+
+def line_places(block: Int32Array, layout: BlockLayout) -> LinePlaces:
+    """Return where the lines of nodes stand in a block that was laid out, of those whose rows are no part of a longer line; without those of trees
+    that are chains, which may stand in other lists."""
+    starts = layout.starts()
+    items = block[starts["items"] :][: ITEM * int(block[starts["num_items"]])].reshape(-1, ITEM)
+    firsts, counts, begins, lengths = items[items[:, SPLIT] == 0][:, [FIRST, COUNT, START, LENGTH]].T.astype(np.int64)
+    return LinePlaces.of(firsts + counts - 1, starts["lists"] + begins, lengths)

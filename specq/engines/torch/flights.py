@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from specq.engines.torch.forward import Feed
+from specq.engines.torch.forward import FedLines, Feed
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
 from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
@@ -109,7 +109,12 @@ def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> di
     """Return the argument by which a forward pass takes tokens from the step before, or from a draft model, where some are."""
     if unread is not None and batch.drafted is not None:
         assert batch.fed_by is None, "a step behind another one has no drafts"
-        return {"feed": Feed(batch.drafted.tokens, places_of(unread.handles), unread.rows)}
+        places, lines = places_of(unread.handles), None
+        if batch.drafted.tree is not None:
+            first_nodes = batch.first_rows + batch.num_tokens
+            firsts = first_nodes[first_nodes.searchsorted(unread.rows, "right") - 1]
+            lines = FedLines(batch.drafted.tree.lines, places, unread.rows, firsts)
+        return {"feed": Feed(batch.drafted.tokens, places, unread.rows, lines)}
     if batch.fed_by is None:
         return {}
     tokens = after.judging.tokens if after is not None and isinstance(after.judging, Judging) else None

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from specq.engines.torch.rows import PackedRows
+from specq.engines.torch.rows import LinePlaces, PackedRows
 from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
 from specq.verification import StepBatch, ends_of
 
@@ -53,12 +53,43 @@ def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int
     return rows.astype(np.int32), np.concatenate([[0], ends]).astype(np.int32)
 
 
+class FedLines(NamedTuple):
+    """Nodes of trees of which only the device knows what stands above them; packed rows i64[n].
+
+    lines   i32[levels, any]: as of `specq.verification.DeviceLines`
+    places  i64[n]: of the nodes of the rows in these; firsts i64[n]: the row of the first node of each's tree
+    """
+
+    lines: torch.Tensor
+    places: Int64Array
+    rows: Int64Array
+    firsts: Int64Array
+
+    def put(self, block: torch.Tensor, slots: torch.Tensor, where: LinePlaces) -> None:
+        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits."""
+        which = np.full(int(self.rows.max()) + 1, -1, np.int64)
+        which[self.rows] = np.arange(len(self.rows))
+        own = which[where.rows]
+        numbers = np.stack([where.starts, where.levels * self.lines.shape[1] + self.places[own], self.firsts[own]])
+        starts, flat, firsts = _sent(numbers, block)
+        rows = self.lines.reshape(-1).index_select(0, flat).long() + firsts
+        block.index_copy_(0, starts, slots.index_select(0, rows))
+
+
+def _sent(numbers: Int64Array, like: torch.Tensor) -> torch.Tensor:
+    """Return numbers on a tensor's device, without waiting."""
+    found = torch.from_numpy(numbers)
+    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
+
+
 class Feed(NamedTuple):
-    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the host says."""
+    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the host says. Of nodes of trees
+    their lines may be unknown, too."""
 
     tokens: torch.Tensor
     places: Int64Array
     rows: Int64Array
+    lines: FedLines | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
         """Write them to where a pass reads its rows' tokens, i32[rows] on the device; nothing waits."""
@@ -68,8 +99,7 @@ class Feed(NamedTuple):
         if np.array_equal(self.rows - first, straight) and np.array_equal(self.places - place, straight):
             token_ids[first : first + count].copy_(self.tokens[place : place + count])
             return
-        where = torch.from_numpy(np.stack([self.rows, self.places]))
-        rows, places = where.pin_memory().to(token_ids.device, non_blocking=True) if token_ids.is_cuda else where
+        rows, places = _sent(np.stack([self.rows, self.places]), token_ids)
         token_ids.index_copy_(0, rows, self.tokens.index_select(0, places))
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from specq.engines.torch.attention_plan import BlockLayout, lay_out, max_list_length
+from specq.engines.torch.attention_plan import BlockLayout, lay_out, line_places, max_list_length
 from specq.engines.torch.forward import Feed, ForwardOutput, KvStore, RowTap
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_taps import Taps
@@ -66,9 +66,7 @@ class FusedForward:
                 return self._run_beyond(rows, size, tap, feed)
             batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
             self._inboxes.append(self._inboxes.pop(0))
-            _send(self._inboxes[0], rows, batch.layout, self._block)
-            if feed is not None:
-                feed.put(batch.token_ids)
+            _send(self._inboxes[0], rows, batch, self._block, feed)
             taps = None if tap is None else self._taps_of(tap.layers)
             self._run(batch, taps)
             return self._finish(rows, batch, self._scratch, taps, tap)
@@ -102,11 +100,9 @@ class FusedForward:
         layout = self.decoder.layout(size, rows.num_rows)
         length = layout.starts()["lists"] + max_list_length(rows)
         block = torch.zeros(length, dtype=torch.int32, device=self.device)
-        _send(Inbox(length, self.device), rows, layout, block)
         scratch = self.decoder.scratch(layout)
         batch = Batch.of(block, layout)
-        if feed is not None:
-            feed.put(batch.token_ids)
+        _send(Inbox(length, self.device), rows, batch, block, feed)
         taps = None if tap is None else Taps(tap.layers, size, self.decoder.weights.embedding)
         self.decoder.run(batch, scratch, taps)
         return self._finish(rows, batch, scratch, taps, tap)
@@ -124,10 +120,15 @@ class FusedForward:
         return ForwardOutput(self.decoder.head(hidden)[:num_judged], hidden[:num_judged], tapped)
 
 
-def _send(inbox: Inbox, rows: PackedRows, layout: BlockLayout, block: torch.Tensor) -> None:
-    """Lay out a step's integers and copy them to the block on the device."""
+def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, feed: Feed | None) -> None:
+    """Lay out a step's integers and copy them to the block on the device, and there what the device alone knows."""
     inbox.wait()
-    inbox.copy(lay_out(rows, layout, inbox.array), block)
+    inbox.copy(lay_out(rows, batch.layout, inbox.array), block)
+    if feed is None:
+        return
+    feed.put(batch.token_ids)
+    if feed.lines is not None:
+        feed.lines.put(block, batch.slots, line_places(inbox.array, batch.layout))
 
 
 def padded_size(num_rows: int) -> int:

@@ -47,6 +47,6 @@ class FusedEagle:
         x, _ = self._layer(Rows(ints, spans, kept[0], kept[1], room * dim, None, 0, 0), states, (cos, sin), seen)
         return x.index_select(0, lasts)
 
-    def trees(self, contexts: TreeContexts, num_nodes: int, num_rows: list[int]) -> FusedTrees:
+    def trees(self, contexts: TreeContexts, num_nodes: int, num_rows: list[int], *, has_lines: bool) -> FusedTrees:
         """Begin trees; see `FusedTrees`."""
-        return FusedTrees(self._layer, self._names, contexts, num_nodes, num_rows)
+        return FusedTrees(self._layer, self._names, contexts, num_nodes, num_rows, has_lines=has_lines)

@@ -11,14 +11,14 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.kv_pool import SlotTables
-from specq.protocol import NO_SCRATCH, Int32Array, IntpArray, SamplingParams, SessionStep, Tree
+from specq.protocol import NO_SCRATCH, Int32Array, Int64Array, IntpArray, SamplingParams, SessionStep, Tree
 from specq.verification import StepBatch, ends_of
 
 ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
@@ -54,6 +54,20 @@ class PackedRows:
     @property
     def num_sessions(self) -> int:
         return len(self.tables)
+
+
+class LinePlaces(NamedTuple):
+    """Where the slots of lines stand: `starts` in a block, of the node at these levels of the lines of these packed rows, i64[n] each."""
+
+    starts: Int64Array
+    rows: Int64Array
+    levels: Int64Array
+
+    @classmethod
+    def of(cls, rows: IntpArray, starts: IntpArray, lengths: IntpArray) -> LinePlaces:
+        """Return those of whole lines, given where each begins and how many nodes it has."""
+        levels = np.arange(lengths.sum()) - (ends_of(lengths) - lengths).repeat(lengths)
+        return cls(starts.repeat(lengths) + levels, rows.repeat(lengths), levels)
 
 
 @dataclass(frozen=True, slots=True)

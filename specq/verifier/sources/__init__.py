@@ -16,7 +16,7 @@ through the suite of `specq.testing.conformance.sources`.
 
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.eagle import EagleDrafter, usual_chain, usual_depths
+from specq.verifier.sources.eagle import EagleDrafter, usual_sizes
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.lookahead import LookaheadDecoder
 from specq.verifier.sources.source_set import SourceSet
@@ -36,6 +36,5 @@ __all__ = [
     "SourceSet",
     "SuffixDecoder",
     "make_sources",
-    "usual_chain",
-    "usual_depths",
+    "usual_sizes",
 ]

@@ -5,9 +5,8 @@ lets the head compute the rows of the text that are new and grow a tree for each
 asks for, else best first. `collect` waits for the trees. All nodes are point masses. Scores are the head's own log-probabilities, calibrated by
 what became of this lane's nodes.
 
-With many sessions each has a chain instead, where the device grows it by itself: a step then has few nodes of each anyway, and it is launched behind
-the chains before the host has read them, so that the device does not wait for the host (`unread_chains`). What earlier chains have promised stands for
-their scores.
+Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the trees before the host has read
+them, so that the device does not wait for the host (`unread_trees`): with few sessions broad and deep ones, with many chains.
 
 What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
 
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ import structlog
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
 from specq.protocol import EAGLE_LANE, IntpArray, Speculation
-from specq.verification import DeviceTokens
+from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
@@ -36,25 +36,32 @@ from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, chain_of, checked_tree, likeliest, rooms_of, tree_for
-from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, may_be_unread, put_read
+from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
+from specq.verifier.sources.unread_chains import may_be_unread
+from specq.verifier.sources.unread_trees import (
+    Layout,
+    ShapeChoice,
+    batch_of_unread,
+    put_read,
+    shapes_for,
+)
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)
 
 MOST_NODES = 48  # of one session, best first
 ALL_NODES = 256  # of all sessions together, but at least one for each level of each
-MANY = 16  # sessions from which each has a chain
-CHAIN = 4  # its levels: what is further down is not accepted often enough for what a level takes
 NO_SHAPE = Speculation()
 
 
 class _Plan(NamedTuple):
-    """The trees of some sessions: of a fixed shape, or None, best first; and how many nodes and levels each may have."""
+    """The trees of some sessions: of a fixed shape, or None, best first; how many nodes and levels each may have; and how many nodes at each level,
+    () for best first without that."""
 
     tree: RankTree | None
     most: int
     depth: int
+    level_sizes: tuple[int, ...] = ()
 
 
 class _Begun(NamedTuple):
@@ -65,13 +72,9 @@ class _Begun(NamedTuple):
     depths: list[int]
     wait: Growing
 
-    @property
-    def is_chain(self) -> bool:
-        return self.plan.tree is not None and self.plan.tree is chain_of(self.plan.depth)
-
 
 class _Unread(NamedTuple):
-    """Chains that hang on the trees unread, and for what their handles stand."""
+    """Trees that hang unread, and for what their handles stand."""
 
     begun: _Begun
     drafted: DeviceTokens
@@ -89,9 +92,10 @@ class EagleDrafter(DraftSource):
         self._refused: dict[int, Session] = {}
         self._params = DraftingParams()
         self._begun: list[_Begun] = []
-        self._chain = min(CHAIN, depth) if head.runs_beside_host and not tree else 0  # levels; 0: there are no chains
-        self._usual = UsualScores(self._chain, 1)
+        self._has_sizes = head.runs_beside_host and not tree
+        self._shapes = ShapeChoice(depth)
         self._unread: _Unread | None = None
+        self._verified: tuple[int, ...] = ()  # the level sizes of the trees in the step in flight, if they hung unread
 
     @property
     def has_work(self) -> bool:
@@ -109,14 +113,15 @@ class EagleDrafter(DraftSource):
         if min(rooms, default=1) < 1:
             sessions = [one for one, room in zip(sessions, rooms, strict=True) if room > 0]
             rooms = [room for room in rooms if room > 0]
-        self._begun = self._start(sessions, rooms) if sessions else []
+        self._begun = self._start(sessions, rooms, budget) if sessions else []
         return bool(self._begun)
 
-    def _start(self, sessions: list[Session], rooms: list[int]) -> list[_Begun]:
+    def _start(self, sessions: list[Session], rooms: list[int], budget: Budget) -> list[_Begun]:
         """Begin trees of these sessions, which have room for so many levels."""
         alike: dict[_Plan, list[int]] = {}  # as a rule all have the same tree
+        sizes = self._shapes.choose(len(sessions), budget.curve) if self._has_sizes else ()
         for i, session in enumerate(sessions):
-            alike.setdefault(self._plan(session, len(sessions)), []).append(i)
+            alike.setdefault(self._plan(session, len(sessions), sizes), []).append(i)
         kinds = [
             ([sessions[i] for i in which], plan, [min(plan.depth, rooms[i]) for i in which])
             for plan, which in alike.items()
@@ -127,6 +132,7 @@ class EagleDrafter(DraftSource):
                 depth=max(depths),
                 ranks=plan.tree,
                 floor=math.log(FLOOR),
+                level_sizes=plan.level_sizes,
             )
             for own, plan, depths in kinds
         ]
@@ -136,51 +142,53 @@ class EagleDrafter(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
         begun, self._begun = self._begun, []
-        if len(begun) != 1 or not begun[0].is_chain:
+        if len(begun) != 1 or not begun[0].plan.level_sizes:
             return [_batch(one, one.wait()) for one in begun]
-        (chains,) = begun
-        unread = self._batch_of_unread(chains, budget)
-        return [_batch(chains, self._read(chains)) if unread is None else unread]
+        (trees,) = begun
+        unread = self._batch_of_unread(trees, budget)
+        return [_batch(trees, self._read(trees))] if unread is None else [unread]
 
     def _read(self, begun: _Begun) -> Grown:
-        """Wait for chains, and learn what is usual."""
+        """Wait for trees of given level sizes, and learn what is usual."""
         grown = begun.wait()
-        is_there = np.isfinite(grown.reach)
-        token_ids = np.where(is_there, grown.token_ids, NO_TOKEN)
-        self._usual.learn(np.exp(np.where(is_there, grown.scores, 0.0))[..., None], token_ids[..., None])
-        return grown._replace(token_ids=token_ids)
+        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), np.exp(grown.reach.astype(np.float64)))
+        return grown._replace(token_ids=np.where(np.isfinite(grown.reach), grown.token_ids, np.int32(NO_TOKEN)))
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return chains before the host has read them, where that is possible; see `unread_chains`."""
-        scores = self._usual.of(begun.plan.depth, 1) if self.head.limit_vocab <= budget.unread_vocab else None
-        if scores is None or not may_be_unread(begun.sessions, 1):
+        """Return trees before the host has read them, where that is possible; see `unread_trees`."""
+        layout = Layout.of(begun.plan.level_sizes)
+        likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
+        if likely is None or not may_be_unread(begun.sessions, 1):
             return None
-        tokens = begun.wait.on_device()
-        counts = self._counts(begun)
-        if tokens is None or not counts.any():
+        nodes, depths = begun.wait.on_device(), self._depths(begun)
+        if nodes is None or not depths.any():
             return None
-        self._unread = _Unread(begun, DeviceTokens(tokens))
-        return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores, EAGLE_LANE, is_measured=False)
+        lines = None if layout.is_chain else DeviceLines(nodes.lines.reshape(len(nodes.lines), -1), len(likely))
+        self._unread = _Unread(begun, DeviceTokens(nodes.token_ids.reshape(-1), tree=lines))
+        return batch_of_unread(begun.sessions, self._unread.drafted, layout, depths, likely, EAGLE_LANE)
 
-    def _counts(self, begun: _Begun) -> IntpArray:
+    def _depths(self, begun: _Begun) -> IntpArray:
         """Return how many levels each session takes, i64[sessions]: none where it has ended meanwhile."""
         is_here = [self._known.get(one.session_id) is one and one.place != NONE for one in begun.sessions]
         return np.array(begun.depths, np.intp) * is_here
 
     def read(self, clock: Callable[[], float]) -> None:
-        """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
+        """Put the nodes of trees in place that hang unread; see `DraftSource`."""
         assert self._unread is not None
         (begun, drafted), self._unread = self._unread, None
         trees = next(session.trees for session in begun.sessions if session.place != NONE)
-        grown = self._read(begun)  # [sessions, depth]
-        drafted.values = grown.token_ids.T.reshape(-1)
-        put_read(trees, drafted.values, np.maximum(grown.scores, math.log(LEAST_CHANCE)).T.reshape(-1))
+        grown = self._read(begun)
+        drafted.values = grown.token_ids.reshape(-1)
+        if drafted.tree is not None:
+            drafted.tree.parents = grown.parents.reshape(-1)
+        put_read(trees, drafted, grown)
+        self._verified = begun.plan.level_sizes
 
-    def _plan(self, session: Session, num_sessions: int) -> _Plan:
+    def _plan(self, session: Session, num_sessions: int, level_sizes: tuple[int, ...]) -> _Plan:
         speculation = session.speculation
         share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
-        if speculation == NO_SHAPE and self._chain and num_sessions >= MANY:
-            return _Plan(chain_of(self._chain), self._chain, self._chain)
+        if speculation == NO_SHAPE and level_sizes:
+            return _Plan(None, sum(level_sizes), len(level_sizes), level_sizes)
         if speculation == NO_SHAPE and not self._tree:
             return _Plan(None, share, levels_for(share, self._depth))
         tree = tree_for(speculation, self._depth, self._tree)
@@ -195,6 +203,9 @@ class EagleDrafter(DraftSource):
     def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
+        if self._verified and len(rounds.nodes):
+            self._shapes.usual.learn(Layout.of(self._verified), rounds.num_nodes, rounds.is_accepted > 0)
+            self._verified = ()
         paths = accepted_paths(rounds)
         for part in computed:
             if part.output.hidden is not None:
@@ -240,14 +251,9 @@ def levels_for(num_nodes: int, most: int) -> int:
     return min(most, 1 + num_nodes // 2)
 
 
-def usual_depths(most: int, num_sessions: int) -> list[int]:
-    """Return how many levels trees have that are grown best first, of few sessions and of so many; see `levels_for`."""
-    return sorted({most, levels_for(max(most, ALL_NODES // num_sessions), most)})
-
-
-def usual_chain(most: int) -> RankTree:
-    """Return the chain of each of many sessions, of so many levels at most."""
-    return chain_of(min(CHAIN, most))
+def usual_sizes(most: int) -> Callable[[int], list[tuple[int, ...]]]:
+    """Return what gives the level sizes of trees of so many sessions, of so many levels at most."""
+    return partial(shapes_for, depth=most)
 
 
 def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
@@ -277,8 +283,7 @@ def make(setup: Setup) -> EagleDrafter | None:
     eagle = Eagle(head)
     setup.tell("preparing the passes of an EAGLE-3 head")
     depth = config.chain
-    depths = () if tree else usual_depths(depth, config.max_sessions)
-    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else [usual_chain(depth)]
-    eagle.warm_up(config.max_sessions, depths, shapes)
+    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
+    eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleDrafter(eagle, depth, tree)

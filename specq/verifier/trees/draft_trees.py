@@ -208,6 +208,21 @@ class DraftTrees(Arrays):
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 
+    def hang_anew(self, session: int, nodes: Sequence[int], parents: Sequence[int]) -> None:
+        """Hang all nodes of a session below other ones of them than before, as deep as they were: parents, as places among them, -1 for the context,
+        come before their children."""
+        t, last = self.views, dict[int, int]()
+        for node, place in zip(nodes, parents, strict=True):
+            above = nodes[place] if place >= 0 else NONE
+            t.parent[node], t.first_child[node], t.next_sibling[node] = above, NONE, NONE
+            before, last[above] = last.get(above, NONE), node
+            if before != NONE:
+                t.next_sibling[before] = node
+            elif above != NONE:
+                t.first_child[above] = node
+            else:
+                t.first_root[session] = node
+
     def graft(
         self,
         sessions: npt.ArrayLike,

@@ -193,21 +193,32 @@ def _likeliest(reach, inside, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr, NODE
     return tl.sum(tl.where(order[:, None] == place[None, :], index[:, None], 0), 0)
 
 
+@triton.jit
+def _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach):
+    to = nodes_ptr + tree * num_nodes + first_node + index
+    tl.store(to, token, mask=inside)
+    tl.store(to + trees * num_nodes, parent, mask=inside)
+    tl.store(to + 2 * trees * num_nodes, score.to(tl.int32, bitcast=True), mask=inside)
+    tl.store(to + 3 * trees * num_nodes, reach.to(tl.int32, bitcast=True), mask=inside)
+
+
 @triton.jit(do_not_specialize=["first_node", "first_slot", "depth", "chunk"])
 def descend_kernel(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, expanded_ptr, contexts_ptr, above_ptr, above_paths_ptr,
     nodes_ptr, rows_ptr, paths_ptr, spans_ptr, num_names, num_tokens, num_nodes, num_slots, first_node, first_slot,
     depth, chunk,
     ROWS: tl.constexpr, COUNT: tl.constexpr, NODES: tl.constexpr, NODES_PAD: tl.constexpr,
-    NEXT: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
+    KEPT: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT: tl.constexpr, NEXT_PAD: tl.constexpr, LEVELS: tl.constexpr,
+    PATH: tl.constexpr,
     NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Program tree: from what is ranked behind the tree's ROWS rows to the NODES nodes of a level, and to the NEXT rows below them.
+    """Program tree: from what is ranked behind the tree's ROWS rows to the NODES nodes of a level, and to the NEXT rows below them. With KEPT > 0 so many
+    of the nodes are left, the likeliest first, and get lines.
 
     ranked i32[trees * ROWS, COUNT, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are the columns' tokens
     columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all that is ranked are nodes, and the likeliest have rows
     above, above_paths: of the rows; with IS_FIRST there is none above, and row 0 is the context
-    nodes i32[4, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones
+    nodes i32[4 or 4 + LEVELS, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones; lines
     rows i32[7, trees * NEXT], paths i32[trees * NEXT, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
     depth is how many of a path are above them. spans i32[trees * NEXT, 3]: as of `attention.combine_kernel`, for parts of `chunk`
     num_tokens: that can be read
@@ -219,11 +230,23 @@ def descend_kernel(
         ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
         ROWS, COUNT, NAMED, PICKED, IS_FIRST,
     )  # fmt: skip
-    to = nodes_ptr + tree * num_nodes + first_node + index
-    tl.store(to, token, mask=inside)
-    tl.store(to + trees * num_nodes, parent, mask=inside)
-    tl.store(to + 2 * trees * num_nodes, score.to(tl.int32, bitcast=True), mask=inside)
-    tl.store(to + 3 * trees * num_nodes, reach.to(tl.int32, bitcast=True), mask=inside)
+    if KEPT > 0:
+        wanted = _likeliest(reach, inside, KEPT, KEPT_PAD, NODES_PAD)
+        place = tl.arange(0, KEPT_PAD)
+        is_kept = place < KEPT
+        behind, token, score, kept_reach, parent = _nodes(
+            ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, wanted, is_kept, tree, trees, num_names,
+            ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+        )  # fmt: skip
+        _store_nodes(nodes_ptr, place, is_kept, tree, trees, num_nodes, first_node, token, parent, score, kept_reach)
+        level = tl.arange(0, PATH)[:, None]
+        line = nodes_ptr + ((4 + level) * trees + tree) * num_nodes
+        is_above = (level < depth) & is_kept[None, :]
+        above = tl.load(line + parent[None, :], mask=is_above, other=0)  # written a level ago
+        own = (first_node + place)[None, :]
+        tl.store(line + own, tl.where(is_above, above, own), mask=(level < LEVELS) & is_kept[None, :])
+    else:
+        _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach)
     if NEXT > 0:
         place = tl.arange(0, NEXT_PAD)
         real = place < NEXT
@@ -243,7 +266,8 @@ def descend_kernel(
         tl.store(rows_ptr + 3 * num_rows + row, place * 0 + tree, mask=real)
         length = tl.load(contexts_ptr + trees + tree)
         tl.store(rows_ptr + 4 * num_rows + row, place * 0 + length, mask=real)
-        tl.store(rows_ptr + 5 * num_rows + row, first_node + chosen, mask=real)
+        number = first_node + (place if KEPT > 0 else chosen)
+        tl.store(rows_ptr + 5 * num_rows + row, number, mask=real)
         tl.store(rows_ptr + 6 * num_rows + row, reach.to(tl.int32, bitcast=True), mask=real)
         level = tl.arange(0, PATH)[None, :]
         above = above_paths_ptr + (tree * ROWS + behind)[:, None] * PATH + level
