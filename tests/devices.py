@@ -1,5 +1,6 @@
 """What tests say of the device that they need, and which vLLM runs on here. `make test-gpu` runs both kinds on a GPU.
 
+NEEDS_INTERPRETER  of tests of Triton kernels that run without a GPU, under TRITON_INTERPRET=1
 NEEDS_CUDA    of tests that run on CUDA only
 NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the installed one was built for, which the fixture
               `vllm_device` tells; it skips them where there is none
@@ -7,6 +8,7 @@ NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the ins
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,14 @@ import torch
 
 HAS_CUDA = torch.cuda.is_available()
 NEEDS_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")]
+NEEDS_INTERPRETER = [
+    pytest.mark.skipif(
+        find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
+    ),
+    pytest.mark.timeout(600),
+    # it computes with NumPy, which speaks of what wraps and overflows
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),
+]
 NEEDS_VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")]
 
 VLLM_KINDS = ("cpu", "cuda")  # that tests know

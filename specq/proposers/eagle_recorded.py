@@ -21,13 +21,13 @@ from specq.engines.torch import (
     fetch,
     noise_of,
     padded_batch,
-    rank_rows,
 )
 from specq.proposers.eagle_levels import Level
-from specq.proposers.eagle_rows import PLANES, Roots, TextRows, compute_rows, grow
+from specq.proposers.eagle_passes import Passes
+from specq.proposers.eagle_rows import PLANES
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
-from specq.protocol import Int32Array, IntpArray
+from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.verification import ends_of
 
 ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
@@ -39,6 +39,7 @@ MOST_SESSIONS = 256  # that have room from the start
 LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
+Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
 
 
 class Part(NamedTuple):
@@ -54,13 +55,12 @@ class Recorded:
     """Passes of one head over one cache."""
 
     def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
-        self._head, self._cache, self._replays = head, cache, replays
+        self._cache, self._replays = cache, replays
         self._device = replays.device
         self._num_moves = cache.num_moves
         fc = head.network.fc
         self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
-        names = head.token_ids
-        self._names = None if names is None else torch.from_numpy(names).to(self._device)
+        self._passes = Passes(head, cache)
 
     @property
     def num_recorded(self) -> int:
@@ -120,30 +120,10 @@ class Recorded:
         here = self._taps[:count]
         for values, own in taps:
             here[own].copy_(values.index_select(0, ints[own].to(values.device)))
-        network, cache = self._head.network, self._cache
 
         def work() -> torch.Tensor:
-            _, befores, token_ids = ints[: 3 * count].view(3, count).long()
-            of_texts = ints[3 * count :].view(5, size).long()
-            places, firsts, lengths, counts, starts = of_texts[:, :, None].unbind(0)  # [texts, 1] each
-            at = torch.arange(num_rows, device=self._device)
-            is_there = at < counts
-            which = torch.where(is_there, starts + at, 0)  # [texts, rows]
-            slots = torch.where(is_there, lengths + at, 0)
-            text_rows = TextRows(
-                of_texts[0],
-                network.project(here)[befores[which]],
-                # Of no use where there is none.
-                token_ids[which].clamp(0, network.num_tokens - 1),
-                (slots + firsts - 1).clamp(min=0),  # where the state before its token stands
-                torch.where(is_there, places, NOBODY),
-                slots,
-                torch.arange(room, device=self._device) <= slots[:, :, None],
-            )
-            found = compute_rows(network, cache, text_rows)
-            lasts = (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2])
-            cache.keep_lasts(of_texts[0], found.gather(1, lasts)[:, 0])
-            return of_texts
+            given, of_texts = ints[count : 3 * count].view(2, count), ints[3 * count :].view(5, size)
+            return self._passes.follow(room, here, given, of_texts)
 
         self._replays.run(("rows", *shape), work)
 
@@ -163,38 +143,26 @@ class Recorded:
         found = list[Part]()
         for part in _parts(lengths[which]):
             own = which[part]
-            inverse, keys = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
+            noise = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
             roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
-            noise = np.concatenate([inverse.view(np.int32)[:, None], keys.reshape(len(own), -1)], 1)
             found.append(Part(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
         return found
 
-    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Int32Array) -> tuple[Wait, torch.Tensor]:
-        """Begin trees; roots i32[3, n]: places, lengths, ends; noise i32[n, 1 + 2 * levels]: bits of an inverse temperature, and keys."""
+    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Noise) -> tuple[Wait, torch.Tensor]:
+        """Begin trees; roots i32[3, n]: places, lengths, ends; noise of n, with keys i32[n, levels, 2]."""
         num_trees = roots.shape[1]
         size = padded_batch(num_trees)
         self._reserve(room, 0)
-        ints = np.zeros((size, 3 + noise.shape[1]), np.int32)
-        ints[num_trees:, :3] = NOBODY, 1, 1
-        ints[:num_trees, :3], ints[:num_trees, 3:] = roots.T, noise
+        of_trees, keys = np.zeros((4, size), np.int32), np.zeros((size, len(levels), 2), np.int32)
+        of_trees[:3, num_trees:] = [[NOBODY], [1], [1]]
+        of_trees[:3, :num_trees], of_trees[3, :num_trees], keys[:num_trees] = roots, noise[0].view(np.int32), noise[1]
         key = ("trees", size, room, id(levels))
-        rows = self._replays.send(key, ints.reshape(-1)).view(size, -1)
+        ints = self._replays.send(key, np.concatenate([of_trees, keys], None))
 
         def work() -> torch.Tensor:
-            places, lengths, ends = rows[:, :3].long().unbind(1)
-            inverse, keys = rows[:, 3].contiguous().view(torch.float32), rows[:, 4:].reshape(size, -1, 2)
-
-            def rank(logits: torch.Tensor, depth: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-                num_rows = logits.shape[1]
-                noise = RowNoise(
-                    inverse[:, None].expand(-1, num_rows).reshape(-1),
-                    keys[:, depth, None].expand(-1, num_rows, -1).reshape(-1, 2),
-                )
-                tokens, scores = rank_rows(logits.flatten(0, 1), noise, count, self._names)
-                return tokens.view(size, num_rows, count), scores.view(size, num_rows, count)
-
-            roots = Roots(places, lengths, ends, room)
-            return grow(self._head, self._cache, roots, levels, rank, None)
+            of_trees = ints[: 4 * size].view(4, size)
+            noise = RowNoise(of_trees[3].view(torch.float32), ints[4 * size :].view(size, -1, 2))
+            return self._passes.grow(of_trees[:3], noise, room, levels)
 
         nodes = self._replays.run(key, work)
         wait = fetch(nodes[:PLANES])
@@ -229,7 +197,8 @@ class Recorded:
                     self._compute((size, num_rows, room), taps, *nothing)
                 for levels in kinds(size):
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
-                    wait, _ = self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))
+                    noise = np.zeros(size, np.float32), np.zeros((size, len(levels), 2), np.int32)
+                    wait, _ = self._grow(levels, room, roots, noise)
                     wait()
         self._replays.is_in_service = True
 

@@ -23,6 +23,11 @@ class StateCache:
         self.num_moves = 0
 
     @property
+    def rows(self) -> torch.Tensor:
+        """Keys and values of all, [2, places, kv_heads, room, dim], until they move."""
+        return self._rows
+
+    @property
     def room(self) -> int:
         """How many rows each range has."""
         return self._rows.shape[3]

@@ -1,6 +1,7 @@
 """An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same path.
 
-In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; and from CUDA graphs.
+In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our own, under Triton's
+interpreter (TRITON_INTERPRET=1); and from CUDA graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
-from specq.proposers import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children
+from specq.proposers import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children, eagle_passes
 from specq.proposers import eagle as module
 from specq.proposers.eagle import Eagle
 from specq.proposers.state_cache import StateCache
@@ -28,7 +29,7 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.growth import grow
 from specq.verification.sampling import perturbed_scores
 from specq.verifier.sources.rank_trees import tree_for
-from tests.devices import NEEDS_CUDA
+from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
 from tests.replaying import StandIn
 
 HIDDEN, COLUMNS = 40, 23
@@ -63,11 +64,22 @@ def plain(made: Path, target: Path) -> EagleHead:
     return load_eagle(str(made), str(target), INFO, "cpu")
 
 
-@pytest.fixture(params=["as needed", "recorded", pytest.param("on a GPU", marks=NEEDS_CUDA)])
-def head(request: pytest.FixtureRequest, plain: EagleHead) -> Eagle:
+@pytest.fixture(
+    params=[
+        "as needed",
+        "recorded",
+        pytest.param("by kernels", marks=NEEDS_INTERPRETER),
+        pytest.param("on a GPU", marks=NEEDS_CUDA),
+    ]
+)
+def head(request: pytest.FixtureRequest, plain: EagleHead, monkeypatch: pytest.MonkeyPatch) -> Eagle:
     if request.param == "on a GPU":
         return Eagle(on_gpu(plain))
-    return Eagle(plain, StandIn() if request.param == "recorded" else None)
+    if request.param == "by kernels":
+        from specq.engines.torch.fused_eagle import FusedEagle
+
+        monkeypatch.setattr(eagle_passes, "eagle_kernels", lambda head: FusedEagle(head.network, head.names))
+    return Eagle(plain, None if request.param == "as needed" else StandIn())
 
 
 class Text:

@@ -7,6 +7,7 @@
     draft_network a draft model of our own form -> a transformers model with a smaller head
     medusa_heads  Medusa heads -> matrices that turn hidden states into logits
     eagle_head    an EAGLE-3 head -> a network (eagle_network) that reads the target's hidden states
+    fused_eagle   rows and trees of such a head through Triton kernels, on a GPU
     head_files, target_matrices   what both read: the files of heads, single matrices of a target
     generic       forward through transformers' own modelling code; every device and architecture
     native        forward in one C call (kernels/); Llama-like float32 models on a CPU
@@ -21,8 +22,8 @@ All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers,
 engine and the draft-model proposer use any without knowing which.
 """
 
-from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
-from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm
+from specq.engines.torch.eagle_head import EagleHead, eagle_kernels, is_eagle, load_eagle
+from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm, TreeContexts
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.head_files import read_tensors
 from specq.engines.torch.inbox import Inbox, fetch
@@ -53,7 +54,9 @@ __all__ = [
     "RowPacker",
     "Sampling",
     "Threads",
+    "TreeContexts",
     "chain_drafter",
+    "eagle_kernels",
     "fetch",
     "is_eagle",
     "load",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,11 +16,15 @@ import torch
 from specq.checkpoints import eagle_form, read_json
 from specq.engines.torch.eagle_network import EagleNetwork
 from specq.engines.torch.head_files import Tensors, read_tensors
-from specq.engines.torch.loading import pick_device
+from specq.engines.torch.loading import pick_device, runs_triton
 from specq.engines.torch.target_matrices import input_matrix
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
+if TYPE_CHECKING:
+    from specq.engines.torch.fused_eagle import FusedEagle
+
 KIND = "an EAGLE-3 head"
+HEAD_DIMS = (8, 16, 32, 64, 128)  # that our kernels know
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +38,11 @@ class EagleHead:
     network: EagleNetwork
     layers: tuple[int, ...]
     token_ids: Int32Array | None
+
+    @property
+    def names(self) -> torch.Tensor | None:
+        """The token of each column, on the device."""
+        return None if self.token_ids is None else torch.from_numpy(self.token_ids).to(self.network.fc.weight.device)
 
 
 def is_eagle(heads: str) -> bool:
@@ -59,6 +69,17 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     network.requires_grad_(requires_grad=False)
     network.fuse()
     return EagleHead(network.eval(), layers, token_ids)
+
+
+def eagle_kernels(head: EagleHead) -> FusedEagle | None:
+    """Return what computes rows of a head by kernels of our own; None where its device does not run them, and for heads of uncommon sizes."""
+    network = head.network
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
+    if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
+        return None
+    from specq.engines.torch.fused_eagle import FusedEagle
+
+    return FusedEagle(network, head.names)
 
 
 def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, object], info: ModelInfo) -> None:

@@ -11,16 +11,35 @@ Parameters have the names of `specq.checkpoints.eagle_form`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from specq.checkpoints import eagle_form
+from specq.engines.torch.row_noise import RowNoise
 
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotations = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [b, rows, 1, head_dim / 2]
+
+
+class TreeContexts(NamedTuple):
+    """Contexts of b trees, for a device that grows these by itself.
+
+    kept    [2, places, kv_heads, room, dim]: keys and values of texts, by place
+    roots   i32[3, b]: places, lengths, and the position of the token behind each
+    most    rows that each has at most
+    states  [b, hidden]: what their last rows gave
+    noise   of each, with keys i32[b, levels, 2]
+    """
+
+    kept: torch.Tensor
+    roots: torch.Tensor
+    most: int
+    states: torch.Tensor
+    noise: RowNoise
 
 
 class _Fused:
@@ -35,6 +54,11 @@ class _Fused:
         self._all = torch.cat([part.weight.detach() for part in self._parts])
         for part, rows in zip(self._parts, self._all.split(self._sizes), strict=True):  # type: ignore[no-untyped-call]
             part.weight.data = rows
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The one matrix; of no rows before `fuse`."""
+        return self._all
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what each gives, [..., its size]."""

@@ -171,11 +171,16 @@ def _make_forward(
 
 
 def _runs_fused(network: Any) -> bool:
-    """Whether the model lies on a GPU that Triton's kernels run on, and is of a kind that they know."""
-    is_nvidia = network.device.type == "cuda" and torch.version.hip is None
+    """Whether the model lies on a GPU that our kernels run on, and is of a kind that they know."""
+    return runs_triton(network.device) and fused_weights.supports(network)
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether our Triton kernels run on a device."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
     if not is_nvidia or find_spec("triton") is None or kernels() is None:
         return False
-    return torch.cuda.get_device_capability(network.device) >= FUSED_CAPABILITY and fused_weights.supports(network)
+    return torch.cuda.get_device_capability(device) >= FUSED_CAPABILITY
 
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:

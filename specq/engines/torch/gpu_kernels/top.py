@@ -34,13 +34,14 @@ def _gumbel(token_ids, key0, key1):
 @triton.jit
 def tile_kernel(
     logits_ptr, stride, num_tokens, inverse_temperatures_ptr, keys_ptr, steps_ptr, scores_ptr, ids_ptr, sums_ptr,
-    names_ptr, NOISY: tl.constexpr, MAX_STEPS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr, NAMED: tl.constexpr,
+    names_ptr, NOISY: tl.constexpr, MAX_STEPS: tl.constexpr, STEPPED: tl.constexpr, SHARE: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, NAMED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, tile): the COUNT best scores of a tile, and its part of the softmax's sum.
 
-    logits [rows, stride], of which num_tokens count; inverse_temperatures f32[rows], 0 at temperature 0;
-    keys i32[rows, MAX_STEPS, 2]; steps i32[rows]: which key; scores f64, ids i32[rows, tiles, COUNT];
+    logits [rows, stride], of which num_tokens count; SHARE rows one after the other have the noise of one of
+    inverse_temperatures f32[rows / SHARE], 0 at temperature 0, and keys i32[rows / SHARE, MAX_STEPS, 2]; with STEPPED,
+    steps i32[rows / SHARE] says which key, else it is the first; scores f64, ids i32[rows, tiles, COUNT];
     sums f64[rows, tiles, 2]: largest score, sum of exp(score - largest). With NAMED, names i32[num_tokens] are the
     tokens of the columns, from which noise is made; ids are columns all the same.
     """
@@ -52,9 +53,11 @@ def tile_kernel(
     real = token < num_tokens
     score = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=real, other=0.0).to(tl.float64)
     if NOISY:
-        inverse_temperature = tl.load(inverse_temperatures_ptr + row)
+        sharing = row // SHARE
+        inverse_temperature = tl.load(inverse_temperatures_ptr + sharing)
         if inverse_temperature > 0:
-            at = keys_ptr + (row * MAX_STEPS + tl.load(steps_ptr + row)) * 2
+            step = tl.load(steps_ptr + sharing) if STEPPED else 0
+            at = keys_ptr + (sharing * MAX_STEPS + step) * 2
             name = tl.load(names_ptr + token, mask=real, other=0) if NAMED else token
             score = score * inverse_temperature.to(tl.float64) + _gumbel(name, tl.load(at), tl.load(at + 1))
     score = tl.where(real, tl.maximum(score, -1.0e300), -1.0e300)  # what the sampler rules out is -inf

@@ -1,0 +1,162 @@
+"""The layer of an EAGLE-3 head by kernels of our own around the vendor's matrix products: 11 launches, where plain torch takes some 55.
+The arithmetic is that of `EagleNetwork`, but for rounding: the residual stream and rotations are in float32.
+
+Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with the trees
+(`fused_eagle_trees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of it may be recorded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch.nn.functional import linear
+
+from specq.engines.torch.eagle_network import EagleNetwork, Rotations
+from specq.engines.torch.gpu_kernels.attention import combine_kernel
+from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
+from specq.engines.torch.gpu_kernels.trees import attend_kept_kernel, enter_kernel
+
+LOG2_E = 1.4426950408889634
+KEY_BLOCK = 64  # rows of a context that attention takes at a time
+FEW_LINES, MOST_LINES = 16, 64  # rows times heads that a program of attention takes
+PROGRAMS = 256  # that attention should be cut into, all contexts together
+LEAST_SIDE = 16  # of a tensor core's product
+SILU_BLOCK = 1024
+ROTATED_HEADS = 16  # that one program rotates
+SLOTS, ROTATIONS = 2, 3  # of the integers of a row, see `gpu_kernels.trees`
+
+
+class Seen(NamedTuple):
+    """Contexts of rows.
+
+    kept   [2, places, kv_heads, room, dim]: keys and values of texts, by place
+    roots  i32[2, b] at least: places and lengths
+    most   rows that each has at most
+    chunk  rows of it that a program of attention takes
+    """
+
+    kept: torch.Tensor
+    roots: torch.Tensor
+    most: int
+    chunk: int
+
+
+class Rows(NamedTuple):
+    """Rows for a pass, as many below each context, and what they are kept in; see `gpu_kernels.trees`.
+
+    ints    i32[5, n] at least
+    spans   i32[n, 3]
+    keys, values  where they have slots of `dim` numbers; those of a head are `kv_stride` apart
+    paths   i32[n, PATH], of which `depth` count; None: they see their context alone
+    above   how many rows are above those of a context; 0: all are counted from the first
+    """
+
+    ints: torch.Tensor
+    spans: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    kv_stride: int
+    paths: torch.Tensor | None
+    depth: int
+    above: int
+
+
+class FusedLayer:
+    """A head's layer."""
+
+    def __init__(self, network: EagleNetwork) -> None:
+        self.network, self.shape = network, network.shape
+        self._group = self.shape.num_attention_heads // self.shape.num_key_value_heads
+
+    def seen(self, kept: torch.Tensor, roots: torch.Tensor, most: int, num_rows: int) -> Seen:
+        """Return contexts as so many rows below each may have them read."""
+        num_programs = roots.shape[1] * self.shape.num_key_value_heads * self._cut(num_rows)[1]
+        wanted = triton.next_power_of_2(triton.cdiv(most * num_programs, PROGRAMS))
+        return Seen(kept, roots, most, max(KEY_BLOCK, int(wanted)))
+
+    def _cut(self, num_rows: int) -> tuple[int, int]:
+        """Return how many lines a program of attention has, and into how many blocks so many rows are cut."""
+        lines = triton.next_power_of_2(max(min(num_rows * self._group, MOST_LINES), self._group, FEW_LINES))
+        return int(lines), int(triton.cdiv(num_rows, lines // self._group))
+
+    def __call__(
+        self, rows: Rows, states: torch.Tensor, rotations: Rotations, seen: Seen
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute rows and keep their keys and values; return what they gave, f32[n, hidden], and its norm.
+
+        states [*, hidden]: of the rows above; rotations: cosines and sines, f32[*, dim / 2]
+        """
+        layer = self.network.midlayer
+        both, x = self._enter(rows, states, seen.roots.shape[1])
+        queries = self._rotate(rows, linear(both, layer.self_attn.fused.weight), rotations)
+        attended = layer.self_attn.o_proj(self._attend(rows, queries, seen))
+        normed = self._add_norm(x, attended, layer.post_attention_layernorm.weight)
+        inner = self._silu(linear(normed, layer.mlp.fused.weight))
+        return x, self._add_norm(x, layer.mlp.down_proj(inner), self.network.norm.weight)
+
+    def _enter(self, rows: Rows, states: torch.Tensor, num_contexts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the rows read, [n, 2 * hidden], and f32[n, hidden] to which the layer adds."""
+        hidden, num_rows, layer = self.shape.hidden_size, rows.ints.shape[1], self.network.midlayer
+        both = rows.keys.new_empty(num_rows, 2 * hidden)
+        x = both.new_empty(num_rows, hidden, dtype=torch.float32)
+        enter_kernel[(num_rows, 2)](
+            rows.ints, self.network.get_buffer("embedding"), states, layer.input_layernorm.weight,
+            layer.hidden_norm.weight, both, x, self.shape.rms_norm_eps, ROWS=num_rows // num_contexts, ABOVE=rows.above,
+            HIDDEN=hidden, HIDDEN_PAD=triton.next_power_of_2(hidden), IS_NORMED_KEPT=self.shape.norm_before_residual,
+            num_warps=8,
+        )  # fmt: skip
+        return both, x
+
+    def _rotate(self, rows: Rows, qkv: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """Return rotated queries [n, heads * dim], and keep keys and values."""
+        shape, absent = self.shape, qkv
+        heads, kv_heads, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        queries = qkv.new_empty(len(qkv), heads * dim)
+        rotate_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, ROTATED_HEADS))](
+            qkv, absent, absent, absent, *rotations, rows.ints[ROTATIONS], rows.ints[SLOTS], queries, rows.keys,
+            rows.values, rows.kv_stride, 0.0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, SHARE=ROTATED_HEADS,
+            HAS_BIAS=False, HEAD_NORM=False, PDL=False, num_warps=4,
+        )  # fmt: skip
+        return queries
+
+    def _attend(self, rows: Rows, queries: torch.Tensor, seen: Seen) -> torch.Tensor:
+        """Return what the rows' queries find in their contexts and paths, [n, heads * dim]."""
+        heads, dim, num_contexts = self.shape.num_attention_heads, self.shape.head_dim, seen.roots.shape[1]
+        keys, values = seen.kept
+        num_rows = len(queries) // num_contexts
+        lines, num_blocks = self._cut(num_rows)
+        num_parts = int(triton.cdiv(seen.most, seen.chunk)) + (rows.paths is not None)
+        partials = queries.new_empty(num_parts * len(queries), heads * dim, dtype=torch.float32)
+        weights = queries.new_empty(num_parts * len(queries), heads, dtype=torch.float32)
+        attend_kept_kernel[(num_contexts * num_blocks, self.shape.num_key_value_heads, num_parts)](
+            queries, keys, values, rows.keys, rows.values, seen.roots, rows.ints,
+            rows.ints if rows.paths is None else rows.paths, partials, weights, *keys.stride()[:2], rows.kv_stride,
+            LOG2_E * dim**-0.5, rows.depth, seen.chunk, ROWS=num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
+            PATH=0 if rows.paths is None else rows.paths.shape[1], LINES=lines, BLOCK=KEY_BLOCK,
+            DIM_PAD=max(dim, LEAST_SIDE), num_warps=4, num_stages=2,
+        )  # fmt: skip
+        attended = torch.empty_like(queries)
+        combine_kernel[(len(queries), heads)](
+            partials, weights, rows.spans, attended, HEADS=heads, SHARE=1, HEAD_DIM=dim, BLOCK=8, PDL=False,
+            num_warps=2,
+        )  # fmt: skip
+        return attended
+
+    def _add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Add to x f32[n, hidden], in place; return its norm."""
+        out, hidden = torch.empty_like(delta), self.shape.hidden_size
+        add_norm_kernel[(len(x),)](
+            x, delta, weight, out, delta, self.shape.rms_norm_eps, HIDDEN=hidden,
+            HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=True, PICK=False, PDL=False, num_warps=8,
+        )  # fmt: skip
+        return out
+
+    def _silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        num_rows, inner = len(gate_up), self.shape.intermediate_size
+        out = gate_up.new_empty(num_rows, inner)
+        silu_kernel[(num_rows, triton.cdiv(inner, SILU_BLOCK))](
+            gate_up, out, INNER=inner, BLOCK=SILU_BLOCK, PDL=False, num_warps=4
+        )
+        return out

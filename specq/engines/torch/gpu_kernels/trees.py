@@ -1,0 +1,280 @@
+"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees: what enters the rows, their attention, and
+what is known of them: for texts from what the host says, for trees from what was ranked behind the rows above.
+
+There are as many rows of each context, those of one after the other. Of each some integers are kept, i32[*, rows]: the token that it reads; the row above
+it, from whose state it is made; the slot of its keys and values, -1 where they are not kept; which rotation is its own; how many rows of its context it
+sees. Rows of texts have their position in addition; rows of trees their number among the tree's nodes, and the bits of their cumulative
+log-probability.
+
+Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these as a part of it. Rows of trees have
+them apart, and see those in `paths` i32[rows, PATH], of which their own is the last.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def enter_kernel(
+    rows_ptr, embedding_ptr, states_ptr, embedding_norm_ptr, state_norm_ptr, both_ptr, x_ptr, eps,
+    ROWS: tl.constexpr, ABOVE: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr,
+    IS_NORMED_KEPT: tl.constexpr,
+):  # fmt: skip
+    """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program (row, 1): the normed state of the
+    row above, of states [contexts * ABOVE, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
+
+    ROWS: of a context
+    """
+    row, num_rows = tl.program_id(0), tl.num_programs(0)
+    n = tl.arange(0, HIDDEN_PAD)
+    inside = n < HIDDEN
+    to = both_ptr + row.to(tl.int64) * (2 * HIDDEN) + n
+    if tl.program_id(1) == 0:
+        token = tl.load(rows_ptr + row).to(tl.int64)
+        x = tl.load(embedding_ptr + token * HIDDEN + n, mask=inside, other=0.0).to(tl.float32)
+        norm = tl.load(embedding_norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
+        x *= 1.0 / tl.sqrt(tl.sum(x * x, 0) / HIDDEN + eps)
+        tl.store(to, (x * norm).to(both_ptr.dtype.element_ty), mask=inside)
+    else:
+        above = (row // ROWS * ABOVE + tl.load(rows_ptr + num_rows + row)).to(tl.int64)
+        x = tl.load(states_ptr + above * HIDDEN + n, mask=inside, other=0.0).to(tl.float32)
+        norm = tl.load(state_norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
+        normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / HIDDEN + eps)) * norm
+        tl.store(to + HIDDEN, normed.to(both_ptr.dtype.element_ty), mask=inside)
+        tl.store(x_ptr + row.to(tl.int64) * HIDDEN + n, normed if IS_NORMED_KEPT else x, mask=inside)
+
+
+@triton.jit
+def text_rows_kernel(
+    given_ptr, texts_ptr, rows_ptr, spans_ptr, contexts_ptr, lasts_ptr, num_tokens, place_slots, chunk,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program text: what is known of its ROWS rows, of which some may not be there; ROWS is a power of two.
+
+    given i32[2, rows]: of the rows that are there, one text's after the other's, the rows above and the tokens; num_tokens: that can be read
+    texts i32[5, texts]: places, first positions, lengths so far, how many rows are there, and where in `given` they begin
+    rows i32[6, rows]; spans i32[rows, 3]: as of `attention.combine_kernel`, for parts of `chunk`; contexts i32[2, texts]: places, and lengths with the
+    new rows; lasts i32[texts]: each one's last row. place_slots: that a place has, all heads together
+    """
+    text, texts = tl.program_id(0), tl.num_programs(0)
+    place, first = tl.load(texts_ptr + text), tl.load(texts_ptr + texts + text)
+    length, count = tl.load(texts_ptr + 2 * texts + text), tl.load(texts_ptr + 3 * texts + text)
+    at = tl.arange(0, ROWS)
+    is_there = at < count
+    which = tl.where(is_there, tl.load(texts_ptr + 4 * texts + text) + at, 0)
+    within = tl.where(is_there, length + at, 0)
+    row, num_rows = text * ROWS + at, texts * ROWS
+    to = rows_ptr + row
+    token = tl.load(given_ptr + num_rows + which)
+    tl.store(to, tl.minimum(tl.maximum(token, 0), num_tokens - 1))  # of no use where there is none
+    tl.store(to + num_rows, tl.load(given_ptr + which))
+    tl.store(to + 2 * num_rows, tl.where(is_there, place * place_slots + within, -1))
+    tl.store(to + 3 * num_rows, row)
+    tl.store(to + 4 * num_rows, within + 1)
+    tl.store(to + 5 * num_rows, tl.maximum(within + first - 1, 0))  # where the state before its token stands
+    tl.store(spans_ptr + row * 3, row)
+    tl.store(spans_ptr + row * 3 + 1, at * 0 + num_rows)
+    tl.store(spans_ptr + row * 3 + 2, within // chunk + 1)
+    tl.store(contexts_ptr + text, place)
+    tl.store(contexts_ptr + texts + text, tl.maximum(length + count, 1))
+    tl.store(lasts_ptr + text, text * ROWS + tl.maximum(count - 1, 0))
+
+
+@triton.jit(do_not_specialize=["depth", "chunk"])
+def attend_kept_kernel(
+    q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, rows_ptr, paths_ptr, partials_ptr,
+    weights_ptr, place_stride, head_stride, kv_stride, scale, depth, chunk,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES
+    lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is these. Parts beyond the context end at once, and what a row
+    sees nothing of gives it nothing. What parts give is combined as that of `attention.attend_kernel`, whose partials and weights these are too:
+    partial row = part * rows + row.
+
+    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride apart a place and head_stride a
+    head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count.
+    chunk is a multiple of BLOCK. scale has log2(e) in it.
+    """
+    LINE_ROWS: tl.constexpr = LINES // GROUP
+    BLOCKS: tl.constexpr = (ROWS + LINE_ROWS - 1) // LINE_ROWS
+    context, contexts = tl.program_id(0) // BLOCKS, tl.num_programs(0) // BLOCKS
+    kv_head, part = tl.program_id(1), tl.program_id(2)
+    start = (part - 1) * chunk if PATH > 0 else part * chunk
+    length = tl.load(contexts_ptr + contexts + context)
+    if start >= length:
+        return
+    line = tl.arange(0, LINES)
+    own_row = tl.program_id(0) % BLOCKS * LINE_ROWS + line // GROUP
+    real = (line < LINE_ROWS * GROUP) & (own_row < ROWS)
+    row = context * ROWS + own_row
+    limit = tl.load(rows_ptr + 4 * contexts * ROWS + row, mask=real, other=0)
+    dim = tl.arange(0, DIM_PAD)
+    is_dim = (dim < HEAD_DIM)[None, :]
+    head = kv_head * GROUP + line % GROUP
+    at = (row * HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
+    q = tl.load(q_ptr + at, mask=real[:, None] & is_dim, other=0.0)
+    best = tl.full((LINES,), -1.0e30, tl.float32)
+    total = tl.zeros((LINES,), tl.float32)
+    out = tl.zeros((LINES, DIM_PAD), tl.float32)
+    if start < 0:
+        keys_ptr += kv_head.to(tl.int64) * kv_stride
+        values_ptr += kv_head.to(tl.int64) * kv_stride
+        for level in range(depth):
+            slot = tl.load(paths_ptr + row * PATH + level, mask=real, other=0).to(tl.int64)
+            at_slot = slot[:, None] * HEAD_DIM + dim[None, :]
+            k = tl.load(keys_ptr + at_slot, mask=real[:, None] & is_dim, other=0.0).to(tl.float32)
+            v = tl.load(values_ptr + at_slot, mask=real[:, None] & is_dim, other=0.0).to(tl.float32)
+            score = tl.sum(q.to(tl.float32) * k, 1) * scale
+            new_best = tl.maximum(best, score)
+            share, fade = tl.exp2(score - new_best), tl.exp2(best - new_best)
+            total = total * fade + share
+            out = out * fade[:, None] + v * share[:, None]
+            best = new_best
+    else:
+        place = tl.load(contexts_ptr + context).to(tl.int64)
+        base = place * place_stride + kv_head.to(tl.int64) * head_stride
+        end = tl.minimum(start + chunk, length)
+        for first in range(start, end, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            at_key = base + index[:, None] * HEAD_DIM + dim[None, :]
+            mask = (index < end)[:, None] & is_dim
+            k = tl.load(context_keys_ptr + at_key, mask=mask, other=0.0)
+            v = tl.load(context_values_ptr + at_key, mask=mask, other=0.0)
+            seen = (index < end)[None, :] & (index[None, :] < limit[:, None])
+            scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1.0e30)
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            share = tl.where(seen, tl.exp2(scores - new_best[:, None]), 0.0)
+            fade = tl.exp2(best - new_best)
+            total = total * fade + tl.sum(share, 1)
+            out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
+            best = new_best
+        real = real & (start < limit)  # of others there is nothing, and nobody reads it
+    at_partial = ((part * contexts * ROWS + row) * HEADS + head).to(tl.int64)
+    total = tl.where(real, total, 1.0)
+    to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to, out / total[:, None], mask=real[:, None] & is_dim)
+    tl.store(weights_ptr + at_partial, best + tl.log2(total), mask=real)
+
+
+@triton.jit
+def _nodes(
+    ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
+    ROWS: tl.constexpr, COUNT: tl.constexpr, NAMED: tl.constexpr, PICKED: tl.constexpr, IS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Return nodes `index` of a tree: behind which row, tokens, log-probabilities, cumulative ones, and the number of each one's parent."""
+    behind = tl.load(behind_ptr + index, mask=inside, other=0).to(tl.int32)
+    column = tl.load(columns_ptr + index, mask=inside, other=0).to(tl.int32) if PICKED else index
+    at = ranked_ptr + (tree * (ROWS * COUNT) + column) * 2
+    token = tl.load(at, mask=inside, other=0)
+    score = tl.load(at + 1, mask=inside, other=0).to(tl.float32, bitcast=True)
+    if NAMED:  # where there is no token, what is found means nothing
+        token = tl.load(names_ptr + tl.minimum(tl.maximum(token, 0), num_names - 1), mask=inside, other=0)
+    if IS_FIRST:
+        return behind, token, score, score, behind - 1  # all are behind row 0
+    else:
+        at = above_ptr + (5 * trees + tree) * ROWS + behind
+        number = tl.load(at, mask=inside, other=0)
+        reach = tl.load(at + trees * ROWS, mask=inside, other=0).to(tl.float32, bitcast=True)
+        return behind, token, score, reach + score, number
+
+
+@triton.jit
+def _likeliest(reach, inside, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
+    """Return i32[COUNT_PAD]: which are the COUNT largest of reach [NODES_PAD], the largest first, the earlier of equal ones first. Of numbers that are
+    none, and of what is not inside, as few as can be."""
+    index = tl.arange(0, NODES_PAD)
+    reach = tl.where(inside & (reach == reach), reach, float("-inf"))
+    is_before = (reach[None, :] == reach[:, None]) & (index[None, :] < index[:, None])
+    order = tl.sum(((reach[None, :] > reach[:, None]) | is_before).to(tl.int32), 1)
+    place = tl.arange(0, COUNT_PAD)
+    return tl.sum(tl.where(order[:, None] == place[None, :], index[:, None], 0), 0)
+
+
+@triton.jit
+def _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach):
+    to = nodes_ptr + tree * num_nodes + first_node + index
+    tl.store(to, token, mask=inside)
+    tl.store(to + trees * num_nodes, parent, mask=inside)
+    tl.store(to + 2 * trees * num_nodes, score.to(tl.int32, bitcast=True), mask=inside)
+    tl.store(to + 3 * trees * num_nodes, reach.to(tl.int32, bitcast=True), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first_node", "first_slot", "depth", "chunk"])
+def descend_kernel(
+    ranked_ptr, names_ptr, columns_ptr, behind_ptr, expanded_ptr, contexts_ptr, above_ptr, above_paths_ptr,
+    nodes_ptr, rows_ptr, paths_ptr, spans_ptr, num_names, num_tokens, num_nodes, num_slots, first_node, first_slot,
+    depth, chunk,
+    ROWS: tl.constexpr, COUNT: tl.constexpr, NODES: tl.constexpr, NODES_PAD: tl.constexpr,
+    KEPT: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT: tl.constexpr, NEXT_PAD: tl.constexpr, LEVELS: tl.constexpr,
+    PATH: tl.constexpr,
+    NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Program tree: from what is ranked behind the tree's ROWS rows to the NODES nodes of a level, and to the NEXT rows below them. With KEPT > 0 so many
+    of the nodes are left, the likeliest first, and get lines.
+
+    ranked i32[trees * ROWS, COUNT, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are the columns' tokens
+    columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all that is ranked are nodes, and the likeliest have rows
+    above, above_paths: of the rows; with IS_FIRST there is none above, and row 0 is the context
+    nodes i32[4 or 4 + LEVELS, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones; lines
+    rows i32[7, trees * NEXT], paths i32[trees * NEXT, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
+    depth is how many of a path are above them. spans i32[trees * NEXT, 3]: as of `attention.combine_kernel`, for parts of `chunk`
+    num_tokens: that can be read
+    """
+    tree, trees = tl.program_id(0), tl.num_programs(0)
+    index = tl.arange(0, NODES_PAD)
+    inside = index < NODES
+    behind, token, score, reach, parent = _nodes(
+        ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
+        ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+    )  # fmt: skip
+    if KEPT > 0:
+        wanted = _likeliest(reach, inside, KEPT, KEPT_PAD, NODES_PAD)
+        place = tl.arange(0, KEPT_PAD)
+        is_kept = place < KEPT
+        behind, token, score, kept_reach, parent = _nodes(
+            ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, wanted, is_kept, tree, trees, num_names,
+            ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+        )  # fmt: skip
+        _store_nodes(nodes_ptr, place, is_kept, tree, trees, num_nodes, first_node, token, parent, score, kept_reach)
+        level = tl.arange(0, PATH)[:, None]
+        line = nodes_ptr + ((4 + level) * trees + tree) * num_nodes
+        is_above = (level < depth) & is_kept[None, :]
+        above = tl.load(line + parent[None, :], mask=is_above, other=0)  # written a level ago
+        own = (first_node + place)[None, :]
+        tl.store(line + own, tl.where(is_above, above, own), mask=(level < LEVELS) & is_kept[None, :])
+    else:
+        _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach)
+    if NEXT > 0:
+        place = tl.arange(0, NEXT_PAD)
+        real = place < NEXT
+        if SHAPED:
+            chosen = tl.load(expanded_ptr + place, mask=real, other=0).to(tl.int32)
+        else:
+            chosen = _likeliest(reach, inside, NEXT, NEXT_PAD, NODES_PAD)
+        behind, token, score, reach, parent = _nodes(
+            ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, chosen, real, tree, trees, num_names,
+            ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+        )  # fmt: skip
+        row, num_rows = tree * NEXT + place, trees * NEXT
+        slot = tree * num_slots + first_slot + place
+        tl.store(rows_ptr + row, tl.minimum(tl.maximum(token, 0), num_tokens - 1), mask=real)
+        tl.store(rows_ptr + num_rows + row, behind, mask=real)
+        tl.store(rows_ptr + 2 * num_rows + row, slot, mask=real)
+        tl.store(rows_ptr + 3 * num_rows + row, place * 0 + tree, mask=real)
+        length = tl.load(contexts_ptr + trees + tree)
+        tl.store(rows_ptr + 4 * num_rows + row, place * 0 + length, mask=real)
+        number = first_node + (place if KEPT > 0 else chosen)
+        tl.store(rows_ptr + 5 * num_rows + row, number, mask=real)
+        tl.store(rows_ptr + 6 * num_rows + row, reach.to(tl.int32, bitcast=True), mask=real)
+        level = tl.arange(0, PATH)[None, :]
+        above = above_paths_ptr + (tree * ROWS + behind)[:, None] * PATH + level
+        path = tl.load(above, mask=real[:, None] & (level < depth), other=0)
+        path = tl.where(level == depth, slot[:, None], path)
+        tl.store(paths_ptr + row[:, None] * PATH + level, path, mask=real[:, None])
+        num_parts = 1 + (length + chunk - 1) // chunk
+        tl.store(spans_ptr + row * 3, row, mask=real)
+        tl.store(spans_ptr + row * 3 + 1, place * 0 + num_rows, mask=real)
+        tl.store(spans_ptr + row * 3 + 2, place * 0 + num_parts, mask=real)
