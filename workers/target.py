@@ -77,9 +77,9 @@ class VerifierLoop:
         self._unsent = NO_REPORTS  # what the last step gave
 
     def turn(self) -> None:
-        """Send what the last step gave, handle what has arrived, and what follows in a burst, run one step if there is work, beat if it is time.
+        """Send what the last step gave, handle what has arrived, and what follows in a burst, beat if it is time, run one step if there is work.
 
-        While the device drafts for the next step, the host sends and receives.
+        While the device drafts for the next step, the host sends and receives. The heartbeat says how long it may be silent in the step that follows.
         """
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
@@ -88,13 +88,13 @@ class VerifierLoop:
         self._hear(dict(self.poller.poll(wait_ms)))
         while wait_s := self.verifier.gather(time.monotonic()):
             self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
-        if self.verifier.has_work:
-            self._unsent = self.verifier.step(time.monotonic)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat(), self.num_dropped)
             self.link.send_all(self.verifier.tracer.messages())
             if self.zap is not None:
                 self.zap.refresh()
+        if self.verifier.has_work:
+            self._unsent = self.verifier.step(time.monotonic)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
         """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are dropped."""

@@ -92,6 +92,7 @@ class Arms:
         if not self._is_measured:
             return
         level = self._levels[self._number]
+        seconds = level.steps.cut(self.allowed, seconds, is_decoding=is_decoding)
         if is_decoding:
             self._bounds.learn(num_sessions, seconds, (senders & self.allowed) - self.looked_at, yields)
             self._bounds.learn(1, seconds, senders & self.looked_at, yields)

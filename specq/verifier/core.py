@@ -47,7 +47,7 @@ from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
-from specq.verifier.prefill_limit import MAX_SLOWDOWN, PrefillLimit
+from specq.verifier.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, PrefillLimit, longest_s
 from specq.verifier.round_trips import RoundTrips
 from specq.verifier.rounds import Rounds, commit, in_one
 from specq.verifier.scheduler import plan
@@ -63,6 +63,8 @@ from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again,
 log = structlog.get_logger(__name__)
 
 MAX_MIN_ACCEPT_PROB = 9999
+SLOWER = 4.0  # times as long as is expected, that a step may take on a machine that others have begun to use
+MOST_SILENT_MS = 600_000
 MOST_PROMPT_ROWS = 64  # of a step that says something of the sources of drafts
 
 
@@ -102,6 +104,7 @@ class Verifier:
         self.sessions = OpenSessions(self.trees, max_uncommitted)
         self.state = "ready"
         self.num_steps = 0
+        self._step_s = 0.0  # that the last step took, with what was drafted for it
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
         self._min_accept_prob = 0
@@ -291,6 +294,7 @@ class Verifier:
         asked_at, is_followed = clock(), self._flights.newest is not None
         done = self._flights.collect(flight, faults)
         ended = clock()
+        self._step_s = ended - flight.began
         self.sessions.has_flight = self._flights.newest is not None
         rounds = in_one([self._commit(flight, shares, output, ended, faults) for shares, output in done])
         self.sessions.changed()
@@ -435,6 +439,14 @@ class Verifier:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds this verifier may send nothing, since a step takes so long: SLOWER times the longest that can be planned before
+        the next heartbeat, or that the last one took."""
+        num_rows = self.sessions.num_running
+        planned = max(longest_s(self.curve(num_rows)), self.curve(num_rows + LEAST_ROWS))
+        return SLOWER * max(min(planned, self.curve(self.max_prefill_rows)), self._step_s)
+
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         for session in self.sessions.awaiting():
@@ -446,7 +458,7 @@ class Verifier:
             load=len(self.sessions),
             steps=self.num_steps,
             pending=self.sessions.num_running,
-            step_ms=int(1000 * self.curve(self.max_prefill_rows)),
+            step_ms=min(int(1000 * self.silent_s), MOST_SILENT_MS),
             free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
             **self.sessions.listed(),

@@ -20,6 +20,7 @@ import structlog
 
 from specq.verifier.source_bounds import SourceBounds
 from specq.verifier.source_yields import NOTHING, Arm, Yield, leanest, promise
+from specq.verifier.stalls import UsualSteps
 from specq.verifier.traffic import Traffic
 from specq.verifier.window import WINDOW_S, Window
 
@@ -119,6 +120,7 @@ class LoadLevel:
     traffic what rounds of the arm in use give
     step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
     asleep  sources whose next trial is far away: they need not follow the texts
+    steps   what steps of each arm usually take: what stalls take beyond it does not count
     bounds  what each source can do at best; num_sessions: of a step, for which they are asked
     """
 
@@ -141,6 +143,7 @@ class LoadLevel:
     yields: dict[str, Yield] = field(default_factory=dict)
     num_sessions: float = 1.0
     asleep: Arm = frozenset()
+    steps: UsualSteps = field(default_factory=UsualSteps)
 
     @classmethod
     def of(cls, sources: Arm, unpriced: Arm = frozenset(), bounds: SourceBounds | None = None) -> LoadLevel:

@@ -6,6 +6,9 @@ prompt comes to its end, and as long as a step takes for having prompts at all, 
 17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short
 prompts that came when no more decoded than waited, as in a burst, whichever of them decode first: they gain more than the others lose.
 
+A verifier sends nothing within a step, neither tokens nor heartbeats. So no step with prompts is planned to take longer than `longest_s` of the step without them
+says, whoever decodes and however short they are, unless LEAST_ROWS of them do. That is what a heartbeat can promise the broker.
+
 What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
 each row, and for each token that a row attends to, since rows get dearer as the context grows.
 """
@@ -20,6 +23,9 @@ from specq.verifier.shares import Shares
 from specq.verifier.step_curve import StepCurve
 
 MAX_SLOWDOWN = 1.8
+# Seconds that a step may take in any case; times as long as one without prompts and nodes, so that the weights are read for many rows; rows of
+# prompts that it may have in any case.
+LONGEST_S, MOST_LONGER, LEAST_ROWS = 0.5, 4.0, 16
 LEAST = 1 / 8  # of the step without prompts, which prompts may always take
 FADE = 0.97  # of what was learned, in each step with prompts
 OFFSET_FADE = 0.1
@@ -66,6 +72,14 @@ class PrefillLimit:
                 (starts, sizes), (starts[~is_free], pending[~is_free]), num_decoding, room, curve, is_late
             )
         return sizes + filled(np.where(is_free, 0, pending), room)
+
+    def most_rows(self, chunks: Chunks, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool) -> int:
+        """Return how many rows of prompts, in order of precedence, keep a step within `longest_s`; arguments as of `sizes`."""
+        starts, pending = chunks
+        attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
+        without = self._without(num_decoding, 0, curve, is_late=is_late)
+        seconds = without + self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
+        return min(max(int(np.searchsorted(seconds, longest_s(without), "right")), LEAST_ROWS), room)
 
     def parts_s(self, num_rows: int, curve: StepCurve) -> tuple[float, float]:
         """Return the expected seconds of a step with prompts as such, and what so many rows add to it."""
@@ -139,6 +153,11 @@ class PrefillLimit:
         self._right = FADE * self._right + step * explained / expected
         least = 0.0, -(1 - LEAST_ROW) * by_curve / len(attended), 0.0
         self._costs = _fitted(self._seen, self._right, self._costs, least)
+
+
+def longest_s(without_s: float) -> float:
+    """Return how long a step may be planned to take that takes so many seconds without prompts and nodes."""
+    return max(LONGEST_S, MOST_LONGER * without_s)
 
 
 def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:

@@ -33,7 +33,7 @@ from specq.protocol import (
 )
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
-from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled
+from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
@@ -92,13 +92,20 @@ def plan(
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
-    most = (
-        room - num_rows if before is None else 0
-    )  # nodes: of a session that will be fed it is not known what they follow
+    # Of a session that will be fed it is not known what nodes follow.
+    most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
     chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
     return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
+
+
+def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
+    """Return how many nodes a step of so many other rows may have so that it is not silent for too long (`prefill_limit`)."""
+    longest = longest_s(curve(num_rows))
+    if room <= 0 or curve(num_rows + room, room) <= longest:
+        return room
+    return int(np.searchsorted(curve.times(num_rows, room + 1), longest, "right")) - 1
 
 
 class _Chunks(NamedTuple):
@@ -149,14 +156,18 @@ def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _C
 def _beside_decoding(
     sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
 ) -> IntpArray:
-    """Return how many tokens of each session the step may compute: of prompts only so many as sessions that decode can spare time for."""
+    """Return how many tokens of each session the step may compute: of prompts only so many as the step may take, and as
+    sessions that decode can spare time for."""
     is_prompt = pending > 1
     num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
-    if num_decoding in (0, len(pending)):
+    if num_decoding == len(pending):
         return pending
     prompts = is_prompt.nonzero()[0]
-    is_free = [not sessions[i].gives_way and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
+    room = limits.prefill.most_rows(chunks, num_decoding, room, limits.curve, is_late=is_late)
+    if not num_decoding:
+        return filled(pending, room)
+    is_free = [not sessions[i].gives_way and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     sizes = pending.copy()
     sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
     return sizes

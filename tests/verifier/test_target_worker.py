@@ -22,6 +22,7 @@ from specq.testing.toy import ToyEngine
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve, step_curves
+from specq.verifier.verdicts import NO_REPORTS
 from tests.verifier.sessions import make_draft
 from workers import target
 from workers.target import VerifierLoop, build_verifier, colocated_device
@@ -72,6 +73,18 @@ def test_verdicts_go_to_the_peer_that_opened_the_session(loop: VerifierLoop) -> 
         assert not stranger.poll(0)
     finally:
         context.destroy(0)
+
+
+def test_a_heartbeat_that_is_due_is_sent_before_the_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how long the verifier may be silent meanwhile."""
+    done = list[str]()
+    monkeypatch.setattr(loop.link, "beat", lambda *_: done.append("beat"))
+    monkeypatch.setattr(loop.link.heartbeat, "due", lambda: True)
+    monkeypatch.setattr(loop.verifier, "step", lambda _: done.append("step") or NO_REPORTS)
+    opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50)}
+    loop.verifier.handle(Open(session_id=1, tokens_left=50, token_ids=np.array([5, 6, 7], np.int32), **opened), 0.0)
+    loop.turn()
+    assert done == ["beat", "step"]
 
 
 def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:

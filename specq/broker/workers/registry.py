@@ -16,6 +16,7 @@ from specq.broker.admission.roles import NOBODY, Shown
 from specq.protocol import Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
+MOST_STEP = 9.0  # times the silence that is allowed anyway, that a step may add to it, whatever a worker says
 MOST_PREFIXES = 1024  # that are remembered of a verifier
 
 
@@ -78,11 +79,14 @@ class Worker:
 
     def is_silent(self, now: float, seconds: float) -> bool:
         """Has it sent nothing for longer than this and a step?"""
-        return now - self.last_seen > seconds + self.step_s
+        return now - self.last_seen > self._allowed_s(seconds)
 
     def hangs(self, seconds: float) -> bool:
         """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats once.)"""
-        return self.idle_beats >= HANGING_BEATS and self.last_seen - self.progressed > seconds + self.step_s
+        return self.idle_beats >= HANGING_BEATS and self.last_seen - self.progressed > self._allowed_s(seconds)
+
+    def _allowed_s(self, seconds: float) -> float:
+        return seconds + min(self.step_s, MOST_STEP * seconds)
 
     def take(self, num_tokens: int, keys: Iterable[int]) -> None:
         """Note that a job was placed there, with `num_tokens` tokens and these keys of its prompt."""

@@ -60,7 +60,7 @@ class Heartbeat(Message):
     load    sessions held
     steps   a counter that a hung worker cannot raise
     pending sessions that could take part in a step now
-    step_ms duration of the longest possible step; the worker sends nothing during it
+    step_ms how long the worker may send nothing beyond `liveness_ms`, since it is in a step; the broker allows nine times `liveness_ms` at most
     metrics what it has counted since its start: see `specq.protocol.worker_metrics`
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
