@@ -12,6 +12,7 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
 from specq.protocol import EngineError
@@ -25,19 +26,22 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
-    def specq_install(self, verbose: bool) -> bool:
-        """Make ready for steps; return whether they overlap with the host. EngineError if this vLLM's runner is another one."""
+    def specq_install(self, verbose: bool) -> tuple[bool, dict[int, tuple[int, ...]]]:
+        """Make ready for steps; return whether they overlap with the host, and which whole graphs steps with drafts have: rows of each session
+        -> numbers of sessions. EngineError if this vLLM's runner is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
         self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
-        return self.specq_steps.overlaps
+        graphs = possible_graphs(self.model_runner)
+        self.specq_steps.graphs.capture(graphs)
+        return self.specq_steps.overlaps, graphs
 
     @torch.inference_mode()
-    def specq_launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch) -> bool:
+    def specq_launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch, even_length: int) -> bool:
         """See `RunnerSteps.launch`."""
-        return self.specq_steps.launch(output, request_ids, batch)
+        return self.specq_steps.launch(output, request_ids, batch, even_length)
 
     @torch.inference_mode()
     def specq_collect(self) -> Judgements:
