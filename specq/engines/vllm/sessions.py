@@ -182,7 +182,9 @@ class Sessions:
         output = self._output(batch, places, holdings, even)
         self._free_slots = None
         request_ids = [holding.request.request_id for holding in holdings]
-        feeds: bool = self._call("specq_launch", output, request_ids, batch, even)
+        of_all = zip(request_ids, holdings, batch.params, strict=True)
+        news = {name: params for name, holding, params in of_all if holding.has_news(params)}
+        feeds: bool = self._call("specq_launch", output, request_ids, batch.without_params(), news, even)
         self._table.launch(batch, places, feeds=feeds)
         return SessionFlight(batch, places, holdings, feeds, self._collect, self._discard)
 

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
-from specq.protocol import EngineError
+from specq.protocol import EngineError, SamplingParams
 from specq.verification import Judgements, StepBatch
 
 
@@ -34,13 +34,25 @@ class JudgingWorker:
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
         self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
+        self._specq_params: dict[str, SamplingParams] = {}  # of each request that the runner knows
         graphs = possible_graphs(self.model_runner)
         self.specq_steps.graphs.capture(graphs)
         return self.specq_steps.overlaps, graphs
 
     @torch.inference_mode()
-    def specq_launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch, even_length: int) -> bool:
-        """See `RunnerSteps.launch`."""
+    def specq_launch(
+        self,
+        output: SchedulerOutput,
+        request_ids: list[str],
+        batch: StepBatch,
+        news: dict[str, SamplingParams],
+        even_length: int,
+    ) -> bool:
+        """See `RunnerSteps.launch`. The batch comes without parameters; `news`: those of requests that have others than in the step before, or are new."""
+        self._specq_params |= news
+        batch.params = [self._specq_params[name] for name in request_ids]
+        for name in output.finished_req_ids:
+            self._specq_params.pop(name, None)
         return self.specq_steps.launch(output, request_ids, batch, even_length)
 
     @torch.inference_mode()
