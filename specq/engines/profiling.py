@@ -44,10 +44,10 @@ def step_times(
     Raises ConfigError where the KV memory is too small for these steps. See `Engine.step_times`."""
     _check_kv(engine, max(sizes), CONTEXT, min(SESSIONS, most_sessions), block_slots)
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
-    fitting = min(most_sessions, engine.info.kv_slots // (2 * max(block_slots, CONTEXT + most_each)))
+    few, kv_slots = min(SESSIONS, most_sessions), engine.info.kv_slots
+    fitting = min(most_sessions, kv_slots // (2 * max(block_slots, CONTEXT + most_each)), max(sizes) // CONTEXT)
 
     def num_sessions(size: int) -> int:
-        few = min(SESSIONS, most_sessions)
         return max(few, min(-(-size // most_each), fitting)) if most_each else few
 
     started, rounds = time.monotonic(), list[list[float]]()

@@ -3,17 +3,20 @@ GPU; which one a step takes, and the rows, do not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specq.engines.profiling import step_times
 from specq.engines.vllm.engine import VllmEngine
 from specq.engines.vllm.even import LENGTHS, MOST_MORE_ROWS, even_length, graph_rows, graphs_up_to
 from specq.engines.vllm.rows import judged_rows
-from specq.protocol import Draft, Open, SamplingParams, SessionStep, Verdict
+from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
+from specq.testing.toy import ToyEngine, toy_info
 from specq.verification import StepBatch
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session
@@ -96,6 +99,38 @@ def test_rows_that_nobody_asked_for_are_not_judged(seed: int) -> None:
     rows = judged_rows(batch, order, even)
     wanted = [(s.session_id, row) for s in steps if s.judged for row in range(s.tree.num_nodes + 1)]
     assert (logits if rows is None else [logits[i] for i in rows]) == wanted
+
+
+class Recording(ToyEngine):
+    """Notes how many rows each session has in steps that are judged."""
+
+    def __init__(self, kv_slots: int) -> None:
+        super().__init__(toy_info(kv_slots=kv_slots), max_chain=16)
+        self.rows_each: dict[int, list[int]] = {}
+
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        if steps[0].judged:
+            self.rows_each[sum(step.num_rows for step in steps)] = [step.num_rows for step in steps]
+        return super().step(steps, tap)
+
+
+@pytest.mark.parametrize(
+    ("most_each", "kv_slots", "most_sessions", "counts"),
+    [
+        (4, 1 << 16, 256, {1: 1, 8: 8, 96: 24, 256: 32}),
+        (4, 1 << 16, 16, {1: 1, 8: 8, 96: 16, 256: 16}),
+        (4, 640, 256, {1: 1, 8: 8, 96: 20, 256: 20}),
+        (0, 1 << 16, 256, {1: 1, 8: 8, 96: 8, 256: 8}),
+    ],
+)
+def test_large_steps_are_measured_with_as_many_sessions_as_there_is_room_for(
+    most_each: int, kv_slots: int, most_sessions: int, counts: dict[int, int]
+) -> None:
+    """So that each has few rows; also those that compute what stands before have no more rows than the largest."""
+    engine = Recording(kv_slots)
+    step_times(engine, list(counts), most_sessions=most_sessions, block_slots=16, most_each=most_each)
+    assert {size: len(rows) for size, rows in engine.rows_each.items()} == counts
+    assert max(engine.num_rows) <= max(counts)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------------
@@ -239,10 +274,11 @@ def test_vllm_finds_a_graph_for_each_even_step(
 
     from specq.engines.vllm.graphs import EvenGraphs, possible_graphs
 
+    if vllm_device != "cpu":
+        pytest.skip("there it would capture real ones")
     engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_sessions=16, max_step_rows=128)
     runner: Any = engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
-    if vllm_device == "cpu":
-        assert possible_graphs(runner) == {}
+    assert possible_graphs(runner) == {}
     config = runner.compilation_config
     for name, value in {
         "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
@@ -329,3 +365,42 @@ def draft(session: Session, first_id: int, tokens: list[int]) -> Draft:
         session_id=session.session_id, epoch=session.epoch, lane=0, base_len=session.length, first_id=first_id,
         token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32), scores=np.full(len(tokens), -0.05, np.float16),
     )  # fmt: skip
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_graphs_are_captured_and_say_what_pieces_say(directory: Path, vllm_device: str) -> None:
+    """On a GPU, in bf16, for which vLLM's attention allows it: each step with drafts, once by a graph and once in pieces, on the same KV."""
+    if vllm_device == "cpu":
+        pytest.skip("needs a GPU")
+    memory = vllm_arguments(vllm_device)["options"]
+    engine = VllmEngine(
+        str(directory), way="sessions", dtype="bfloat16", kv_slots=4096, max_sessions=16, options=memory
+    )
+    way: Any = engine._way
+    graphs = way._graphs
+    if not graphs:
+        pytest.skip("vLLM's attention for this model allows none")
+    model = way._core.model_executor.driver_worker.worker.model_runner.model
+    there = {
+        (one.num_tokens, one.num_reqs) for one in model.concrete_cudagraph_entries if one.num_tokens > one.num_reqs
+    }
+    assert there == {(length * count, count) for length, counts in graphs.items() for count in counts}
+    rng, num_same, num_all = np.random.default_rng(7), 0, 0
+    prompts = [random_tokens(rng, int(count)) for count in rng.integers(20, 90, 12)]
+    for most in (1, 3, 7, 16):
+        chains = [chain(random_tokens(rng, int(rng.integers(0, most + 1)))) for _ in prompts]
+        chains[0] = chain(random_tokens(rng, most))
+        said = []
+        for used in (graphs, {}):
+            way._graphs = used
+            way._scheduler.reset_prefix_cache()
+            texts = open_all(engine, [prompt.tolist() for prompt in prompts])
+            found = engine.step([text.step(own) for text, own in zip(texts.values(), chains, strict=True)])
+            said.append([one.token_ids.tolist() for one in found.judgements])
+            for session_id in texts:
+                engine.close(session_id)
+        num_same += sum(one == other for one, other in zip(*said, strict=True))
+        num_all += len(prompts)
+    assert num_same >= 0.9 * num_all  # near ties may go either way
+    engine.shutdown()
