@@ -270,6 +270,7 @@ def test_vllm_finds_a_graph_for_each_even_step(
 ) -> None:
     """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
     from vllm.config import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     from specq.engines.vllm.graphs import EvenGraphs, possible_graphs
@@ -284,6 +285,20 @@ def test_vllm_finds_a_graph_for_each_even_step(
         "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
     }.items():  # fmt: skip
         monkeypatch.setattr(config, name, value)
+    assert possible_graphs(runner) == {}  # its attention can be captured in no way
+    builder = type(runner.attn_groups[0][0].get_metadata_builder())
+    for support, expected in (("UNIFORM_BATCH", graphs_up_to(64, 16)), ("UNIFORM_SINGLE_TOKEN_DECODE", {})):
+        monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_, found=support: AttentionCGSupport[found])
+        assert possible_graphs(runner) == expected
+    monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_: AttentionCGSupport.ALWAYS)
+    for name, value, most in (
+        ("reorder_batch_threshold", 1, 1),
+        ("reorder_batch_threshold", 4, 4),
+        ("lora_config", object(), 1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, name, value)
+            assert max(possible_graphs(runner), default=1) == most
     usual = CudagraphDispatcher(runner.vllm_config)
     usual.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
     monkeypatch.setattr(runner, "cudagraph_dispatcher", usual)

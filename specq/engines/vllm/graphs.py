@@ -104,11 +104,13 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
 
 def _is_special(runner: Any) -> bool:
     """Return whether vLLM runs in a way in which a step's graph depends on more than its rows and requests."""
-    parallel = runner.parallel_config
+    parallel, cache = runner.parallel_config, runner.vllm_config.cache_config
     return bool(
         runner.lora_config is not None
         or parallel.data_parallel_size > 1
         or parallel.use_ubatching
+        or parallel.decode_context_parallel_size > 1
+        or cache.kv_sharing_fast_prefill
         or getattr(runner.compilation_config.pass_config, "enable_sp", False)
         or runner.encoder_cudagraph_manager is not None
     )
