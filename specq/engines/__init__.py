@@ -18,7 +18,7 @@ from specq.engines.checkpoint import (
 from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
-from specq.engines.launching import launch, takes_unread, tidy
+from specq.engines.launching import even_chains, launch, takes_unread, tidy
 from specq.engines.profiling import prefill, warm_up_taps
 from specq.runtime import Table
 
@@ -40,6 +40,7 @@ __all__ = [
     "check_asked",
     "check_works",
     "describe",
+    "even_chains",
     "fingerprint",
     "launch",
     "local_checkpoint",

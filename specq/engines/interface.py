@@ -94,7 +94,8 @@ class OverlappingEngine(Engine, Protocol):
 
     A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
 
-    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`).
+    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`). Any engine may say for which
+    chains it is quicker (`specq.engines.even_chains`).
     """
 
     takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)

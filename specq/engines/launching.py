@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,6 +27,13 @@ class Computed:
 def takes_unread(engine: Engine) -> bool:
     """Return whether a step may be launched with drafted tokens that the host has not read; see `OverlappingEngine`."""
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
+
+
+def even_chains(engine: Engine) -> Mapping[int, int]:
+    """Return, of an engine that takes chains, numbers of nodes -> the most sessions of a step that may all have chains of so many, if it computes
+    such a step quicker than one whose chains differ; shorter chains it makes as long. Empty: lengths are of no matter."""
+    found: Mapping[int, int] = getattr(engine, "even_chains", {})
+    return found
 
 
 def tidy(engine: Engine) -> None:

@@ -35,17 +35,24 @@ def step_times(
     patience_s: float = PATIENCE_S,
     most_sessions: int = SESSIONS,
     block_slots: int = 1,
+    most_each: int = 0,
 ) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
     only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins but for the least
-    that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of which a session takes whole ones.
+    that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of which a session takes whole ones;
+    `most_each`: rows of a session, of which a step of more rows has more than SESSIONS, as far as there is room; 0: always that many.
     Raises ConfigError where the KV memory is too small for these steps. See `Engine.step_times`."""
     _check_kv(engine, max(sizes), CONTEXT, min(SESSIONS, most_sessions), block_slots)
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
+    few, kv_slots = min(SESSIONS, most_sessions), engine.info.kv_slots
+    fitting = min(most_sessions, kv_slots // (2 * max(block_slots, CONTEXT + most_each)), max(sizes) // CONTEXT)
+
+    def num_sessions(size: int) -> int:
+        return max(few, min(-(-size // most_each), fitting)) if most_each else few
+
     started, rounds = time.monotonic(), list[list[float]]()
     while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + patience_s):
-        few = min(SESSIONS, most_sessions)
-        rounds.append([_time_step(engine, size, random, settle, most_sessions=few) for size in sizes])
+        rounds.append([_time_step(engine, size, random, settle, most_sessions=num_sessions(size)) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 

@@ -219,6 +219,12 @@ class StepBatch(Sequence[SessionStep]):
         found.__dict__.pop("_steps", None)
         return found
 
+    def without_params(self) -> StepBatch:
+        """Return the same steps without the parameters of their sessions, for whoever has them already and sets them: most of what would travel."""
+        found = copy(self)
+        found.params = []
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: the arrays, not the objects that were made of them."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_known")}

@@ -11,6 +11,7 @@
     prefill_limit             how many rows of prompts a step has beside sessions that decode
     arms, load_level, window  which sources of drafts are used: those that raise the tokens a second
     source_clock, source_yields   what each source takes and brings by itself, and what that says of arms that were not tried
+    even_chains               how long chains are where the engine is quicker if all are equally long
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
 

@@ -18,7 +18,7 @@ from functools import partial
 
 import structlog
 
-from specq.engines import Engine, check_works, tidy
+from specq.engines import Engine, check_works, even_chains, tidy
 from specq.protocol import (
     Ack,
     Clock,
@@ -111,6 +111,7 @@ class Verifier:
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
         self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
+        self._even_chains = even_chains(engine)
         self._early = EarlySteps(engine, self.sources, self.arms)
         self._round_trips, self._bursts = RoundTrips(MOST_ROUND_TRIP_S), Bursts()
         self._faults = Faults()  # of the next step
@@ -366,6 +367,7 @@ class Verifier:
             max_rows=self.max_prefill_rows if self.sessions.has_prompts else self.max_step_rows,
             free_slots=self.engine.free_slots,
             max_chain=self.engine.max_chain,
+            even_chains=self._even_chains,
             before=None if before is None else before.parts[0][0],
             drafted=self.sources.drafted,
             prefill=self._prefill,

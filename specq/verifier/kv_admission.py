@@ -61,7 +61,8 @@ def admit(
     for session in [s for s in turn if not s.is_open]:
         if session.gives_way is None:
             session.gives_way = are_few
-        if prefixes.are_awaited_by(session):
+        if least := prefixes.awaited_by(session):
+            session.waited_for = least
             continue
         if _fits(session, parked, engine, is_alone=is_alone):
             with faults.of(session, "opened"):
@@ -125,7 +126,8 @@ def _fits(session: Session, parked: list[Session], engine: Engine, *, is_alone: 
 class _Prefixes:
     """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are from the first on.
 
-    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other needs.
+    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other needs. Nor for what a
+    session computes that has waited for the same tokens itself: they are none that can be shared, as where they end in no whole block.
     """
 
     def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
@@ -141,15 +143,18 @@ class _Prefixes:
     def add(self, session: Session, kv_len: int) -> None:
         """Note what an open session is about to compute, so many of whose tokens have KV."""
         least = kv_len + SHARED_PREFIX
-        if least <= session.length:
+        if least < session.length and least != session.waited_for:
             self._known.setdefault(least, set()).add(tuple(session.token_ids[:least]))
 
-    def are_awaited_by(self, session: Session) -> bool:
-        """Return whether the session could share SHARED_PREFIX or more of these tokens a step later."""
-        return any(
-            least <= session.length and tuple(session.token_ids[:least]) in prefixes
+    def awaited_by(self, session: Session) -> int:
+        """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which others compute; 0: of none. Its
+        last token is computed in any case."""
+        shared = (
+            least
             for least, prefixes in self._known.items()
+            if least < session.length and tuple(session.token_ids[:least]) in prefixes
         )
+        return max(shared, default=0)
 
 
 def _evict(session: Session, engine: Engine) -> None:

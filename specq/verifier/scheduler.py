@@ -8,14 +8,15 @@ The rule looks ahead, since a step's time is not a smooth function of its rows: 
 it pays together with nodes after it. But whether a sampled node is added must not depend on its own token, and so neither on
 what hangs from it nor on what was drawn after it (decision 0008). So with n nodes added, the rule looks only at nodes that are
 known by then: those that depend on no token of a node not yet added. Point masses are all known from the start, and for them
-the rule finds the number with the highest goodput.
+the rule finds the number with the highest goodput. Where the engine is quicker if all chains are equally long, a step of sessions that
+decode, and of point masses, has one length for all instead (even_chains).
 
 Pure: sessions in, a plan out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from specq.protocol import (
 )
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
+from specq.verifier.even_chains import in_even_chains
 from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
@@ -40,6 +42,7 @@ from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 from specq.verifier.waiting import MARGIN
 
+NO_CHAINS: Mapping[int, int] = {}
 FLOOR = 0.01  # nodes less likely than this are not considered
 
 
@@ -72,6 +75,7 @@ def plan(
     max_rows: int,
     free_slots: int,
     max_chain: int = 0,
+    even_chains: Mapping[int, int] = NO_CHAINS,
     before: Shares | None = None,
     drafted: DeviceTokens | None = None,
     prefill: PrefillLimit = UNLIMITED,
@@ -80,7 +84,7 @@ def plan(
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
+    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
     sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
     trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`: seconds that a step without
     nodes takes less than the curve says, since the next is launched early.
@@ -94,7 +98,7 @@ def plan(
     num_rows += _fit_scratch(decoding, room - num_rows)
     # Of a session that will be fed it is not known what nodes follow.
     most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
-    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s)
+    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s, even_chains)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
     return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
@@ -285,18 +289,22 @@ def choose_nodes(
     curve: StepCurve,
     max_chain: int = 0,
     saved_s: float = 0.0,
+    even_chains: Mapping[int, int] = NO_CHAINS,
 ) -> Chosen:
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
     A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
     of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
-    most `room` rows may be added. `saved_s`: as of `plan`.
+    most `room` rows may be added. `saved_s`, `even_chains`: as of `plan`.
     """
     if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
         return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
     trees = sessions[0].trees
     firsts, nodes = offered(sessions, max_chain)
     reach_prob = trees.reach_prob[nodes]  # [num_offered]
+    if even_chains and num_rows == len(sessions) and not _take_distributions(sessions):
+        is_in = in_even_chains(firsts, reach_prob, room, curve, even_chains, saved_s)
+        return Chosen(np.append(0, is_in.cumsum())[firsts], nodes[is_in], float(reach_prob[is_in].sum()))
     order = np.argsort(-_precedence(sessions, firsts, reach_prob), kind="stable")  # [num_offered]
     count = best_count(
         reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve, saved_s

@@ -12,6 +12,7 @@ import structlog
 from specq.engines.profiling import CONTEXT, least_kv_slots
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.even import graphs_up_to
 from specq.engines.vllm.options import BLOCK_SIZES
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
@@ -35,9 +36,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["sessions", "prompts"])
+@pytest.fixture(scope="module", params=["sessions", "even", "prompts"])
 def started(request, directory, vllm_device):
-    made = VllmEngine(str(directory), kv_slots=2048, way=request.param, **vllm_arguments(vllm_device))
+    """`even`: sessions, whose steps with drafts have as many rows each, as where there are graphs for such steps."""
+    way = "sessions" if request.param == "even" else request.param
+    made = VllmEngine(str(directory), kv_slots=2048, way=way, **vllm_arguments(vllm_device))
+    if request.param == "even":
+        made._way._graphs = graphs_up_to(512, 64)  # type: ignore[attr-defined]
     yield made
     made.shutdown()
 

@@ -145,6 +145,20 @@ def test_a_batch_travels_without_the_objects_made_of_it() -> None:
         ]
 
 
+def test_a_batch_travels_without_the_parameters_that_are_known_there() -> None:
+    """They take most of the time that it takes to pack and unpack, and are the same in each step of a session."""
+    steps = [SessionStep(i, 9, np.array([5], np.int32), SamplingParams(seed=i)) for i in range(64)]
+    batch = StepBatch.of(steps)
+    there = pickle.loads(pickle.dumps(batch.without_params()))
+    assert b"SamplingParams" in pickle.dumps(batch)
+    assert b"SamplingParams" not in pickle.dumps(batch.without_params())
+    there.params = batch.params
+    assert [(s.session_id, s.params, s.token_ids.tolist()) for s in there] == [
+        (s.session_id, s.params, s.token_ids.tolist()) for s in steps
+    ]
+    assert [s.params for s in batch] == [s.params for s in steps]
+
+
 def test_a_session_that_is_closed_in_flight_is_nobodys() -> None:
     """The next one at its place is as it was opened; the other says what it says, behind a token that was not known."""
     table = SessionTable()

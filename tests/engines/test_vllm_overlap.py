@@ -120,3 +120,21 @@ def test_what_the_host_must_judge_is_not_fed(engine: VllmEngine, params: dict[st
     assert launched.feeds == feeds
     (found,) = launched.collect().judgements
     assert (found.logprobs is not None) == ("logprobs" in params)
+
+
+def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmEngine) -> None:
+    """They travel where they are new, or others than in the step before; those of sessions that have ended are forgotten."""
+    biased, other = SamplingParams(logit_bias=((7, 100.0),)), SamplingParams(logit_bias=((9, 100.0),))
+    opened(overlapping(engine, False), 2)
+    said, known = list[list[int]](), np.array([1, 1])
+    tokens = np.array([2, 2], np.int32)
+    for own in ([biased, other], [biased, biased], [other, biased]):
+        steps = [SessionStep(i, int(known[i]), tokens[i : i + 1], own[i]) for i in (0, 1)]
+        tokens = np.array([one.token_ids[0] for one in engine.step(steps).judgements], np.int32)
+        said.append(tokens.tolist())
+        known += 1
+    assert said == [[7, 9], [7, 7], [9, 7]]
+    engine.close(0)
+    engine.step([SessionStep(1, 4, tokens[1:], GREEDY)])
+    worker = engine._way._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
+    assert [*worker._specq_params.values()] == [GREEDY]

@@ -200,3 +200,57 @@ def test_a_draft_of_others_hangs_beside_a_chain() -> None:
     assert share.step.tree.token_ids.tolist() == [4, 7, 5]
     commit(session, [4, 9], 0)
     assert session.num_live == 0
+
+
+def even(sessions: list[Session], chains: dict[int, int], curve: StepCurve = FLAT, **options: Any) -> list[int]:
+    """Return how many nodes of each session are verified by an engine that is quicker with such chains."""
+    given = {"max_rows": 64, "free_slots": 1000, "max_chain": 16, "even_chains": chains} | options
+    return [len(share.nodes) for share in shares(sessions, curve, **given)]
+
+
+def test_chains_are_equally_long_where_the_engine_is_quicker_so() -> None:
+    """As long as the goodput is highest with one length for all; there are lengths for so many sessions, and for no more."""
+    trees = DraftTrees()
+    sessions = [decoding(trees=trees, session_id=i) for i in range(4)]
+    for session, count in zip(sessions, (7, 5, 2, 0), strict=True):
+        chain(session, [0.9] * count)
+    assert even(sessions, {}) == [7, 5, 2, 0]
+    assert even(sessions, {1: 4, 4: 4, 11: 4}) == [7, 5, 2, 0]
+    assert even(sessions, {1: 4, 4: 4, 11: 3}) == [4, 4, 2, 0]
+    assert even(sessions, {1: 4, 4: 4, 11: 4}, max_rows=4 + 43) == [4, 4, 2, 0]  # 44 rows would be added
+    assert even(sessions, {1: 4, 4: 4, 11: 4}, free_slots=4 + 15) == [1, 1, 1, 0]
+    assert even(sessions, {1: 4, 4: 4, 11: 4}, STEEP) == [0, 0, 0, 0]
+    assert even(sessions, {1: 3, 4: 3}) == [0, 0, 0, 0]
+    assert even(sessions[:1], {1: 4, 4: 4, 11: 4}) == [7]
+    assert even([*sessions, make_session(list(range(9)), trees=trees, session_id=9)], {1: 9}) == [
+        7,
+        5,
+        2,
+        0,
+        0,
+    ]  # beside a prompt
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.99), max_size=6), min_size=1, max_size=6),
+    st.floats(0.0, 0.3),
+    st.sets(st.integers(1, 8), min_size=1, max_size=4),
+)
+def test_the_length_of_even_chains_is_the_best(chances: list[list[float]], slope: float, lengths: set[int]) -> None:
+    """Against each length by itself; rows that bring nothing take their time."""
+    trees, count = DraftTrees(), len(chances)
+    sessions = [decoding(trees=trees, session_id=i) for i in range(count)]
+    for session, own in zip(sessions, chances, strict=True):
+        chain(session, own)
+    curve = StepCurve([1, 512], [1.0, 1.0 + 511 * slope])
+    probs = [[p for p in np.cumprod(own) if p >= 0.01] for own in chances]
+
+    def goodput(most: int, rows_each: int) -> float:
+        return (count + sum(sum(own[:most]) for own in probs)) / curve(count * rows_each)
+
+    found = even(sessions, dict.fromkeys(sorted(lengths), 9), curve)
+    most = max(found)
+    assert found == [min(len(own), most) for own in probs]
+    padded = min((length for length in lengths if length >= most), default=0) if most else 0
+    best = max(goodput(length, 1 + length) for length in (0, *lengths))
+    assert goodput(most, 1 + padded) == pytest.approx(best, rel=1e-6)

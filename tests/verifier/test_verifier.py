@@ -281,11 +281,15 @@ def test_a_common_prefix_is_computed_once() -> None:
 
 
 class SharingEngine(ToyEngine):
-    """Shares blocks of 16 tokens of what was computed for others."""
+    """Shares whole blocks of what was computed for others."""
+
+    block_size = 16
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         known = [num_common(context, token_ids.tolist()) for context in self.contexts.values()]
-        start: int = super().open(session_id, token_ids) + min(max(known, default=0), len(token_ids) - 1) // 16 * 16
+        start: int = super().open(session_id, token_ids) + (
+            min(max(known, default=0), len(token_ids) - 1) // self.block_size * self.block_size
+        )
         self.contexts[session_id] = token_ids[:start].tolist()
         return start
 
@@ -310,6 +314,27 @@ def test_sessions_of_one_system_prompt_do_not_queue_for_their_own_prompts(num_se
     assert [sessions[i].is_open for i in range(num_sessions)] == [True] + [False] * (num_sessions - 1)
     step(verifier)
     assert all(sessions[i].length > 48 for i in range(num_sessions))
+
+
+@pytest.mark.parametrize(("length", "block_size"), [(48, 16), (63, 32), (64, 32), (40, 16), (49, 16), (4, 16)])
+def test_sessions_of_one_prompt_wait_for_none_of_it_that_they_cannot_share(length: int, block_size: int) -> None:
+    """What has KV already, and what the first one computes, they have; the rest each computes by itself, all in the same step."""
+    engine = SharingEngine(toy_info(kv_slots=4096))
+    engine.block_size = block_size
+    verifier = make_verifier(engine, max_step_rows=512)
+    sessions = verifier.sessions
+    for num_before in (0, 9):  # nothing of the prompt has KV; then some has
+        for i in range(9):
+            message = Open(
+                session_id=num_before + i, epoch=1, prompt_len=length, tokens_left=60, params=SamplingParams(), token_ids=np.arange(length, dtype=np.int32) % 50,
+            )  # fmt: skip
+            verifier.handle(message, 0.0)
+        engine.num_rows.clear()
+        for _ in range(3):  # the first one; where blocks are large, one that learns that no more is shared; the others
+            step(verifier)
+        assert all(session.length > length for session in sessions.values())
+        num_shared = (length - 1) // block_size * block_size
+        assert max(engine.num_rows) <= max(length, 9 * (length - num_shared + 3) + 9)
 
 
 def test_heartbeats_carry_positions() -> None:

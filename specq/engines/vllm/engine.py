@@ -30,6 +30,7 @@ from specq.verification import StepBatch, ahead, ends_of
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 1.0  # of the profile at start
+EVEN_ROWS = 4  # of a session in the steps of that, so that large ones have whole graphs, too: those of many sessions
 COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
 HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
 
@@ -43,6 +44,7 @@ class Way(Loaded, Protocol):
     """How vLLM is driven; made with the arguments of `EngineArgs`, and `verbose`. `open` to `free_slots` as of `Engine`."""
 
     max_chain: int
+    even_chains: Mapping[int, int]
     overlaps: bool
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
@@ -115,6 +117,7 @@ class VllmEngine:
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
         self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
+        self.even_chains = self._way.even_chains  # as of `specq.engines.even_chains`
         self.info = model_info(arguments, self._way, name, tensors)
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
@@ -147,7 +150,12 @@ class VllmEngine:
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
         return step_times(
-            self, sizes, patience_s=PATIENCE_S, most_sessions=self._most_sessions, block_slots=self._block_slots
+            self,
+            sizes,
+            patience_s=PATIENCE_S,
+            most_sessions=self._most_sessions,
+            block_slots=self._block_slots,
+            most_each=EVEN_ROWS if self.even_chains else 0,
         )
 
     def shutdown(self) -> None:

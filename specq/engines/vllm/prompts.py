@@ -7,7 +7,7 @@ its own, which asks for all logits: vLLM makes a Python number of each, so a lar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Prompts:
     """Sessions as prompts; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
+    even_chains: Mapping[int, int] = {}
     overlaps = False
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:

@@ -14,13 +14,15 @@ from specq.verification import Judgements, StepBatch, ends_of
 ANY_TOKEN = 0  # what a request "said" that could not be judged, which is dropped before its next step; and what is not known yet
 
 
-def judged_rows(batch: StepBatch, order: IntpArray) -> IntpArray | None:
-    """Return which rows of vLLM's logits are judged, in the order of the step; None: all, as they are."""
+def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> IntpArray | None:
+    """Return which rows of vLLM's logits are judged, in the order of the step; None: all, as they are. `even_length`: rows that each session has
+    there, those included that nobody asked for; 0: as many as are judged."""
     counts: IntpArray = batch.num_nodes + 1
-    if batch.are_judged and bool((order[1:] > order[:-1]).all()):
+    of_each = np.full_like(counts, even_length) if even_length else counts
+    if batch.are_judged and bool((order[1:] > order[:-1]).all()) and bool((of_each == counts).all()):
         return None
     firsts: IntpArray = np.empty(len(batch), np.intp)
-    firsts[order] = ends_of(counts[order]) - counts[order]
+    firsts[order] = ends_of(of_each[order]) - of_each[order]
     counts, firsts = counts[batch.is_judged], firsts[batch.is_judged]
     rows: IntpArray = (firsts - ends_of(counts) + counts).repeat(counts) + np.arange(int(counts.sum()))
     return rows

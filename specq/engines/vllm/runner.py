@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from specq.engines.vllm.graphs import EvenGraphs
 from specq.engines.vllm.rows import ANY_TOKEN, judged_rows, said_tokens
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch
@@ -62,6 +63,7 @@ class RunnerSteps:
 
     def __init__(self, runner: Any, execute: Callable[[SchedulerOutput], Any], *, verbose: bool) -> None:
         self._runner, self._execute, self._verbose = runner, execute, verbose
+        self.graphs = EvenGraphs(runner)
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
@@ -70,13 +72,15 @@ class RunnerSteps:
         if self.overlaps:  # what vLLM copies to the device is not written again before it is there
             runner.prepare_inputs_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch) -> bool:
-        """Begin a step of requests, each with its session's step in `batch`; return whether it feeds the next one."""
+    def launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch, even_length: int) -> bool:
+        """Begin a step of requests, each with its session's step in `batch`; return whether it feeds the next one. `even_length`: rows that each
+        request has, if that is more than were asked for; 0: as many as were."""
         self._feed(request_ids, batch)
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
+        self.graphs.use(even_length)
         self._execute(output)
-        logits = self._logits(request_ids, batch)
+        logits = self._logits(request_ids, batch, even_length)
         judging = self.judge(batch, logits)
         if len(logits) and not self._has_judged:
             self._has_judged = True
@@ -117,7 +121,7 @@ class RunnerSteps:
         fed = zip(request_ids, batch.fed_by.tolist(), strict=True)
         requests.prev_req_id_to_index = {name: place for name, place in fed if place >= 0}
 
-    def _logits(self, request_ids: list[str], batch: StepBatch) -> torch.Tensor:
+    def _logits(self, request_ids: list[str], batch: StepBatch, even_length: int) -> torch.Tensor:
         """Take the logits of what is judged, [rows, vocab], in the order of the step, as vLLM's `sample_tokens` would."""
         runner = self._runner
         logits: torch.Tensor = runner.execute_model_state.logits
@@ -125,7 +129,7 @@ class RunnerSteps:
         runner.eplb_step()
         places = {name: i for i, name in enumerate(request_ids)}
         names = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
-        rows = judged_rows(batch, np.array([places[name] for name in names], np.intp))
+        rows = judged_rows(batch, np.array([places[name] for name in names], np.intp), even_length)
         if rows is None:
             return logits
         chosen = torch.from_numpy(rows)

@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from specq.protocol import IntpArray
+from specq.protocol import SamplingParams as JobParams
 
 
 @dataclass(slots=True)
@@ -23,17 +24,24 @@ class Holding:
 
     num_sent   blocks of each KV group that the workers know of; None: they do not know the request
     unsaid     tokens of its transcript that the request was not told yet: it is told where it needs blocks
+    params     those of the session, which the workers know; None: they know none
     """
 
     request: Request
     num_sent: list[int] | None = None
     unsaid: list[int] = field(default_factory=list)
+    params: JobParams | None = None
 
     def tell(self) -> None:
         """Tell the request its whole transcript."""
         if self.unsaid:
             self.request.append_output_token_ids(self.unsaid)
             self.unsaid = []
+
+    def has_news(self, params: JobParams) -> bool:
+        """Note that the workers know these parameters of the session; return whether they have to be told."""
+        is_known, self.params = self.params is params, params
+        return not is_known
 
 
 class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types where it is not installed

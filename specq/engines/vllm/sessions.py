@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from typing import Any
 
 import numpy as np
+import structlog
 from vllm import SamplingParams, envs
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
@@ -19,6 +21,8 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from specq.engines.room import free_slots
+from specq.engines.vllm.even import even_length
+from specq.engines.vllm.rows import ANY_TOKEN
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
 from specq.protocol import (
@@ -32,6 +36,8 @@ from specq.protocol import (
     StepOutput,
 )
 from specq.verification import Judgements, StepBatch
+
+log = structlog.get_logger(__name__)
 
 MAX_CHAIN = 16
 OPTIONS = {
@@ -96,7 +102,17 @@ class Sessions:
         config = engine_config(options)
         self._has_lost = False
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
-        self.overlaps: bool = self._core.collective_rpc("specq_install", args=(verbose,))[0]
+        began = time.monotonic()
+        installed = self._core.collective_rpc("specq_install", args=(verbose,))
+        self.overlaps = installed[0][0]
+        # Where devices are several, one may have had no memory for some.
+        self._graphs = {
+            length: counts for length, counts in installed[0][1].items() if all(length in own for _, own in installed)
+        }
+        self.even_chains = {length - 1: counts[-1] for length, counts in self._graphs.items()}
+        if self._graphs:
+            num_graphs, seconds = sum(map(len, self._graphs.values())), round(time.monotonic() - began, 1)
+            log.info("vllm_graphs_captured", rows_each=[*self._graphs], num=num_graphs, seconds=seconds)
         self._scheduler: SessionScheduler = self._core.scheduler
         self._check()
         self._table = SessionTable()
@@ -167,10 +183,13 @@ class Sessions:
         others = (~self._table.are_next(batch, places)).nonzero()[0]
         if len(others):
             self._check_transcripts(batch.take(others), places[others], [holdings[i] for i in others.tolist()])
-        output = self._output(batch, places, holdings)
+        even = self._even_length(batch, places)
+        output = self._output(batch, places, holdings, even)
         self._free_slots = None
         request_ids = [holding.request.request_id for holding in holdings]
-        feeds: bool = self._call("specq_launch", output, request_ids, batch)
+        of_all = zip(request_ids, holdings, batch.params, strict=True)
+        news = {name: params for name, holding, params in of_all if holding.has_news(params)}
+        feeds: bool = self._call("specq_launch", output, request_ids, batch.without_params(), news, even)
         self._table.launch(batch, places, feeds=feeds)
         return SessionFlight(batch, places, holdings, feeds, self._collect, self._discard)
 
@@ -197,9 +216,23 @@ class Sessions:
         pairs = zip(flight.places.tolist(), flight.holdings, strict=True)
         return np.array([self._held.get(place) is holding for place, holding in pairs], np.bool_)
 
-    def _output(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> SchedulerOutput:
-        """Take the KV that a step needs, which must be free, and return what the workers have to know of it."""
-        table, sizes = self._table, batch.sizes
+    def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
+        """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for, also where those that nobody
+        asked for would take KV that others may need, or stand where no token can."""
+        length = even_length(batch, self._graphs)
+        if not length:
+            return 0
+        ends, block_size = self._table.computed[places] + length, self._scheduler.block_size
+        num_blocks = int((-(-np.maximum(ends - self._table.rooms[places], 0) // block_size)).sum())
+        has_room = num_blocks + len(batch) <= self._scheduler.num_free
+        return length if has_room and int(ends.max()) <= self.max_length else 0
+
+    def _output(
+        self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding], even_length: int
+    ) -> SchedulerOutput:
+        """Take the KV that a step needs, which must be free, and return what the workers have to know of it; `even_length` as of `launch` there."""
+        table = self._table
+        sizes = np.full_like(batch.sizes, even_length) if even_length else batch.sizes
         computed = table.computed[places]
         is_short = computed + sizes > table.rooms[places]
         has_grown = [i for i, short in enumerate(is_short.tolist()) if short or holdings[i].num_sent is None]
@@ -211,8 +244,9 @@ class Sessions:
             ends, num_nodes = batch.ends.tolist(), batch.num_nodes.tolist()
             chains = {
                 holding.request.request_id: batch.token_ids[end - count : end].tolist()
+                + [ANY_TOKEN] * (even_length - 1 - count)
                 for holding, end, count in zip(holdings, ends, num_nodes, strict=True)
-                if count
+                if count or even_length
             }
         num_said = table.lengths[places] - table.num_prompt[places]
         return self._scheduler.output(holdings, sizes, computed, num_said, has_grown, chains)

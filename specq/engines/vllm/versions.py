@@ -44,13 +44,23 @@ def ways_to_try(version: str) -> tuple[str, ...]:
 
 # What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
 RUNNER_PARTS = (
+    "attn_groups",
+    "capture_model",
+    "compilation_config",
+    "cudagraph_dispatcher",
     "device",
+    "encoder_cudagraph_manager",
     "eplb_step",
     "execute_model_state",
     "input_batch",
+    "lora_config",
+    "max_num_tokens",
+    "parallel_config",
     "prepare_inputs_event",
+    "reorder_batch_threshold",
     "requests",
     "speculative_config",
+    "uniform_decode_query_len",
 )
 BATCH_PARTS = (
     "is_token_ids",

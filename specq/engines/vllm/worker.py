@@ -6,15 +6,17 @@ The V1 model runner only: the V2 runner takes drafts from the device's memory, n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
-from specq.protocol import EngineError
+from specq.protocol import EngineError, SamplingParams
 from specq.verification import Judgements, StepBatch
 
 
@@ -25,19 +27,32 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
-    def specq_install(self, verbose: bool) -> bool:
-        """Make ready for steps; return whether they overlap with the host. EngineError if this vLLM's runner is another one."""
+    def specq_install(self, verbose: bool) -> tuple[bool, dict[int, Sequence[int]]]:
+        """Make ready for steps; return whether they overlap with the host, and which whole graphs steps with drafts have: rows of each session
+        -> numbers of sessions. EngineError if this vLLM's runner is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
         self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
-        return self.specq_steps.overlaps
+        self._specq_params: dict[str, SamplingParams] = {}  # of each request that the runner knows
+        return self.specq_steps.overlaps, self.specq_steps.graphs.capture(possible_graphs(self.model_runner))
 
     @torch.inference_mode()
-    def specq_launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch) -> bool:
-        """See `RunnerSteps.launch`."""
-        return self.specq_steps.launch(output, request_ids, batch)
+    def specq_launch(
+        self,
+        output: SchedulerOutput,
+        request_ids: list[str],
+        batch: StepBatch,
+        news: dict[str, SamplingParams],
+        even_length: int,
+    ) -> bool:
+        """See `RunnerSteps.launch`. The batch comes without parameters; `news`: those of requests that have others than in the step before, or are new."""
+        self._specq_params |= news
+        batch.params = [self._specq_params[name] for name in request_ids]
+        for name in output.finished_req_ids:
+            self._specq_params.pop(name, None)
+        return self.specq_steps.launch(output, request_ids, batch, even_length)
 
     @torch.inference_mode()
     def specq_collect(self) -> Judgements:

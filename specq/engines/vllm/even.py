@@ -1,0 +1,50 @@
+"""Steps with drafts whose sessions all have as many rows, for which alone a whole CUDA graph can be captured beforehand; and which steps are made
+so by rows that nobody asked for. Pure.
+
+Such a row is computed like that of a drafted token which is rejected: it stands behind its session's tokens, is never judged, and the next step
+writes its own KV in that place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from specq.verification import StepBatch
+
+# Rows of each session, and numbers of sessions, that graphs are captured for. A step takes the next larger of each.
+LENGTHS = (2, 3, 4, 5, 6, 8, 12, 17)
+COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+# A step that is launched in pieces takes about twice as long as a plain one, the host's time: as does one with some hundred rows more, the device's.
+MOST_MORE_ROWS = 256
+
+Graphs = Mapping[int, Sequence[int]]  # rows of each session, ascending -> numbers of sessions, ascending
+
+
+def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...]]:
+    """Return for which rows of each session, and numbers of sessions, graphs are captured where a step has at most so many."""
+    counts = sorted({*COUNTS, most_sessions})
+    found = {
+        length: tuple(count for count in counts if count <= most_sessions and count * length <= most_rows)
+        for length in LENGTHS
+    }
+    return {length: fitting for length, fitting in found.items() if fitting}
+
+
+def graph_rows(graphs: Graphs, length: int, num_sessions: int) -> int:
+    """Return the rows of the smallest graph for sessions with so many rows each; 0: there is none."""
+    return next((length * count for count in graphs[length] if count >= num_sessions), 0)
+
+
+def even_length(batch: StepBatch, graphs: Graphs) -> int:
+    """Return how many rows each session of a step shall have, at least as many as it has, so that a graph computes it; 0: it stays as it is, since
+    nothing is drafted, prompts are computed, or all that would be computed is too much more."""
+    if not (graphs and len(batch.parents) and batch.are_judged and bool(np.all(batch.num_tokens == 1))):
+        return 0
+    most, num_rows = 1 + int(batch.num_nodes.max()), len(batch.token_ids)
+    for length in sorted(length for length in graphs if length >= most):
+        if even_rows := graph_rows(graphs, length, len(batch)):
+            return length if even_rows <= num_rows + MOST_MORE_ROWS else 0
+    return 0
