@@ -189,6 +189,7 @@ class Recorded:
         sessions have."""
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
+        self._reserve(room, MOST_ROWS)  # before all, since what was recorded is forgotten where something moves
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
