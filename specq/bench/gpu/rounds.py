@@ -60,7 +60,7 @@ class AnyStep:
     def collect(self) -> StepOutput:
         """See `Launched`."""
         self.target.settle()
-        found = StepOutput(self.target.judge(self.batch.judged()), self.hidden)
+        found = StepOutput(self.target.judge(self.batch.known().judged()), self.hidden)
         self.target.ended()
         return found
 
@@ -73,8 +73,8 @@ class AnyText:
 
     num_tap_layers, free_slots, max_chain = 8, 1_000_000, 0
     jumps: tuple[int, ...] = ()
-    is_helped = takes_unread = takes_scratch = False
-    overlaps = True
+    is_helped = takes_scratch = False
+    overlaps = takes_unread = True
 
     def __init__(self, vocab: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
         """`width`: of hidden states, of all layers that are asked for."""

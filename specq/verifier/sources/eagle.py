@@ -25,7 +25,7 @@ import structlog
 
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
-from specq.protocol import EAGLE_LANE, IntpArray, Speculation
+from specq.protocol import EAGLE_LANE, IntpArray, Speculation, UInt8Array
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
@@ -95,6 +95,7 @@ class EagleDrafter(DraftSource):
         self._has_sizes = head.runs_beside_host and not tree
         self._shapes = ShapeChoice(depth)
         self._unread: _Unread | None = None
+        self._unlearned: tuple[tuple[int, ...], IntpArray, UInt8Array] | None = None
         self._verified: tuple[int, ...] = ()  # the level sizes of the trees in the step in flight, if they hung unread
 
     @property
@@ -142,6 +143,7 @@ class EagleDrafter(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
         begun, self._begun = self._begun, []
+        self._learn()
         if len(begun) != 1 or not begun[0].plan.level_sizes:
             return [_batch(one, one.wait()) for one in begun]
         (trees,) = begun
@@ -153,6 +155,12 @@ class EagleDrafter(DraftSource):
         grown = begun.wait()
         self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), np.exp(grown.reach.astype(np.float64)))
         return grown._replace(token_ids=np.where(np.isfinite(grown.reach), grown.token_ids, np.int32(NO_TOKEN)))
+
+    def _learn(self) -> None:
+        """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device would wait for."""
+        if self._unlearned is not None:
+            (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
+            self._shapes.usual.learn(Layout.of(sizes), counts, is_accepted > 0)
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return trees before the host has read them, where that is possible; see `unread_trees`."""
@@ -204,7 +212,7 @@ class EagleDrafter(DraftSource):
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
         if self._verified and len(rounds.nodes):
-            self._shapes.usual.learn(Layout.of(self._verified), rounds.num_nodes, rounds.is_accepted > 0)
+            self._unlearned = self._verified, rounds.num_nodes, rounds.is_accepted
             self._verified = ()
         paths = accepted_paths(rounds)
         for part in computed:
