@@ -34,7 +34,7 @@ from specq.verifier.sources.unread_trees import (
     put_read,
     shapes_for,
 )
-from specq.verifier.trees import DraftTrees
+from specq.verifier.trees import NONE, DraftTrees
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
@@ -327,7 +327,7 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> None:
-    """Of some sessions all levels, of some the first, of some nothing, and of some that have nodes of their own."""
+    """Of some sessions all levels, of some the first, of some nothing; of one that has nodes of its own, and of one whose drafts were forgotten."""
     rng, trees = np.random.default_rng(seed), DraftTrees(is_compiled=is_compiled)
     shape, depths = (3, 4, 2, 1, 2), rng.permutation([5, 5, 2, 0, 1])
     sessions = [
@@ -344,7 +344,13 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
     hang(other, 0.0)
     hang(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
+    forgotten = int(depths.argmax())
+    sessions[forgotten].forget_drafts()
+    depths[forgotten] = 0
+    is_free = trees.length == NONE
+    roots = trees.first_root[is_free]
     put_read(trees, drafted, grown)
+    assert np.array_equal(trees.first_root[is_free], roots)
     for i, depth in enumerate(depths.tolist()):
         expected: dict[int, tuple[int, ...]] = {-1: ()}
         for node in np.flatnonzero(layout.levels < depth).tolist():

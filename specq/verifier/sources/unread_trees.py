@@ -23,7 +23,7 @@ from specq.verification import DeviceTokens, handles, is_handle, places_of
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.trees import NEXT_IDS, DraftTrees
+from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for
 MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/e
@@ -181,7 +181,7 @@ def batch_of_unread(
 
 def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
     """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other nodes."""
-    nodes = is_handle(trees.token).nonzero()[0]
+    nodes = (is_handle(trees.token) & (trees.node_session != NONE)).nonzero()[0]  # not of drafts that were forgotten
     places = places_of(trees.token[nodes])
     order = np.argsort(places)
     nodes, places = nodes[order], places[order]
