@@ -18,6 +18,14 @@ class Passes:
         self._head, self._network, self._cache = head, head.network, cache
         self._kernels, self._names = eagle_kernels(head), head.names
 
+    @property
+    def has_kernels(self) -> bool:
+        return self._kernels is not None
+
+    def use_torch(self) -> None:
+        """Do without kernels of our own, where they turn out not to run."""
+        self._kernels = None
+
     def follow(self, room: int, taps: torch.Tensor, given: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
         """Compute rows of texts, as many of each; keep their keys and values, and what the last of each gave, [texts, hidden], which is returned.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 import torch
 
 from specq.engines.torch import (
@@ -28,7 +29,10 @@ from specq.proposers.eagle_rows import PLANES
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Float32Array, Int32Array, IntpArray
+from specq.runtime import traced
 from specq.verification import ends_of
+
+log = structlog.get_logger(__name__)
 
 ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
 MOST_ROWS = 1024  # of all texts in a pass
@@ -186,7 +190,19 @@ class Recorded:
 
     def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
-        sessions have."""
+        sessions have. Where kernels of our own turn out not to run, those of torch are used from then on."""
+        try:
+            self._warm_up(most_sessions, kinds)
+        except Exception as error:
+            if not self._passes.has_kernels:
+                raise
+            log.warning("eagle_kernels_failed", **traced(error))
+            self._passes.use_torch()
+            self._replays.forget()
+            self._warm_up(most_sessions, kinds)
+        self._replays.is_in_service = True
+
+    def _warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
         self._reserve(room, MOST_ROWS)  # before all, since what was recorded is forgotten where something moves
@@ -201,7 +217,6 @@ class Recorded:
                     noise = np.zeros(size, np.float32), np.zeros((size, len(levels), 2), np.int32)
                     wait, _ = self._grow(levels, room, roots, noise)
                     wait()
-        self._replays.is_in_service = True
 
 
 class _Taps(NamedTuple):

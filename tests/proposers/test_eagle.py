@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,28 @@ def test_requests_of_several_kinds_are_answered_together(head: Eagle, plain: Eag
         found, expected = wait(), grow(Plainly(plain, own, request.params), request)
         for tree in range(len(own)):
             assert scores_of(expected, tree).keys() == scores_of(found, tree).keys()
+
+
+def test_kernels_that_do_not_run_are_done_without(plain: EagleHead) -> None:
+    """It is said once, at the start; trees are those of torch then."""
+    replays = StandIn()
+    head = Eagle(plain, replays)
+    assert head._recorded is not None
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no such instruction")
+
+    head._recorded._passes._kernels = SimpleNamespace(texts=fail, trees=fail, most_ranked=16)  # type: ignore[assignment]
+    with structlog.testing.capture_logs() as logs:
+        head.warm_up(2, (), lambda _: [(3, 5, 2)])
+    assert [entry["event"] for entry in logs] == ["eagle_kernels_failed"]
+    recorded, text = replays.num_recorded, Text(1, 20)
+    observe(head, text.states, [text.part(0, 1, 9)])
+    check(head, plain, {0: (text, 9, 1)}, depth=3, sizes=(3, 5, 2))
+    assert replays.num_recorded == recorded
+    head._recorded._passes._cache.read = fail  # type: ignore[assignment, method-assign]
+    with pytest.raises(ValueError, match="no such instruction"):
+        head.warm_up(4, (), lambda _: [(3, 5, 2)])
 
 
 def test_passes_are_recorded_once(plain: EagleHead) -> None:
