@@ -133,5 +133,9 @@ def test_a_conversation_in_a_terminal():
             terminal.send("\x03")
             if "(stopped)" in terminal.wait_for("> "):
                 break
+            terminal.wait_for(
+                "ends the chat"
+            )  # the answer had ended: what is typed before Ctrl-C has come would be lost
+            terminal.wait_for("> ")
         terminal.send("\x04")
         assert terminal.end() == 0

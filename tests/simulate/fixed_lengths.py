@@ -33,7 +33,7 @@ SCENARIO = {
 def fixed_length(count):
     """Let the scheduler take `count` nodes of each session, the likeliest, as far as there are any."""
 
-    def choose_nodes(sessions, num_rows, room, curve, max_chain, saved_s=0.0):
+    def choose_nodes(sessions, num_rows, room, curve, max_chain, *_):
         chosen, tokens = [np.zeros(0, np.int32)], 0.0
         firsts, nodes = scheduler.offered(sessions, max_chain) if sessions else ([], chosen[0])
         for first, end in itertools.pairwise(firsts):
