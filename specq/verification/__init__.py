@@ -13,7 +13,7 @@ from specq.protocol import ConfigError
 from specq.runtime import Table
 from specq.verification.device_tokens import DeviceLines, DeviceTokens, handles, is_handle, known_tokens, places_of
 from specq.verification.interface import Strategy
-from specq.verification.judgements import CORRECTION, Judgements, ends_of
+from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs
 from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
@@ -66,6 +66,7 @@ __all__ = [
     "is_handle",
     "known_tokens",
     "make_rows",
+    "places_in_runs",
     "places_of",
     "reason_against",
     "strategy",

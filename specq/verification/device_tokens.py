@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import BoolArray, Int32Array, Int64Array, IntpArray
-from specq.verification.judgements import ends_of
+from specq.verification.judgements import places_in_runs
 
 FIRST_HANDLE = -2  # -1 is no token
 
@@ -36,9 +36,7 @@ class DeviceLines:
 
     def are_first(self, token_ids: Int32Array, counts: IntpArray) -> bool:
         """Return whether handles, so many of each session, stand for the first nodes of its tree, as they stand there."""
-        places = places_of(token_ids)
-        within = np.arange(len(places)) - (ends_of(counts) - counts).repeat(counts)
-        return bool(np.array_equal(places % self.size, within))
+        return bool(np.array_equal(places_of(token_ids) % self.size, places_in_runs(counts)))
 
 
 @dataclass(eq=False, slots=True)

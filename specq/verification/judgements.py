@@ -20,6 +20,13 @@ def ends_of(counts: IntpArray) -> IntpArray:
     return counts if len(counts) == 1 else counts.cumsum()
 
 
+def places_in_runs(counts: IntpArray) -> IntpArray:
+    """Return of all elements of runs of so many, one run after the other, the place of each in its run, i64[all]."""
+    ends = ends_of(counts)
+    found: IntpArray = np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
+    return found
+
+
 class NodePaths(NamedTuple):
     """Accepted paths of n steps: firsts i64[n], where each step's nodes begin; lengths i64[n]; nodes i32[all nodes], which has each path
     from there on, numbered as in the step's own tree."""

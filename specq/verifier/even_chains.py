@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from specq.protocol import BoolArray, Float64Array, Int64Array
+from specq.verification import places_in_runs
 from specq.verifier.step_curve import StepCurve
 
 
@@ -29,7 +30,7 @@ def in_even_chains(
     even_chains          as of `specq.engines.even_chains`; saved_s as of `plan`
     """
     num_sessions = len(firsts) - 1
-    depths = np.arange(len(reach_prob)) - firsts[:-1].repeat(np.diff(firsts))
+    depths = places_in_runs(np.diff(firsts))
     most, best = 0, num_sessions / (curve(num_sessions) - saved_s)
     for length, most_sessions in even_chains.items():
         if num_sessions > most_sessions or num_sessions * length > room:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.kv_pool import SlotTables
 from specq.protocol import NO_SCRATCH, Int32Array, Int64Array, IntpArray, SamplingParams, SessionStep, Tree
-from specq.verification import StepBatch, ends_of
+from specq.verification import StepBatch, ends_of, places_in_runs
 
 ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
@@ -66,7 +66,7 @@ class LinePlaces(NamedTuple):
     @classmethod
     def of(cls, rows: IntpArray, starts: IntpArray, lengths: IntpArray) -> LinePlaces:
         """Return those of whole lines, given where each begins and how many nodes it has."""
-        levels = np.arange(lengths.sum()) - (ends_of(lengths) - lengths).repeat(lengths)
+        levels = places_in_runs(lengths)
         return cls(starts.repeat(lengths) + levels, rows.repeat(lengths), levels)
 
 

@@ -25,7 +25,7 @@ from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
 from specq.runtime import reap, resolve
-from specq.verification import StepBatch, ahead, ends_of
+from specq.verification import StepBatch, ahead, places_in_runs
 
 log = structlog.get_logger(__name__)
 
@@ -164,7 +164,7 @@ class VllmEngine:
 
     def _check_chains(self, batch: StepBatch) -> None:
         """Raise EngineError for a tree that is no chain, or too long a one."""
-        within = np.arange(len(batch.parents)) - (ends_of(batch.num_nodes) - batch.num_nodes).repeat(batch.num_nodes)
+        within = places_in_runs(batch.num_nodes)
         if int(batch.num_nodes.max()) <= self.max_chain and not np.count_nonzero(batch.parents != within - 1):
             return
         for step in batch:
