@@ -110,16 +110,17 @@ def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
     return levels.all()
 
 
-def lines_of(grown: Grown) -> Int32Array:
-    """Return i32[levels, m, n]: the lines of nodes, one by one; see `specq.proposers.DeviceNodes`."""
-    num_trees, num_nodes = grown.parents.shape
-    found = np.zeros((int(grown.depths.max()) + 1, num_trees, num_nodes), np.int32)
+def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
+    """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at deeper levels. See
+    `specq.proposers.DeviceNodes`."""
+    num_trees, num_nodes = parents.shape
+    found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)
     for tree in range(num_trees):
         for node in range(num_nodes):
             above = node
-            for level in range(int(grown.depths[node]), -1, -1):
+            for level in range(int(levels[node]), -1, -1):
                 found[level, tree, node] = above
-                above = grown.parents[tree, above]
+                above = parents[tree, above]
     return found
 
 

@@ -394,7 +394,7 @@ class ToyGrowing:
             return None
         grown = self()
         self._grown = lambda: grown
-        return DeviceNodes(grown.token_ids, lines_of(grown))
+        return DeviceNodes(grown.token_ids, lines_of(grown.parents, grown.depths))
 
 
 class ToyGrowth:

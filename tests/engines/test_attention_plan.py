@@ -17,8 +17,9 @@ from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import random_tokens, random_tree
+from specq.testing.growth import lines_of
 from specq.verification import StepBatch
-from specq.verifier.sources.unread_trees import Layout
+from specq.verifier.sources.unread import Layout
 
 GREEDY = SamplingParams()
 
@@ -148,7 +149,7 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
     firsts = np.cumsum([1, *(1 + count for count in counts[:-1])])
     of_nodes = np.concatenate([first + np.arange(count) for first, count in zip(firsts, counts, strict=True)])
     places = np.concatenate([i * size + np.arange(count) for i, count in enumerate(counts)])
-    lines = np.stack([lines_above(own, shape.levels) for own in parents], 1).reshape(len(level_sizes), -1)
+    lines = lines_of(np.stack(parents), shape.levels, beyond=99).reshape(len(level_sizes), -1)
     fed = FedLines(torch.from_numpy(lines), places, of_nodes, firsts.repeat(counts))
     on_device = torch.from_numpy(block.copy())
     fed.put(on_device, on_device[layout.starts()["slots"] :][: rows.num_rows], line_places(block, layout))
@@ -164,15 +165,6 @@ def above_of(level_sizes: Sequence[int]) -> list[list[int]]:
     firsts = np.cumsum([0, *level_sizes]).tolist()
     levels = [[-1], *(list(range(first, end)) for first, end in pairwise(firsts))]
     return [levels[level] for level, size in enumerate(level_sizes) for _ in range(size)]
-
-
-def lines_above(parents: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return i32[levels, n]: the node above each, or itself, at each level."""
-    found = np.full((int(levels.max()) + 1, len(parents)), 99, np.int32)
-    for node, level in enumerate(levels.tolist()):
-        found[:level, node] = found[:level, parents[node]]
-        found[level, node] = node
-    return found
 
 
 def test_a_chain_after_a_short_context_is_one_item():

@@ -25,9 +25,9 @@ from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
 from specq.verifier.grafting import batch_of_chains, hang
 from specq.verifier.session import Session
+from specq.verifier.sources.unread import Layout
 from specq.verifier.sources.unread_trees import (
     SHAPES,
-    Layout,
     UsualReach,
     batch_of_unread,
     best_shape,
@@ -134,7 +134,7 @@ class KnownTrees:
         return self._grown
 
     def on_device(self) -> DeviceNodes:
-        nodes = self._grown.token_ids, lines_of(self._grown)
+        nodes = self._grown.token_ids, lines_of(self._grown.parents, self._grown.depths)
         return DeviceNodes(*(torch.from_numpy(each.copy()).to(self._device) for each in nodes))
 
 
@@ -321,7 +321,7 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
             assert nodes.token_ids.tolist() == grown.token_ids.tolist()
             assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
             deep = np.broadcast_to(np.arange(3)[:, None, None] <= grown.depths, nodes.lines.shape)
-            assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown)[deep])
+            assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown.parents, grown.depths)[deep])
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

@@ -41,6 +41,7 @@ from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
 from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
+from specq.verifier.sources.unread import may_be_unread, put_tokens
 from specq.verifier.sources.unread_chains import (
     NEARLY_ALL,
     UNREAD_VALUE,
@@ -48,8 +49,6 @@ from specq.verifier.sources.unread_chains import (
     VerifiedShare,
     batch_of_unread,
     distinct,
-    may_be_unread,
-    put_read,
 )
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
@@ -262,7 +261,7 @@ class ColocatedDrafter(DraftSource):
             drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
             scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
-        put_read(trees, drafted.values, scores)
+        put_tokens(trees, drafted.values, scores)
         self.choice.foresee(len(begun.sessions), begun.curve)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:

@@ -37,9 +37,8 @@ from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
-from specq.verifier.sources.unread_chains import may_be_unread
+from specq.verifier.sources.unread import Layout, may_be_unread
 from specq.verifier.sources.unread_trees import (
-    Layout,
     ShapeChoice,
     batch_of_unread,
     put_read,

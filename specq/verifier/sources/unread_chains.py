@@ -15,11 +15,11 @@ import numpy as np
 
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN
-from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, Int64Array, IntpArray
-from specq.verification import DeviceTokens, handles, is_handle, places_of
+from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, IntpArray
+from specq.verification import DeviceTokens
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
-from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
+from specq.verifier.sources.unread import Layout, hung_unread
 
 UNREAD_VALUE = 0.1  # the minimum acceptance probability up to which chains are verified unread
 NEARLY_ALL = 0.85  # of the nodes: if steps verify as many, chains are verified unread at any price
@@ -66,64 +66,19 @@ class VerifiedShare:
             self.value = self.value + FADE * (now - self.value) if self.value else now
 
 
-def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
-    """Return whether chains of such a width may hang unread on these sessions' trees: none has other nodes, and all are judged by the target's own
-    tokens alone."""
-    own = [session for session in sessions if session.place != NONE]
-    if not own:
-        return False
-    trees, places = own[0].trees, np.array([session.place for session in own], np.intp)
-    if np.count_nonzero(trees.num_live[places]) or np.count_nonzero(trees.traits[places]):
-        return False
-    if width > 1 and any(session.speculation.max_nodes for session in own):
-        return False
-    return all(session.follows_own for session in own)
-
-
 def batch_of_unread(
-    sessions: Sequence[Session],
-    drafted: DeviceTokens,
-    counts: IntpArray,
-    scores: Float32Array,
-    lane: int = COLOCATED_LANE,
-    *,
-    is_measured: bool = True,
+    sessions: Sequence[Session], drafted: DeviceTokens, counts: IntpArray, scores: Float32Array
 ) -> DraftBatch:
-    """Return chains as a batch, in a lane; `is_measured` as of `DraftBatch`.
+    """Return chains as a batch.
 
     drafted     tokens [depth * sessions * width], level by level
     counts      i64[sessions]: how many levels each session takes; 0: none
     scores      f32[depth, width], of every session's
     """
     depth, width = scores.shape
-    which = np.flatnonzero(counts)
-    levels, ranks = np.divmod(np.arange(depth * width), width)  # of a session's nodes
-    parents = np.where(levels == 0, NONE, (levels - 1) * width)
-    is_there = levels < counts[which, None]  # [sessions, depth * width]
-    places: Int64Array = (levels * len(sessions) + which[:, None]) * width + ranks
-    own = [sessions[i] for i in which.tolist()]
-    return DraftBatch(
-        sessions=own,
-        lanes=lane,
-        base_lens=own[0].trees.length[[session.place for session in own]],
-        first_ids=NEXT_IDS,
-        sizes=is_there.sum(1),
-        token_ids=handles(places)[is_there],
-        parent_ids=np.broadcast_to(parents, is_there.shape)[is_there].astype(np.int32),
-        scores=np.broadcast_to(scores.reshape(-1), is_there.shape)[is_there],
-        is_measured=is_measured,
-        drafted=drafted,
-    )
-
-
-def put_read(trees: DraftTrees, token_ids: Int32Array, scores: Float32Array | None = None) -> None:
-    """Put what was read in the place of all handles on the trees: tokens and scores of what these stand for, [depth * sessions * width]; without
-    scores these stay."""
-    nodes = is_handle(trees.token).nonzero()[0]
-    of_nodes = places_of(trees.token[nodes])
-    trees.token[nodes] = token_ids[of_nodes]
-    if scores is not None:
-        trees.score[nodes] = trees.predicted[nodes] = scores[of_nodes]
+    layout = Layout.of((width,) * depth)
+    places = (layout.levels * len(sessions) + np.arange(len(sessions))[:, None]) * width + layout.ranks
+    return hung_unread(sessions, drafted, layout, counts, places, scores.reshape(-1), COLOCATED_LANE)
 
 
 def distinct(token_ids: Int32Array) -> Int32Array:

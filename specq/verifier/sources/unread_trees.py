@@ -11,19 +11,18 @@ likelier than the one before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import Grown
 from specq.protocol import BoolArray, Float64Array, IntpArray
-from specq.verification import DeviceTokens, handles, is_handle, places_of
+from specq.verification import DeviceTokens, places_in_runs
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
+from specq.verifier.sources.unread import Layout, hung_unread, put_tokens
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
+from specq.verifier.trees import DraftTrees
 
 PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for
 MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/e
@@ -41,29 +40,6 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 MOST_ROWS = 256  # of all sessions, of a shape but the smallest
 LOOK_AGAIN = 32  # rounds after which another shape may be better
 LEVEL_SHARE = 0.08  # of a step without drafts, that a level of a head takes
-
-
-class Layout(NamedTuple):
-    """How the nodes of a tree lie, level by level: their levels, their places in these, and the first node of the level above, -1 at the first
-    one, i64[n] each."""
-
-    levels: IntpArray
-    ranks: IntpArray
-    parents: IntpArray
-
-    @property
-    def is_chain(self) -> bool:
-        return len(self.levels) == int(self.levels[-1]) + 1
-
-    @staticmethod
-    @lru_cache(maxsize=64)
-    def of(level_sizes: tuple[int, ...]) -> Layout:
-        """Return the layout of levels of these sizes."""
-        sizes = np.array(level_sizes, np.intp)
-        ends = np.cumsum(sizes)
-        levels = np.arange(len(sizes)).repeat(sizes)
-        above = np.concatenate([[-1, 0], ends[:-2]])[: len(sizes)]
-        return Layout(levels, np.arange(ends[-1]) - (ends - sizes)[levels], above[levels])
 
 
 class UsualReach:
@@ -84,7 +60,7 @@ class UsualReach:
 
     def learn(self, layout: Layout, counts: IntpArray, is_accepted: BoolArray) -> None:
         """Take in what became of trees, of each of which its first nodes were verified, so many: is_accepted bool[verified], tree after tree."""
-        places = np.arange(len(is_accepted)) - (np.cumsum(counts) - counts).repeat(counts)
+        places = places_in_runs(counts)
         num_verified = np.bincount(places, minlength=len(layout.levels))
         num_accepted = np.bincount(places, is_accepted, len(layout.levels))
         at = layout.levels, layout.ranks
@@ -161,36 +137,19 @@ def batch_of_unread(
     likely   f64[n]: as of `UsualReach.of`
     """
     above = np.where(layout.parents < 0, 1.0, likely[layout.parents])
-    which = np.flatnonzero(depths)
-    is_there = layout.levels < depths[which, None]  # [sessions, n]
-    size = len(likely)
-    own = [sessions[i] for i in which.tolist()]
-    return DraftBatch(
-        sessions=own,
-        lanes=lane,
-        base_lens=own[0].trees.length[[session.place for session in own]],
-        first_ids=NEXT_IDS,
-        sizes=is_there.sum(1),
-        token_ids=handles(which[:, None] * size + np.arange(size))[is_there],
-        parent_ids=np.broadcast_to(layout.parents, is_there.shape)[is_there].astype(np.int32),
-        scores=np.broadcast_to(np.log(likely / above), is_there.shape)[is_there],
-        is_measured=True,
-        drafted=drafted,
-    )
+    places = np.arange(len(sessions) * len(likely)).reshape(len(sessions), -1)
+    return hung_unread(sessions, drafted, layout, depths, places, np.log(likely / above), lane)
 
 
 def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
     """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other nodes."""
-    nodes = (is_handle(trees.token) & (trees.node_session != NONE)).nonzero()[0]  # not of drafts that were forgotten
-    places = places_of(trees.token[nodes])
+    assert drafted.values is not None, "they have been read"
+    nodes, places = put_tokens(trees, drafted.values, np.maximum(grown.scores, np.log(LEAST_CHANCE)).reshape(-1))
+    trees.is_measured[nodes] = False
+    if drafted.tree is None:  # they are chains
+        return
     order = np.argsort(places)
-    nodes, places = nodes[order], places[order]
-    token_ids, scores = drafted.values, np.maximum(grown.scores, np.log(LEAST_CHANCE)).reshape(-1)
-    assert token_ids is not None, "they have been read"
-    trees.token[nodes], trees.is_measured[nodes] = token_ids[places], False
-    trees.score[nodes] = trees.predicted[nodes] = scores[places]
-    size = grown.token_ids.shape[1]
-    ends = np.flatnonzero(np.diff(places // size, append=-1)) + 1
-    for own, end in zip(np.split(nodes, ends[:-1]), ends.tolist(), strict=True):
-        tree = int(places[end - 1]) // size
+    nodes, of_trees = nodes[order], places[order] // drafted.tree.size
+    ends = np.flatnonzero(np.diff(of_trees, append=-1)) + 1
+    for own, tree in zip(np.split(nodes, ends[:-1]), of_trees[ends - 1].tolist(), strict=True):
         trees.hang_anew(int(trees.node_session[own[0]]), own.tolist(), grown.parents[tree, : len(own)].tolist())
