@@ -144,6 +144,6 @@ def _read(batch: StepBatch) -> StepBatch:
 
 def _parents_of(lines: Int32Array) -> Int32Array:
     """Return the parents of nodes, i32[n], given their lines, whose places go on from level to level."""
-    own = lines[-1] if len(lines) == 1 else lines.max(0)
+    own = lines.max(0)
     levels = (lines == own).argmax(0)
     return np.where(levels > 0, lines[levels - 1, np.arange(lines.shape[1])], np.int32(-1))

@@ -70,7 +70,7 @@ def test_a_step_is_made_even_where_that_costs_little(lengths: list[int], even: i
     assert found == even
     if found:
         assert found > max(lengths)
-        assert graph_rows(GRAPHS, found, len(lengths)) <= MOST_MORE_ROWS + sum(count + 1 for count in lengths)
+        assert graph_rows(GRAPHS[found], found, len(lengths)) <= MOST_MORE_ROWS + sum(count + 1 for count in lengths)
 
 
 def test_prompts_are_never_made_even() -> None:
@@ -333,8 +333,8 @@ def test_vllm_finds_a_graph_for_each_even_step(
             assert mode == CUDAGraphMode.FULL
             assert descriptor in descriptors
             assert (descriptor.num_tokens, descriptor.num_reqs) == (
-                graph_rows(graphs, length, count),
-                graph_rows(graphs, length, count) // length,
+                graph_rows(counts, length, count),
+                graph_rows(counts, length, count) // length,
             )
             assert decided([length] * count + [length - 1 or 7])[0] == CUDAGraphMode.NONE  # a step that is not even
     own.use(0)

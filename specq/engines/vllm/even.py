@@ -33,9 +33,9 @@ def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...
     return {length: fitting for length, fitting in found.items() if fitting}
 
 
-def graph_rows(graphs: Graphs, length: int, num_sessions: int) -> int:
+def graph_rows(counts: Sequence[int], length: int, num_sessions: int) -> int:
     """Return the rows of the smallest graph for sessions with so many rows each; 0: there is none."""
-    return next((length * count for count in graphs[length] if count >= num_sessions), 0)
+    return next((length * count for count in counts if count >= num_sessions), 0)
 
 
 def even_length(batch: StepBatch, graphs: Graphs) -> int:
@@ -45,6 +45,6 @@ def even_length(batch: StepBatch, graphs: Graphs) -> int:
         return 0
     most, num_rows = 1 + int(batch.num_nodes.max()), len(batch.token_ids)
     for length in sorted(length for length in graphs if length >= most):
-        if even_rows := graph_rows(graphs, length, len(batch)):
+        if even_rows := graph_rows(graphs[length], length, len(batch)):
             return length if even_rows <= num_rows + MOST_MORE_ROWS else 0
     return 0

@@ -49,7 +49,7 @@ class EvenDispatcher:
             not valid_modes or CUDAGraphMode.FULL in valid_modes
         )
         if uniform_decode and may_be_whole and not has_lora:
-            rows = graph_rows({self._length: self._counts}, self._length, -(-num_tokens // self._length))
+            rows = graph_rows(self._counts, self._length, -(-num_tokens // self._length))
             if rows:
                 return CUDAGraphMode.FULL, self._descriptor(rows)
         found: tuple[CUDAGraphMode, BatchDescriptor] = self._usual.dispatch(

@@ -78,12 +78,6 @@ def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
     return wanted
 
 
-@lru_cache(maxsize=64)
-def chain_of(num_levels: int) -> RankTree:
-    """Return a chain of so many first choices."""
-    return RankTree.of([(0,) * (depth + 1) for depth in range(num_levels)], is_fixed=True)
-
-
 @lru_cache(maxsize=256)
 def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...] = ()) -> RankTree:
     """Return the tree that a job asks for, at most so many places deep; `default`: the paths of one that asks for nothing, else it is
