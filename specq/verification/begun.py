@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
@@ -27,9 +28,11 @@ from specq.verification.target_rows import check_numbers
 from specq.verification.transfers import Fetched, to_device
 
 
-def says_own(judged: StepBatch) -> bool:
-    """Return whether all that such steps say are the target's own tokens, of logits that their parameters may shape."""
-    return not len(judged.parents) and all(strategy(params.strategy).says_own(params) for params in judged.params)
+def says_own(batch: StepBatch) -> bool:
+    """Return whether all that such steps say, where they are judged, are the target's own tokens, of logits that their parameters may shape: a device that
+    begins to judge has them (`Judging.tokens`)."""
+    judged = compress(batch.params, batch.is_judged.tolist())
+    return not len(batch.parents) and all(strategy(params.strategy).says_own(params) for params in judged)
 
 
 def follows_own(judged: StepBatch) -> bool:

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.runtime.cpu import available_cores
 from tests.devices import NEEDS_VLLM, vllm_arguments
+from tests.engines.overlapping import NUM
 from workers.up import Group, members
 
 pytestmark = [
@@ -125,6 +129,17 @@ def test_each_worker_judges_under_tensor_parallelism(
     """Two workers, each with half of each layer and a judge of its own."""
     ours = vllm_answers(vllm_device, two_workers, cores=CORES)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+
+
+def test_texts_are_the_same_with_a_step_in_flight_in_two_processes(
+    vllm_device: str, two_workers: dict[str, object], tmp_path: Path
+) -> None:
+    """A worker launches a step, and waits for the one before, while the host does other things."""
+    command = [sys.executable, "-m", "tests.engines.vllm_apart", str(tmp_path), vllm_device]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    texts = json.loads(done.stdout.splitlines()[-1])
+    assert texts["together"] == texts["apart"]
+    assert len(texts["together"]) == NUM - 2
 
 
 def test_a_verifier_whose_worker_process_dies_ends_though_nobody_asks_it_for_a_step(

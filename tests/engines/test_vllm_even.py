@@ -149,15 +149,14 @@ class Launches(list[int]):
 
     def __init__(self, engine: VllmEngine) -> None:
         super().__init__()
-        way: Any = engine._way
-        call = way._call
+        workers: Any = engine._way._workers  # type: ignore[attr-defined]
+        launch = workers.launch
 
-        def noted(method: str, *arguments: Any) -> Any:
-            if method == "specq_launch":
-                self.append(arguments[-1])
-            return call(method, *arguments)
+        def noted(*arguments: Any) -> None:
+            self.append(arguments[-2])
+            launch(*arguments)
 
-        way._call = noted
+        workers.launch = noted
 
 
 def even_engine(directory: Path, device: str, **options: Any) -> tuple[VllmEngine, Launches]:

@@ -34,7 +34,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, vllm_device: str):
 
 def overlapping(engine: VllmEngine, overlaps: bool) -> VllmEngine:
     """Let steps overlap, or not."""
-    engine.overlaps = overlaps
+    engine.overlaps = engine._way.overlaps = overlaps
     steps = engine._way._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
     if not steps.overlaps:  # on a CPU
         steps.judge = judge_later if overlaps else judge_each

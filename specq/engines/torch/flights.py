@@ -75,7 +75,7 @@ class Flight:
         """See `specq.engines.Launched`."""
         if isinstance(self.judging, Judging):
             return self.judging.tokens is not None or not len(self.judging.judged)
-        return says_own(self.plan.batch.judged())
+        return says_own(self.plan.batch)
 
     def collect(self) -> StepOutput:
         """See `specq.engines.Launched`."""

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from specq.engines.vllm.graphs import EvenGraphs
 from specq.engines.vllm.rows import ANY_TOKEN, judged_rows, said_tokens
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import Judgements, StepBatch
+from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
@@ -67,14 +67,16 @@ class RunnerSteps:
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
-        self.overlaps: bool = runner.device.type == "cuda"
+        self.overlaps: bool = runner.device.type == "cuda" and cuda_rows.is_available()
         self.judge: Judge = begin if self.overlaps else judge_each
         if self.overlaps:  # what vLLM copies to the device is not written again before it is there
             runner.prepare_inputs_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def launch(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch, even_length: int) -> bool:
-        """Begin a step of requests, each with its session's step in `batch`; return whether it feeds the next one. `even_length`: rows that each
-        request has, if that is more than were asked for; 0: as many as were."""
+    def launch(
+        self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch, even_length: int, feeds: bool
+    ) -> None:
+        """Begin a step of requests, each with its session's step in `batch`. `even_length`: rows that each request has, if that is more than were
+        asked for; 0: as many as were. `feeds`: whether the next step may begin with what this one says."""
         self._feed(request_ids, batch)
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
@@ -87,12 +89,11 @@ class RunnerSteps:
             warm_up(logits)
         judged = [name for name, is_judged in zip(request_ids, batch.is_judged.tolist(), strict=True) if is_judged]
         num_said = [len(self._runner.requests[name].output_token_ids) for name in judged]
-        feeds = isinstance(judging, Judging) and (judging.tokens is not None or not judged)
+        assert not feeds or (isinstance(judging, Judging) and (judging.tokens is not None or not judged))
         flight = RunnerFlight(batch, judged, num_said, judging, feeds, logits if self._verbose else None)
         if feeds:
             self._say(flight, np.ones(len(judged), np.intp), np.full(len(judged), ANY_TOKEN, np.int32), 0)
         self._flights.append(flight)
-        return feeds
 
     def collect(self) -> Judgements:
         """Wait for the oldest step; return its judgements in order."""

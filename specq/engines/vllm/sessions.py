@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import structlog
-from vllm import SamplingParams, envs
+from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
@@ -25,6 +25,7 @@ from specq.engines.vllm.even import even_length
 from specq.engines.vllm.rows import ANY_TOKEN
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
+from specq.engines.vllm.workers import Workers
 from specq.protocol import (
     BoolArray,
     ConfigError,
@@ -35,7 +36,8 @@ from specq.protocol import (
     SessionStep,
     StepOutput,
 )
-from specq.verification import Judgements, StepBatch
+from specq.verification import StepBatch
+from specq.verification.begun import says_own
 
 log = structlog.get_logger(__name__)
 
@@ -102,8 +104,9 @@ class Sessions:
         config = engine_config(options)
         self._has_lost = False
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
+        self._workers = Workers(self._core.model_executor)
         began = time.monotonic()
-        installed = self._core.collective_rpc("specq_install", args=(verbose,))
+        installed = self._workers.install(verbose)
         self.overlaps = installed[0][0]
         # Where devices are several, one may have had no memory for some.
         self._graphs = {
@@ -189,13 +192,14 @@ class Sessions:
         request_ids = [holding.request.request_id for holding in holdings]
         of_all = zip(request_ids, holdings, batch.params, strict=True)
         news = {name: params for name, holding, params in of_all if holding.has_news(params)}
-        feeds: bool = self._call("specq_launch", output, request_ids, batch.without_params(), news, even)
+        feeds = self.overlaps and says_own(batch)
+        self._workers.launch(output, request_ids, batch.without_params(), news, even, feeds)
         self._table.launch(batch, places, feeds=feeds)
         return SessionFlight(batch, places, holdings, feeds, self._collect, self._discard)
 
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
-        judgements: Judgements = self._call("specq_collect")
+        judgements = self._workers.collect()
         batch = flight.batch
         self._free_slots = None
         self._table.commit(batch, flight.places, self._are_open(flight), judgements, feeds=flight.feeds)
@@ -207,7 +211,7 @@ class Sessions:
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. The blocks that it took stay their sessions'."""
-        self._call("specq_discard")
+        self._workers.discard()
         self._free_slots = None
         self._table.revert(flight.batch, flight.places, self._are_open(flight), feeds=flight.feeds)
 
@@ -250,14 +254,6 @@ class Sessions:
             }
         num_said = table.lengths[places] - table.num_prompt[places]
         return self._scheduler.output(holdings, sizes, computed, num_said, has_grown, chains)
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        """Have the workers do something; return what the first says. Where that fails, or takes longer than vLLM has patience for, nobody
-        knows what they have done of it: it cannot be repeated."""
-        try:
-            return self._core.collective_rpc(method, timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=arguments)[0]
-        except Exception as error:
-            raise EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}") from error
 
     def _check_transcripts(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> None:
         """Raise EngineError unless each step goes on with its request's own tokens, and is judged at their end only."""

@@ -46,13 +46,14 @@ class JudgingWorker:
         batch: StepBatch,
         news: dict[str, SamplingParams],
         even_length: int,
-    ) -> bool:
+        feeds: bool,
+    ) -> None:
         """See `RunnerSteps.launch`. The batch comes without parameters; `news`: those of requests that have others than in the step before, or are new."""
         self._specq_params |= news
         batch.params = [self._specq_params[name] for name in request_ids]
         for name in output.finished_req_ids:
             self._specq_params.pop(name, None)
-        return self.specq_steps.launch(output, request_ids, batch, even_length)
+        self.specq_steps.launch(output, request_ids, batch, even_length, feeds)
 
     @torch.inference_mode()
     def specq_collect(self) -> Judgements:
