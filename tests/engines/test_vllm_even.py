@@ -3,10 +3,9 @@ GPU; which one a step takes, and the rows, do not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -265,6 +264,69 @@ def test_rows_are_added_only_where_kv_is_left(directory: Path, vllm_device: str)
 # --- graphs ------------------------------------------------------------------------------------------------------------------
 
 
+class Captures(list[Any]):
+    """What a runner of vLLM's on a CPU captures, of graphs that are not real: the steps' descriptors, in order. `errors`: what capturing raises, by how
+    many there are then."""
+
+    def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.compilation import cuda_graph
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+        from vllm.config import CUDAGraphMode
+        from vllm.forward_context import get_forward_context
+        from vllm.platforms import current_platform
+        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+        from vllm.v1.worker import gpu_model_runner
+
+        super().__init__()
+        self.errors: dict[int, Exception] = {}
+        self.num_calls = 0
+        capture_model = runner.capture_model
+
+        @contextmanager
+        def captured(*_: Any, **__: Any) -> Iterator[None]:
+            context = get_forward_context()
+            found, metadata = context.batch_descriptor, next(iter(context.attn_metadata.values()))
+            assert metadata.max_query_len * found.num_reqs == len(metadata.slot_mapping) == found.num_tokens
+            assert len(metadata.seq_lens) == found.num_reqs
+            if error := self.errors.pop(len(self), None):
+                raise error
+            yield
+            self.append(found)
+
+        def counted() -> int:
+            self.num_calls += 1
+            capture_model()
+            return 1 << 20
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "graph", captured)
+        monkeypatch.setattr(type(current_platform), "get_global_graph_pool", lambda _: (0, 1))
+        monkeypatch.setattr(cuda_graph, "current_stream", lambda: None)
+        monkeypatch.setattr(cuda_graph, "weak_ref_tensors", lambda tensors: tensors)
+        monkeypatch.setattr(gpu_model_runner, "graph_capture", lambda **_: nullcontext())
+        monkeypatch.setattr(gpu_model_runner, "lock_workspace", lambda: None)
+        for name, value in {
+            "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64,
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64], "cudagraph_num_of_warmups": 1,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(runner.compilation_config, name, value)
+        usual = CudagraphDispatcher(runner.vllm_config)
+        usual.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
+        monkeypatch.setattr(runner, "cudagraph_dispatcher", usual)
+        monkeypatch.setattr(runner, "capture_model", counted)
+        wrapper = CUDAGraphWrapper(runner.model, runner.vllm_config, CUDAGraphMode.FULL)
+        monkeypatch.setattr(runner, "model", wrapper)
+        self.kept = wrapper.concrete_cudagraph_entries
+
+
+def runner_on_cpu(directory: Path, device: str) -> tuple[VllmEngine, Any]:
+    """Return an engine and its runner."""
+    if device != "cpu":
+        pytest.skip("there it would capture real ones")
+    engine, _ = even_engine(directory, device, kv_slots=2048, max_sessions=16, max_step_rows=128)
+    return engine, engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+
+
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_vllm_finds_a_graph_for_each_even_step(
@@ -273,20 +335,12 @@ def test_vllm_finds_a_graph_for_each_even_step(
     """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
     from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     from specq.engines.vllm.graphs import EvenGraphs, possible_graphs
 
-    if vllm_device != "cpu":
-        pytest.skip("there it would capture real ones")
-    engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_sessions=16, max_step_rows=128)
-    runner: Any = engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    engine, runner = runner_on_cpu(directory, vllm_device)
     assert possible_graphs(runner) == {}
-    config = runner.compilation_config
-    for name, value in {
-        "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
-    }.items():  # fmt: skip
-        monkeypatch.setattr(config, name, value)
+    bare, captures = runner.model, Captures(runner, monkeypatch)
     assert possible_graphs(runner) == {}  # its attention can be captured in no way
     builder = type(runner.attn_groups[0][0].get_metadata_builder())
     for support, expected in (("UNIFORM_BATCH", graphs_up_to(64, 16)), ("UNIFORM_SINGLE_TOKEN_DECODE", {})):
@@ -297,25 +351,21 @@ def test_vllm_finds_a_graph_for_each_even_step(
         ("reorder_batch_threshold", 1, 1),
         ("reorder_batch_threshold", 4, 4),
         ("lora_config", object(), 1),
+        ("model", bare, 1),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(runner, name, value)
             assert max(possible_graphs(runner), default=1) == most
-    usual = CudagraphDispatcher(runner.vllm_config)
-    usual.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
-    monkeypatch.setattr(runner, "cudagraph_dispatcher", usual)
-    descriptors: list[Any] = []
-
-    def capture() -> None:
-        ((mode, found),) = runner.cudagraph_dispatcher.get_capture_descs()
-        for one in found:
-            runner._dummy_run(one.num_tokens, cudagraph_runtime_mode=mode, uniform_decode=one.uniform)
-            descriptors.append(one)
-
-    monkeypatch.setattr(runner, "capture_model", capture)
+    usual = runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain = captures.copy()
     own, graphs = EvenGraphs(runner), graphs_up_to(64, 16)
     assert own.capture(graphs) == graphs
-    assert len(set(descriptors)) == sum(map(len, graphs.values()))
+    assert captures.num_calls == 2  # in one more, since each has a stream, and so memory, of its own
+    assert own.num_bytes == 1 << 20
+    descriptors = captures[len(plain) :]
+    assert descriptors[0].num_tokens == max(one.num_tokens for one in descriptors)
+    assert len(set(captures)) == len(captures.kept) == len(plain) + sum(map(len, graphs.values()))
     assert runner.cudagraph_dispatcher is usual
 
     def decided(rows: list[int]) -> tuple[Any, Any]:
@@ -344,25 +394,39 @@ def test_vllm_finds_a_graph_for_each_even_step(
 
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
-def test_graphs_for_which_there_is_no_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of fewer rows are captured all the same."""
-    from specq.engines.vllm import graphs as module
+def test_graphs_that_cannot_be_captured_are_left_out(
+    directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory is missing, those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
+    from vllm.compilation import monitor
 
-    def capture() -> None:
-        if runner.uniform_decode_query_len > 4:
-            raise torch.OutOfMemoryError("none is left")
+    from specq.engines.vllm.graphs import EvenGraphs
 
-    runner = SimpleNamespace(
-        vllm_config=None, cudagraph_dispatcher="usual", uniform_decode_query_len=1, capture_model=capture
-    )
-    monkeypatch.setattr(module, "set_current_vllm_config", nullcontext)
-    own, graphs = module.EvenGraphs(runner), graphs_up_to(64, 16)
-    assert own.capture(graphs) == {length: counts for length, counts in graphs.items() if length <= 4}
-    assert (runner.cudagraph_dispatcher, runner.uniform_decode_query_len) == ("usual", 1)
-    own.use(8)
-    assert runner.cudagraph_dispatcher == "usual"
-    own.use(3)
-    assert runner.uniform_decode_query_len == 3
+    engine, runner = runner_on_cpu(directory, vllm_device)
+    captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain, graphs = set(captures), graphs_up_to(64, 16)
+    first = len(graphs[4])  # 16 sessions with 4 rows each, and 8 with 8, are the largest
+    for error, missing, num_calls in (
+        (torch.OutOfMemoryError("none is left"), {8}, 2),
+        (RuntimeError("it cannot be captured"), set(graphs), 1),
+    ):
+        captures.clear()
+        captures.num_calls, captures.errors = 0, {first + 2: error}
+        own = EvenGraphs(runner)
+        found = own.capture(graphs)
+        assert found == {length: counts for length, counts in graphs.items() if length not in missing}
+        assert captures.num_calls == num_calls
+        assert {(one.num_tokens, one.num_reqs) for one in set(captures.kept) - plain} == {
+            (length * count, count) for length, counts in found.items() for count in counts
+        }
+        assert plain <= set(captures.kept)
+        assert not monitor.cudagraph_capturing_enabled
+        for length in (8, 3, 0):
+            own.use(length)
+            assert (runner.cudagraph_dispatcher is usual) == (length not in found)
+            assert runner.uniform_decode_query_len == (length if length in found else 1)
+    engine.shutdown()
 
 
 @pytest.mark.vllm

@@ -8,11 +8,15 @@ runner has that of the step: while it captures, and in each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
 import torch
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.compilation.monitor import set_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -31,9 +35,9 @@ class EvenDispatcher:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._usual, name)
 
-    def get_capture_descs(self) -> list[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
+    def descriptors(self) -> list[BatchDescriptor]:
         """Return what is captured, largest first, as vLLM does."""
-        return [(CUDAGraphMode.FULL, [self._descriptor(count * self._length) for count in reversed(self._counts)])]
+        return [self._descriptor(count * self._length) for count in reversed(self._counts)]
 
     def dispatch(
         self,
@@ -67,27 +71,62 @@ class EvenDispatcher:
 
 
 class EvenGraphs:
-    """The whole graphs of a runner for steps with drafts, and which one the next step uses."""
+    """The whole graphs of a runner for steps with drafts, and which one the next step uses.
+
+    num_bytes   of the device's memory that they took
+    """
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self.num_bytes = 0
         self._usual = runner.cudagraph_dispatcher, runner.uniform_decode_query_len
         self._dispatchers: dict[int, EvenDispatcher] = {}
 
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-        """Capture graphs: rows of each session -> numbers of sessions; return those for which there was memory."""
+        """Capture graphs: rows of each session -> numbers of sessions; return those that there are then.
+
+        Left out are those for which there is no memory, and all where anything else fails; raises what the device says
+        if it is lost. The largest come first, and all in one call of vLLM's where memory allows: only graphs that were
+        captured on one stream share the memory of what they compute in between, and each call takes a new stream. It
+        also collects all garbage twice.
+        """
+        self._dispatchers = {
+            length: EvenDispatcher(length, counts, self._usual[0]) for length, counts in graphs.items()
+        }
+        waiting = sorted(graphs, key=lambda length: length * graphs[length][-1], reverse=True)
         with set_current_vllm_config(self._runner.vllm_config):
-            for length in sorted(graphs, reverse=True):
-                self._dispatchers[length] = EvenDispatcher(length, graphs[length], self._usual[0])
-                self.use(length)
+            while waiting:
+                self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=lambda: self._in_turn(waiting))
                 try:
-                    self._runner.capture_model()
-                except torch.OutOfMemoryError:
-                    del self._dispatchers[length]
-                    log.warning("vllm_graphs_not_captured", rows_each=length, reason="no memory is left for them")
+                    self.num_bytes += self._runner.capture_model()
+                except Exception as error:  # noqa: BLE001 - whatever it is: steps run without these graphs
+                    is_memory = isinstance(error, torch.OutOfMemoryError) and bool(waiting)
+                    left_out = waiting[:1] if is_memory else sorted(self._dispatchers)
+                    reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
+                    log.warning("vllm_graphs_not_captured", rows_each=left_out, reason=reason)
+                    self._leave_out(left_out)
+                    del waiting[: 1 if is_memory else None]
                 finally:
                     self.use(0)
+        if graphs:
+            gc.freeze()  # vLLM leaves what it has made to no collector, and its capturing undoes that
         return {length: graphs[length] for length in graphs if length in self._dispatchers}
+
+    def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
+        """Say what the runner captures, one number of rows after the other, and make it ready for that; `waiting`
+        keeps those that are not done."""
+        while waiting:
+            self.use(waiting[0])
+            yield CUDAGraphMode.FULL, self._dispatchers[waiting[0]].descriptors()
+            del waiting[0]
+
+    def _leave_out(self, lengths: Sequence[int]) -> None:
+        """Forget the graphs for so many rows of each session, captured or not, and leave vLLM as it is when it has captured."""
+        for length in lengths:
+            for descriptor in self._dispatchers.pop(length).descriptors():
+                self._runner.model.concrete_cudagraph_entries.pop(descriptor, None)
+        set_cudagraph_capturing_enabled(False)
+        torch.accelerator.synchronize()
 
     def use(self, length: int) -> None:
         """Let the next step of the runner use a graph for so many rows of each request, where there is one; 0: as vLLM would."""
@@ -121,6 +160,7 @@ def _is_special(runner: Any) -> bool:
         or cache.kv_sharing_fast_prefill
         or getattr(runner.compilation_config.pass_config, "enable_sp", False)
         or runner.encoder_cudagraph_manager is not None
+        or not isinstance(runner.model, CUDAGraphWrapper)
     )
 
 

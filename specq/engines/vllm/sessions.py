@@ -107,15 +107,20 @@ class Sessions:
         self._workers = Workers(self._core.model_executor)
         began = time.monotonic()
         installed = self._workers.install(verbose)
-        self.overlaps = installed[0][0]
+        self.overlaps, graphs, num_bytes = installed[0]
         # Where devices are several, one may have had no memory for some.
         self._graphs = {
-            length: counts for length, counts in installed[0][1].items() if all(length in own for _, own in installed)
+            length: counts for length, counts in graphs.items() if all(length in own for _, own, _ in installed)
         }
         self.even_chains = {length - 1: counts[-1] for length, counts in self._graphs.items()}
         if self._graphs:
-            num_graphs, seconds = sum(map(len, self._graphs.values())), round(time.monotonic() - began, 1)
-            log.info("vllm_graphs_captured", rows_each=[*self._graphs], num=num_graphs, seconds=seconds)
+            log.info(
+                "vllm_graphs_captured",
+                rows_each=[*self._graphs],
+                num=sum(map(len, self._graphs.values())),
+                seconds=round(time.monotonic() - began, 1),
+                mib=num_bytes >> 20,
+            )
         self._scheduler: SessionScheduler = self._core.scheduler
         self._check()
         self._table = SessionTable()

@@ -55,6 +55,7 @@ RUNNER_PARTS = (
     "input_batch",
     "lora_config",
     "max_num_tokens",
+    "model",
     "parallel_config",
     "prepare_inputs_event",
     "reorder_batch_threshold",

@@ -27,16 +27,18 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
-    def specq_install(self, verbose: bool) -> tuple[bool, dict[int, Sequence[int]]]:
-        """Make ready for steps; return whether they overlap with the host, and which whole graphs steps with drafts have: rows of each session
-        -> numbers of sessions. EngineError if this vLLM's runner is another one."""
+    def specq_install(self, verbose: bool) -> tuple[bool, dict[int, Sequence[int]], int]:
+        """Make ready for steps; return whether they overlap with the host, which whole graphs steps with drafts have: rows of each session
+        -> numbers of sessions, and how many bytes these took. EngineError if this vLLM's runner is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
         self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
         self._specq_params: dict[str, SamplingParams] = {}  # of each request that the runner knows
-        return self.specq_steps.overlaps, self.specq_steps.graphs.capture(possible_graphs(self.model_runner))
+        graphs = self.specq_steps.graphs
+        captured = graphs.capture(possible_graphs(self.model_runner))
+        return self.specq_steps.overlaps, captured, graphs.num_bytes
 
     @torch.inference_mode()
     def specq_launch(

@@ -21,6 +21,8 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from specq.protocol import EngineLostError, SamplingParams
 from specq.verification import Judgements, StepBatch
 
+Installed = tuple[bool, dict[int, Sequence[int]], int]
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -42,11 +44,10 @@ class Workers:
         self._are_apart = isinstance(executor, MultiprocExecutor)
         self._flights = deque[_Flight]()  # oldest first
 
-    def install(self, verbose: bool) -> list[tuple[bool, dict[int, Sequence[int]]]]:
+    def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
-        found: list[tuple[bool, dict[int, Sequence[int]]]] = self._executor.collective_rpc(
-            "specq_install", args=(verbose,)
-        )
+        patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
+        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose,))
         return found
 
     def launch(
