@@ -16,7 +16,7 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.proposers import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
 from specq.proposers.eagle import Eagle
-from specq.protocol import EAGLE_LANE, Close, Open, SamplingParams, Speculation, Verdict
+from specq.protocol import EAGLE_LANE, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import lines_of
@@ -24,8 +24,10 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.grafting import batch_of_chains, hang
+from specq.verifier.arms import SUFFIX
+from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
 from specq.verifier.session import Session
+from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
 from specq.verifier.sources.unread_trees import (
     SHAPES,
@@ -322,6 +324,44 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     assert engine.free_slots == engine.info.kv_slots
     text = np.array(plain[count - 1], np.int32)
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
+
+
+class ReadChains(DraftSource):
+    """Drafts for every third session what its text goes on with, where the third token is another."""
+
+    name = SUFFIX
+
+    def __init__(self, texts: dict[int, list[int]]) -> None:
+        self._texts = texts
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Any) -> Sequence[DraftBatch]:
+        own = [one for one in sessions if one.session_id % 3 == 1 and one.limit - one.length > 4]
+        ahead = [self._texts[one.session_id][one.length :][:4] for one in own]
+        tokens = np.array([[*right[:2], right[2] + 1, right[3]] for right in ahead], np.int32).reshape(-1, 4)
+        scores, counts = np.full(tokens.shape, -0.1), np.full(len(own), 4)
+        return [batch_of_chains(own, SUFFIX_LANE, tokens, counts, scores, is_measured=True)] if own else []
+
+
+class KnowingSome(KnowingHead):
+    """Of every third text it knows nothing."""
+
+    def known(self, session_id: int) -> int:
+        return 0 if session_id % 3 == 1 else super().known(session_id)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_beside_sessions_whose_drafts_were_read(tiny: Path, plain: dict[int, list[int]], device: str) -> None:
+    """Whose lines the host has laid out, and which stay as they are."""
+    engine = make_engine(tiny, device, overlaps=True)
+    chains, source = ReadChains(plain), EagleDrafter(KnowingSome(plain, engine), DEPTH)
+    unread, lengths, count = noted(source), list[int](), 4
+    verifier = Verifier(
+        engine, CURVE, [chains, source], incarnation=1, max_sessions=64, max_step_rows=512, measures_drafts=False
+    )
+    found = serve(verifier, "async", count, lengths=lengths)
+    assert found == {i: plain[i] for i in range(count)}
+    assert len(unread) > 3
+    assert np.mean(lengths) > 2.2
 
 
 def test_the_check_finds_tokens_that_are_read_as_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,16 @@ class FedLines(NamedTuple):
     firsts: Int64Array
 
     def put(self, block: torch.Tensor, slots: torch.Tensor, where: LinePlaces) -> None:
-        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits."""
-        which = np.full(int(self.rows.max()) + 1, -1, np.int64)
+        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits. Lines of other rows, whose
+        nodes the host has read, stay as they are."""
+        which = np.full(int(max(self.rows.max(), where.rows.max(initial=0))) + 1, -1, np.int64)
         which[self.rows] = np.arange(len(self.rows))
-        own = which[where.rows]
-        numbers = np.stack([where.starts, where.levels * self.lines.shape[1] + self.places[own], self.firsts[own]])
-        starts, flat, firsts = _sent(numbers, block)
+        is_own = which[where.rows] >= 0
+        own, starts, levels = which[where.rows[is_own]], where.starts[is_own], where.levels[is_own]
+        numbers = np.stack([starts, levels * self.lines.shape[1] + self.places[own], self.firsts[own]])
+        starts_there, flat, firsts = _sent(numbers, block)
         rows = self.lines.reshape(-1).index_select(0, flat).long() + firsts
-        block.index_copy_(0, starts, slots.index_select(0, rows))
+        block.index_copy_(0, starts_there, slots.index_select(0, rows))
 
 
 def _sent(numbers: Int64Array, like: torch.Tensor) -> torch.Tensor:
