@@ -326,6 +326,46 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
 
 
+def test_what_is_no_number_is_no_node_and_not_learned() -> None:
+    """A head whose numbers overflow once drafts nothing there, and what is usual stays known."""
+
+    class Overflowing(Beside):
+        count = 0
+
+        def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
+            self.count += 1
+            found = super().start(requests)
+            return found if self.count % 3 else [Spoilt(one) for one in found]
+
+    class Spoilt:
+        def __init__(self, wait: Growing) -> None:
+            self._wait = wait
+
+        def __call__(self) -> Grown:
+            grown, which = self._wait(), np.arange(self._wait().reach.shape[1]) >= 2
+            nothing = np.where(which, np.float32(np.nan), np.float32(0))
+            return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
+
+        def on_device(self) -> DeviceNodes | None:
+            return self._wait.on_device()
+
+    source = EagleDrafter(Overflowing(), DEPTH)
+    usual, is_known = source._shapes.usual, list[bool]()
+    promise = usual.promise
+
+    def note(layout: Layout, reach: Any) -> None:
+        promise(layout, reach)
+        is_known.append(not np.isnan(usual._promised).any())
+
+    usual.promise = note  # type: ignore[method-assign]
+    unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
+    for i in range(3):
+        started.open(i, seed=i, context=[4, 5, 6])
+    assert started.finish() == {i: toy_text([4, 5, 6], LENGTH, i) for i in range(3)}
+    assert len(unread) > 3
+    assert all(is_known)
+
+
 class ReadChains(DraftSource):
     """Drafts for every third session what its text goes on with, where the third token is another."""
 

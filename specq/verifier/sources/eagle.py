@@ -152,8 +152,10 @@ class EagleDrafter(DraftSource):
     def _read(self, begun: _Begun) -> Grown:
         """Wait for trees of given level sizes, and learn what is usual."""
         grown = begun.wait()
-        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), np.exp(grown.reach.astype(np.float64)))
-        return grown._replace(token_ids=np.where(np.isfinite(grown.reach), grown.token_ids, np.int32(NO_TOKEN)))
+        is_node = np.isfinite(grown.reach)  # else nothing is there, or what the head said is no number
+        likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
+        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), likely)
+        return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))
 
     def _learn(self) -> None:
         """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device would wait for."""
