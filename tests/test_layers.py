@@ -89,6 +89,7 @@ DOORS = {
         "specq.verification.explain",
         "specq.verification.begun",
         "specq.verification.devices",
+        "specq.verification.transfers",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),

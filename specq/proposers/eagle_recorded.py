@@ -191,6 +191,7 @@ class Recorded:
     def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
         sessions have. Where kernels of our own turn out not to run, those of torch are used from then on."""
+        has_failed = False
         try:
             self._warm_up(most_sessions, kinds)
         except Exception as error:
@@ -198,6 +199,8 @@ class Recorded:
                 raise
             log.warning("eagle_kernels_failed", **traced(error))
             self._passes.use_torch()
+            has_failed = True
+        if has_failed:  # with the error is gone what its pass held on the device
             self._replays.forget()
             self._warm_up(most_sessions, kinds)
         self._replays.is_in_service = True

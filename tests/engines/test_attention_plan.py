@@ -116,7 +116,8 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize(("per_block", "num_chunks"), [(4, 4), (9, 32), (64, 2)])
 def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num_chunks):
-    """Trees are laid out with another parent for each node; then what each row sees is what it sees in the trees themselves."""
+    """Trees are laid out with another parent for each node; then what each row sees is what it sees in the trees themselves. Of some sessions the host
+    has read the nodes."""
     rng = np.random.default_rng(seed)
     level_sizes = tuple(rng.integers(1, 4, int(rng.integers(1, 6))).tolist())
     shape, num_sessions = Layout.of(level_sizes), int(rng.integers(1, 5))
@@ -125,6 +126,9 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
     counts = [int(np.searchsorted(shape.levels, rng.integers(0, len(level_sizes) + 1))) for _ in range(num_sessions)]
     if not any(counts):
         counts[-1] = size
+    is_read = [bool(i % 2) for i in range(num_sessions)]
+    if not any(count for count, known in zip(counts, is_read, strict=True) if not known):
+        is_read = [False] * num_sessions
     starts, slots, tables = rng.integers(0, 300, num_sessions).tolist(), np.zeros(0, np.int32), []
     for start, count in zip(starts, counts, strict=True):
         own, free = free[: start + 1 + count], free[start + 1 + count :]
@@ -142,15 +146,18 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
         ]
         return pack_steps(steps, slots, tables)
 
-    rows, expected = packed([shape.parents.astype(np.int32)] * num_sessions), packed(parents)
+    stand_in = shape.parents.astype(np.int32)
+    rows = packed([own if known else stand_in for own, known in zip(parents, is_read, strict=True)])
+    expected = packed(parents)
     layout = BlockLayout(rows.num_rows + 3, per_block, num_chunks)
     block = np.full(layout.starts()["lists"] + max_list_length(rows), -7, np.int32)
     lay_out(rows, layout, block)
     firsts = np.cumsum([1, *(1 + count for count in counts[:-1])])
-    of_nodes = np.concatenate([first + np.arange(count) for first, count in zip(firsts, counts, strict=True)])
-    places = np.concatenate([i * size + np.arange(count) for i, count in enumerate(counts)])
+    unread = [0 if known else count for count, known in zip(counts, is_read, strict=True)]
+    of_nodes = np.concatenate([first + np.arange(count) for first, count in zip(firsts, unread, strict=True)])
+    places = np.concatenate([i * size + np.arange(count) for i, count in enumerate(unread)])
     lines = lines_of(np.stack(parents), shape.levels, beyond=99).reshape(len(level_sizes), -1)
-    fed = FedLines(torch.from_numpy(lines), places, of_nodes, firsts.repeat(counts))
+    fed = FedLines(torch.from_numpy(lines), places, of_nodes, firsts.repeat(unread))
     on_device = torch.from_numpy(block.copy())
     fed.put(on_device, on_device[layout.starts()["slots"] :][: rows.num_rows], line_places(block, layout))
     found = seen_in(on_device.numpy(), layout, rows.num_rows)

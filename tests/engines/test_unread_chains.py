@@ -18,6 +18,7 @@ from specq.proposers.chain_model import ChainModel
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Open
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import SessionStep, Tree
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from specq.verification import DeviceTokens, StepBatch, device_tokens
 from specq.verifier.core import Verifier
@@ -217,6 +218,23 @@ def test_what_cannot_be_read_is_rejected(checkpoint: Path, device: str) -> None:
     expected = serve(make_engine(checkpoint, device, overlaps=False), None)
     assert serve(engine, drafter, modes=["async"]) == expected
     assert failed
+
+
+def test_a_step_may_have_only_drafts_that_were_read(checkpoint: Path, device: str) -> None:
+    """Though others of the same round hang unread: of them nothing was chosen, or they are another session's."""
+    engine, text, found = make_engine(checkpoint, device, overlaps=True), random_tokens(np.random.default_rng(1), 9), []
+    for session_id, drafted in enumerate(
+        [None, DeviceTokens(torch.zeros(3, dtype=torch.int32, device=engine._device))]
+    ):
+        assert engine.open(session_id, text) == 0
+        tree = Tree(text[:2], np.array([-1, 0], np.int32), np.zeros(2, np.float32))
+        batch = StepBatch.of([SessionStep(session_id, 0, text, SamplingParams(), tree)])
+        batch.drafted = drafted
+        flight = engine.launch(batch)
+        if drafted is not None:
+            drafted.values = np.zeros(3, np.int32)
+        found.append(flight.collect().judgements[0].token_ids.tolist())
+    assert found[0] == found[1]
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------------

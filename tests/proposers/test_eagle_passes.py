@@ -5,7 +5,8 @@ TRITON_INTERPRET=1 python -m pytest tests/proposers/test_eagle_passes.py      # 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from specq.proposers.state_cache import StateCache
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
 from specq.verifier.sources.rank_trees import tree_for
+from specq.verifier.sources.unread_trees import SHAPES
 from tests.devices import HAS_CUDA, NEEDS_CUDA, NEEDS_INTERPRETER
 
 pytestmark = NEEDS_CUDA if HAS_CUDA else NEEDS_INTERPRETER
@@ -160,6 +162,33 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
     found = made.passes(is_fused=True).grow(roots, noise, ROOM, levels).cpu().numpy()
     assert (found[3].view(np.float32) == ABSENT).all()
     assert found[1, 0, 8:40].tolist() == np.arange(4).repeat(8).tolist()
+
+
+def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and the last."""
+    from specq.engines.torch import fused_eagle_layer, fused_eagle_trees, fused_top
+
+    constants = set[tuple[str, object]]()
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, _: object) -> Callable[..., None]:
+            return lambda *_, **given: constants.add((self._name, tuple(given.items())))
+
+    for module in (fused_eagle_layer, fused_eagle_trees, fused_top):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Noted(name))
+    for level_sizes in (*SHAPES, (1, 1), (4, 8, 8, 8, 8)):
+        for num_trees in (1, 3):
+            levels, roots = levels_of(level_sizes), torch.ones(3, num_trees, dtype=torch.int32, device=DEVICE)
+            keys = torch.zeros(num_trees, len(levels), 2, dtype=torch.int32, device=DEVICE)
+            noise = RowNoise(torch.zeros(num_trees, device=DEVICE), keys)
+            make().passes(is_fused=True).grow(roots, noise, ROOM, levels)
+    counts = Counter(name for name, _ in constants)
+    assert counts.pop("descend_kernel") == 3
+    assert set(counts.values()) == {1}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

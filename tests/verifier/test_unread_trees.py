@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.proposers import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
 from specq.proposers.eagle import Eagle
-from specq.protocol import EAGLE_LANE, Close, Open, SamplingParams, Speculation, Verdict
+from specq.protocol import EAGLE_LANE, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import lines_of
@@ -23,8 +24,10 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.grafting import batch_of_chains, hang
+from specq.verifier.arms import SUFFIX
+from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
 from specq.verifier.session import Session
+from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
 from specq.verifier.sources.unread_trees import (
     SHAPES,
@@ -40,6 +43,7 @@ from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
 from tests.verifier.sessions import paths
 from tests.verifier.test_medusa import num_accepted
+from tests.verifier.test_sources import remote
 
 DEVICES = ["cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 CURVE = StepCurve([1, 512], [0.005, 0.0051])
@@ -107,6 +111,54 @@ def test_others_are_read_first(head: ToyTrees, count: int, options: Any, shape: 
     assert started.finish() == {i: toy_text([4, 5, 6], LENGTH, i) for i in range(count)}
     assert unread == []
     assert sum(num_accepted(session.stats) for session in started.verifier.sessions.values()) > 0
+
+
+def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
+    """Of sessions that are drafted for by somebody else: what becomes of these is nothing that a head learns from."""
+    next_ids = Counter[int]()
+
+    def feed(verifier: Verifier) -> None:
+        for session in verifier.sessions.values():
+            if session.session_id % 2 and session.takes_drafts:
+                tokens = toy_text(session.token_ids, 40, session.params.seed)
+                verifier.handle(remote(session, 0, next_ids[session.session_id], tokens), 0.0)
+                next_ids[session.session_id] += len(tokens)
+
+    source = EagleDrafter(Beside(wrong_every=1, blind=True), DEPTH)
+    unread, started = noted(source), Serving([source], feed, engine=LateEngine())
+    for i in range(4):
+        started.open(i, seed=i)
+        if i % 2:
+            source.refuse(started.verifier.sessions[i])
+    assert started.finish() == {i: toy_text([5, 6, 7], LENGTH, i) for i in range(4)}
+    assert len(unread) > 20
+    assert source in started.verifier.sources.sources
+    accepted = [num_accepted(started.verifier.sessions[i].stats) for i in range(4)]
+    assert accepted[::2] == [0, 0]
+    assert min(accepted[1::2]) > 30
+    usual = source._shapes.usual.of(Layout.of((1,)))
+    assert usual is not None
+    assert usual[0] < 0.4
+
+
+def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
+    """Least of all from the nodes of the next step, which others have drafted."""
+    source = EagleDrafter(Beside(), DEPTH)
+    unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
+    for i in range(3):
+        started.open(i, seed=i)
+    while not unread:
+        started.turn()
+    started.verifier.max_step_rows = 3  # there is room for no node
+    num_unread = len(unread)
+    started.turn()
+    assert len(unread) == num_unread + 1
+    started.verifier.max_step_rows = 512
+    for session in started.verifier.sessions.values():
+        tokens = toy_text(session.token_ids, 40, session.params.seed)
+        started.verifier.handle(remote(session, 0, 0, tokens), 0.0)
+    assert started.finish() == {i: toy_text([5, 6, 7], LENGTH, i) for i in range(3)}
+    assert source in started.verifier.sources.sources
 
 
 def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() -> None:
@@ -272,6 +324,84 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     assert engine.free_slots == engine.info.kv_slots
     text = np.array(plain[count - 1], np.int32)
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
+
+
+def test_what_is_no_number_is_no_node_and_not_learned() -> None:
+    """A head whose numbers overflow once drafts nothing there, and what is usual stays known."""
+
+    class Overflowing(Beside):
+        count = 0
+
+        def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
+            self.count += 1
+            found = super().start(requests)
+            return found if self.count % 3 else [Spoilt(one) for one in found]
+
+    class Spoilt:
+        def __init__(self, wait: Growing) -> None:
+            self._wait = wait
+
+        def __call__(self) -> Grown:
+            grown, which = self._wait(), np.arange(self._wait().reach.shape[1]) >= 2
+            nothing = np.where(which, np.float32(np.nan), np.float32(0))
+            return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
+
+        def on_device(self) -> DeviceNodes | None:
+            return self._wait.on_device()
+
+    source = EagleDrafter(Overflowing(), DEPTH)
+    usual, is_known = source._shapes.usual, list[bool]()
+    promise = usual.promise
+
+    def note(layout: Layout, reach: Any) -> None:
+        promise(layout, reach)
+        is_known.append(not np.isnan(usual._promised).any())
+
+    usual.promise = note  # type: ignore[method-assign]
+    unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
+    for i in range(3):
+        started.open(i, seed=i, context=[4, 5, 6])
+    assert started.finish() == {i: toy_text([4, 5, 6], LENGTH, i) for i in range(3)}
+    assert len(unread) > 3
+    assert all(is_known)
+
+
+class ReadChains(DraftSource):
+    """Drafts for every third session what its text goes on with, where the third token is another."""
+
+    name = SUFFIX
+
+    def __init__(self, texts: dict[int, list[int]]) -> None:
+        self._texts = texts
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Any) -> Sequence[DraftBatch]:
+        own = [one for one in sessions if one.session_id % 3 == 1 and one.limit - one.length > 4]
+        ahead = [self._texts[one.session_id][one.length :][:4] for one in own]
+        tokens = np.array([[*right[:2], right[2] + 1, right[3]] for right in ahead], np.int32).reshape(-1, 4)
+        scores, counts = np.full(tokens.shape, -0.1), np.full(len(own), 4)
+        return [batch_of_chains(own, SUFFIX_LANE, tokens, counts, scores, is_measured=True)] if own else []
+
+
+class KnowingSome(KnowingHead):
+    """Of every third text it knows nothing."""
+
+    def known(self, session_id: int) -> int:
+        return 0 if session_id % 3 == 1 else super().known(session_id)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_beside_sessions_whose_drafts_were_read(tiny: Path, plain: dict[int, list[int]], device: str) -> None:
+    """Whose lines the host has laid out, and which stay as they are."""
+    engine = make_engine(tiny, device, overlaps=True)
+    chains, source = ReadChains(plain), EagleDrafter(KnowingSome(plain, engine), DEPTH)
+    unread, lengths, count = noted(source), list[int](), 4
+    verifier = Verifier(
+        engine, CURVE, [chains, source], incarnation=1, max_sessions=64, max_step_rows=512, measures_drafts=False
+    )
+    found = serve(verifier, "async", count, lengths=lengths)
+    assert found == {i: plain[i] for i in range(count)}
+    assert len(unread) > 3
+    assert np.mean(lengths) > 2.2
 
 
 def test_the_check_finds_tokens_that_are_read_as_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,8 +164,8 @@ class ChainDrafter:
         steps, grow, inverse, slots, keys = _split_device_state(self._state, num_rows)
         tile_kernel[(num_rows, top.num_tiles)](
             logits, logits.stride(0), top.num_tokens, inverse, keys, steps, top.scores, top.ids, top.sums, top.ids,
-            NOISY=True, MAX_STEPS=MAX_STEPS, STEPPED=True, SHARE=1, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl,
-            NAMED=False, num_warps=4, **decoder.launch_options,
+            MAX_STEPS, 1, NOISY=True, STEPPED=True, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl, NAMED=False,
+            num_warps=4, **decoder.launch_options,
         )  # fmt: skip
         merge_kernel[(num_rows,)](
             top.scores, top.ids, top.sums, top.num_tiles, top.results, steps, batch.token_ids, batch.positions,

@@ -12,6 +12,7 @@ import torch
 from specq.engines.torch.rows import LinePlaces, PackedRows
 from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
 from specq.verification import StepBatch, ends_of
+from specq.verification.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class KvStore:
 
     def copy(self, slots: Int32Array) -> None:
         """Copy what some slots hold to others, i32[2, n]: all are read before one is written. On a GPU it is done in order with the steps."""
-        sources, targets = torch.from_numpy(slots.astype(np.int64)).to(self.keys.device, non_blocking=True)
+        sources, targets = to_device(slots.astype(np.int64), self.keys.device)
         for held in (self.keys, self.values):
             held.index_copy_(2, targets, held.index_select(2, sources))
 
@@ -66,20 +67,16 @@ class FedLines(NamedTuple):
     firsts: Int64Array
 
     def put(self, block: torch.Tensor, slots: torch.Tensor, where: LinePlaces) -> None:
-        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits."""
-        which = np.full(int(self.rows.max()) + 1, -1, np.int64)
+        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits. Lines of other rows, whose
+        nodes the host has read, stay as they are."""
+        which = np.full(int(max(self.rows.max(), where.rows.max(initial=0))) + 1, -1, np.int64)
         which[self.rows] = np.arange(len(self.rows))
-        own = which[where.rows]
-        numbers = np.stack([where.starts, where.levels * self.lines.shape[1] + self.places[own], self.firsts[own]])
-        starts, flat, firsts = _sent(numbers, block)
+        is_own = which[where.rows] >= 0
+        own, starts, levels = which[where.rows[is_own]], where.starts[is_own], where.levels[is_own]
+        numbers = np.stack([starts, levels * self.lines.shape[1] + self.places[own], self.firsts[own]])
+        starts_there, flat, firsts = to_device(numbers, block.device)
         rows = self.lines.reshape(-1).index_select(0, flat).long() + firsts
-        block.index_copy_(0, starts, slots.index_select(0, rows))
-
-
-def _sent(numbers: Int64Array, like: torch.Tensor) -> torch.Tensor:
-    """Return numbers on a tensor's device, without waiting."""
-    found = torch.from_numpy(numbers)
-    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
+        block.index_copy_(0, starts_there, slots.index_select(0, rows))
 
 
 class Feed(NamedTuple):
@@ -99,7 +96,7 @@ class Feed(NamedTuple):
         if np.array_equal(self.rows - first, straight) and np.array_equal(self.places - place, straight):
             token_ids[first : first + count].copy_(self.tokens[place : place + count])
             return
-        rows, places = _sent(np.stack([self.rows, self.places]), token_ids)
+        rows, places = to_device(np.stack([self.rows, self.places]), token_ids.device)
         token_ids.index_copy_(0, rows, self.tokens.index_select(0, places))
 
 

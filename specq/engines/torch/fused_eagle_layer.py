@@ -103,7 +103,7 @@ class FusedLayer:
         x = both.new_empty(num_rows, hidden, dtype=torch.float32)
         enter_kernel[(num_rows, 2)](
             rows.ints, self.network.get_buffer("embedding"), states, layer.input_layernorm.weight,
-            layer.hidden_norm.weight, both, x, self.shape.rms_norm_eps, ROWS=num_rows // num_contexts, ABOVE=rows.above,
+            layer.hidden_norm.weight, both, x, self.shape.rms_norm_eps, num_rows // num_contexts, rows.above,
             HIDDEN=hidden, HIDDEN_PAD=triton.next_power_of_2(hidden), IS_NORMED_KEPT=self.shape.norm_before_residual,
             num_warps=8,
         )  # fmt: skip
@@ -133,7 +133,7 @@ class FusedLayer:
         attend_kept_kernel[(num_contexts * num_blocks, self.shape.num_key_value_heads, num_parts)](
             queries, keys, values, rows.keys, rows.values, seen.roots, rows.ints,
             rows.ints if rows.paths is None else rows.paths, partials, weights, *keys.stride()[:2], rows.kv_stride,
-            LOG2_E * dim**-0.5, rows.depth, seen.chunk, ROWS=num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
+            LOG2_E * dim**-0.5, rows.depth, seen.chunk, num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
             PATH=0 if rows.paths is None else rows.paths.shape[1], LINES=lines, BLOCK=KEY_BLOCK,
             DIM_PAD=max(dim, LEAST_SIDE), num_warps=4, num_stages=2,
         )  # fmt: skip

@@ -13,6 +13,10 @@ from specq.engines.torch.row_noise import RowNoise
 
 TREE_INTS = 7  # of a row, see `gpu_kernels.trees`
 
+# What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes that are ranked, those that are
+# left, and the rows below.
+USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
+
 
 class FusedTrees:
     """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones; with lines
@@ -43,7 +47,7 @@ class FusedTrees:
         self._rotations = self._network.rotations(contexts.roots[2] + before[:, None], torch.float32)
         self._states, self._normed = contexts.states, self._network.norm(contexts.states)
         self._rows = self._paths = self.nodes  # there are none before the first
-        self._path = triton.next_power_of_2(len(num_rows))
+        self._path = _padded(len(num_rows), USUAL_LEVELS)
         self._depth, self._num_rows, self._first_node, self._first_slot = 0, 1, 0, 0
 
     def descend(
@@ -66,11 +70,9 @@ class FusedTrees:
             ranked, _or(self._names, absent), _or(columns, absent), behind, _or(expanded, absent), self._seen.roots,
             above, paths, self.nodes, self._rows, self._paths, spans,
             0 if self._names is None else len(self._names), self._network.num_tokens, self.nodes.shape[2],
-            self._num_slots, self._first_node, self._first_slot, depth, self._seen.chunk,
-            ROWS=num_above, COUNT=num_ranked, NODES=num_ranked_nodes,
-            NODES_PAD=triton.next_power_of_2(num_ranked_nodes), KEPT=kept, KEPT_PAD=triton.next_power_of_2(max(kept, 1)),
-            NEXT=num_next, NEXT_PAD=triton.next_power_of_2(max(num_next, 1)), LEVELS=self._num_levels,
-            PATH=self._path, NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
+            self._num_slots, self._first_node, self._first_slot, depth, self._seen.chunk, num_above, num_ranked,
+            num_ranked_nodes, kept, num_next, self._num_levels, NODES_PAD=_padded(num_ranked_nodes, USUAL_NODES),
+            KEPT_PAD=_padded(kept, USUAL_KEPT), NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path, NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
             IS_FIRST=depth == 0, num_warps=4,
         )  # fmt: skip
         self._num_rows, self._depth = num_next, depth + 1
@@ -91,3 +93,8 @@ class FusedTrees:
 
 def _or(values: torch.Tensor | None, absent: torch.Tensor) -> torch.Tensor:
     return absent if values is None else values
+
+
+def _padded(count: int, usual: int) -> int:
+    """Return a power of two that is at least so many, and at least the usual; 0 for none."""
+    return max(int(triton.next_power_of_2(count)), usual) if count else 0

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from specq.engines.torch.forward import RowTap
+from specq.verification.transfers import to_device
 
 
 class Taps:
@@ -25,5 +26,4 @@ class Taps:
 
     def pick(self, tap: RowTap) -> torch.Tensor:
         """Return [n, layers * hidden] of the rows that are wanted, in memory of their own; nothing waits for the device."""
-        rows = torch.from_numpy(tap.rows.astype(np.int64)).to(self._values.device, non_blocking=True)
-        return self._values.index_select(0, rows)
+        return self._values.index_select(0, to_device(tap.rows.astype(np.int64), self._values.device))

@@ -43,9 +43,9 @@ def ranked_in_tiles(
     with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
         tile_kernel[(num_rows, num_tiles)](
             scores, scores.stride(0), num_tokens, inverse, keys, ids, found, ids, sums,
-            ids if token_ids is None else token_ids,
-            NOISY=noise is not None, MAX_STEPS=stride, STEPPED=False, SHARE=share, COUNT=count, BLOCK=TILE, PDL=False,
-            NAMED=token_ids is not None, num_warps=4,
+            ids if token_ids is None else token_ids, stride, share,
+            NOISY=noise is not None, STEPPED=False, COUNT=count, BLOCK=TILE, PDL=False, NAMED=token_ids is not None,
+            num_warps=4,
         )  # fmt: skip
         merge_kernel[(num_rows,)](
             found, ids, sums, num_tiles, results, ids, ids, ids, ids, ids, ids, ids, 0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import structlog
@@ -106,10 +106,21 @@ class Replays:
     def _record(self, work: Callable[[], None]) -> Recorded:
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            self._end_failed(stream)
+            raise
         return graph
+
+    def _end_failed(self, stream: torch.cuda.Stream) -> None:
+        """Let torch leave a recording that failed, which up to 2.11 it does not do by itself: it would stay on the recording's stream, and could neither
+        record anything more in this process, the target's steps neither, nor free memory."""
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError, AttributeError):  # it has ended, or an older torch calls this otherwise
+            torch._C._cuda_endAllocateToPool(stream.device_index, self._memory)  # noqa: SLF001 - it has no other name
 
     def _on_device(self) -> AbstractContextManager[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -120,3 +131,4 @@ class Replays:
             torch.cuda.synchronize(self.device)  # one of them may be running
         for kept in (self._recorded, self._inputs, self._results):
             kept.clear()
+        self._memory = None  # torch may refuse a pool of which no graph is left

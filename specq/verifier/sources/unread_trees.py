@@ -144,7 +144,7 @@ def batch_of_unread(
 def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
     """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other nodes."""
     assert drafted.values is not None, "they have been read"
-    nodes, places = put_tokens(trees, drafted.values, np.maximum(grown.scores, np.log(LEAST_CHANCE)).reshape(-1))
+    nodes, places = put_tokens(trees, drafted.values, np.fmax(grown.scores, np.log(LEAST_CHANCE)).reshape(-1))
     trees.is_measured[nodes] = False
     if drafted.tree is None:  # they are chains
         return

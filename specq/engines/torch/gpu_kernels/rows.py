@@ -52,7 +52,7 @@ def add_norm_kernel(
     tl.store(out_ptr + to * HIDDEN + n, (x * scale * norm).to(out_ptr.dtype.element_ty), mask=n < HIDDEN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def rotate_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_ptr, keys_ptr, values_ptr,
     kv_stride, eps,

@@ -31,17 +31,20 @@ def _gumbel(token_ids, key0, key1):
     return -tl.log(-tl.log(1.0 - uniform))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["max_steps", "share"], do_not_specialize_on_alignment=["inverse_temperatures_ptr", "keys_ptr"]
+)
 def tile_kernel(
     logits_ptr, stride, num_tokens, inverse_temperatures_ptr, keys_ptr, steps_ptr, scores_ptr, ids_ptr, sums_ptr,
-    names_ptr, NOISY: tl.constexpr, MAX_STEPS: tl.constexpr, STEPPED: tl.constexpr, SHARE: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, NAMED: tl.constexpr,
+    names_ptr, max_steps, share,
+    NOISY: tl.constexpr, STEPPED: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NAMED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, tile): the COUNT best scores of a tile, and its part of the softmax's sum.
 
-    logits [rows, stride], of which num_tokens count; SHARE rows one after the other have the noise of one of
-    inverse_temperatures f32[rows / SHARE], 0 at temperature 0, and keys i32[rows / SHARE, MAX_STEPS, 2]; with STEPPED,
-    steps i32[rows / SHARE] says which key, else it is the first; scores f64, ids i32[rows, tiles, COUNT];
+    logits [rows, stride], of which num_tokens count; `share` rows one after the other have the noise of one of
+    inverse_temperatures f32[rows / share], 0 at temperature 0, and keys i32[rows / share, max_steps, 2]; with STEPPED,
+    steps i32[rows / share] says which key, else it is the first; scores f64, ids i32[rows, tiles, COUNT];
     sums f64[rows, tiles, 2]: largest score, sum of exp(score - largest). With NAMED, names i32[num_tokens] are the
     tokens of the columns, from which noise is made; ids are columns all the same.
     """
@@ -53,11 +56,11 @@ def tile_kernel(
     real = token < num_tokens
     score = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=real, other=0.0).to(tl.float64)
     if NOISY:
-        sharing = row // SHARE
+        sharing = row // share
         inverse_temperature = tl.load(inverse_temperatures_ptr + sharing)
         if inverse_temperature > 0:
             step = tl.load(steps_ptr + sharing) if STEPPED else 0
-            at = keys_ptr + (sharing * MAX_STEPS + step) * 2
+            at = keys_ptr + (sharing * max_steps + step) * 2
             name = tl.load(names_ptr + token, mask=real, other=0) if NAMED else token
             score = score * inverse_temperature.to(tl.float64) + _gumbel(name, tl.load(at), tl.load(at + 1))
     score = tl.where(real, tl.maximum(score, -1.0e300), -1.0e300)  # what the sampler rules out is -inf

@@ -8,6 +8,9 @@ log-probability.
 
 Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these as a part of it. Rows of trees have
 them apart, and see those in `paths` i32[rows, PATH], of which their own is the last.
+
+What differs from tree to tree is no constant, so that whoever asks for another shape waits for the compiler as rarely as can be: sizes are padded to
+powers of two, the usual ones to the same.
 """
 
 from __future__ import annotations
@@ -16,16 +19,15 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own_rows", "above_rows"])
 def enter_kernel(
-    rows_ptr, embedding_ptr, states_ptr, embedding_norm_ptr, state_norm_ptr, both_ptr, x_ptr, eps,
-    ROWS: tl.constexpr, ABOVE: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr,
-    IS_NORMED_KEPT: tl.constexpr,
+    rows_ptr, embedding_ptr, states_ptr, embedding_norm_ptr, state_norm_ptr, both_ptr, x_ptr, eps, own_rows, above_rows,
+    HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, IS_NORMED_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program (row, 1): the normed state of the
-    row above, of states [contexts * ABOVE, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
+    row above, of states [contexts * above_rows, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
 
-    ROWS: of a context
+    own_rows: of a context
     """
     row, num_rows = tl.program_id(0), tl.num_programs(0)
     n = tl.arange(0, HIDDEN_PAD)
@@ -38,7 +40,7 @@ def enter_kernel(
         x *= 1.0 / tl.sqrt(tl.sum(x * x, 0) / HIDDEN + eps)
         tl.store(to, (x * norm).to(both_ptr.dtype.element_ty), mask=inside)
     else:
-        above = (row // ROWS * ABOVE + tl.load(rows_ptr + num_rows + row)).to(tl.int64)
+        above = (row // own_rows * above_rows + tl.load(rows_ptr + num_rows + row)).to(tl.int64)
         x = tl.load(states_ptr + above * HIDDEN + n, mask=inside, other=0.0).to(tl.float32)
         norm = tl.load(state_norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
         normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / HIDDEN + eps)) * norm
@@ -82,11 +84,12 @@ def text_rows_kernel(
     tl.store(lasts_ptr + text, text * ROWS + tl.maximum(count - 1, 0))
 
 
-@triton.jit(do_not_specialize=["depth", "chunk"])
+@triton.jit(do_not_specialize=["depth", "chunk", "own_rows"])
 def attend_kept_kernel(
     q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, rows_ptr, paths_ptr, partials_ptr,
     weights_ptr, place_stride, head_stride, kv_stride, scale, depth, chunk,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
+    own_rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
     """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES
@@ -96,21 +99,21 @@ def attend_kept_kernel(
 
     q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride apart a place and head_stride a
     head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count.
-    chunk is a multiple of BLOCK. scale has log2(e) in it.
+    chunk is a multiple of BLOCK. scale has log2(e) in it. own_rows: of a context.
     """
     LINE_ROWS: tl.constexpr = LINES // GROUP
-    BLOCKS: tl.constexpr = (ROWS + LINE_ROWS - 1) // LINE_ROWS
-    context, contexts = tl.program_id(0) // BLOCKS, tl.num_programs(0) // BLOCKS
+    blocks = (own_rows + LINE_ROWS - 1) // LINE_ROWS
+    context, contexts = tl.program_id(0) // blocks, tl.num_programs(0) // blocks
     kv_head, part = tl.program_id(1), tl.program_id(2)
     start = (part - 1) * chunk if PATH > 0 else part * chunk
     length = tl.load(contexts_ptr + contexts + context)
     if start >= length:
         return
     line = tl.arange(0, LINES)
-    own_row = tl.program_id(0) % BLOCKS * LINE_ROWS + line // GROUP
-    real = (line < LINE_ROWS * GROUP) & (own_row < ROWS)
-    row = context * ROWS + own_row
-    limit = tl.load(rows_ptr + 4 * contexts * ROWS + row, mask=real, other=0)
+    own_row = tl.program_id(0) % blocks * LINE_ROWS + line // GROUP
+    real = (line < LINE_ROWS * GROUP) & (own_row < own_rows)
+    row = context * own_rows + own_row
+    limit = tl.load(rows_ptr + 4 * contexts * own_rows + row, mask=real, other=0)
     dim = tl.arange(0, DIM_PAD)
     is_dim = (dim < HEAD_DIM)[None, :]
     head = kv_head * GROUP + line % GROUP
@@ -152,7 +155,7 @@ def attend_kept_kernel(
             out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
             best = new_best
         real = real & (start < limit)  # of others there is nothing, and nobody reads it
-    at_partial = ((part * contexts * ROWS + row) * HEADS + head).to(tl.int64)
+    at_partial = ((part * contexts * own_rows + row) * HEADS + head).to(tl.int64)
     total = tl.where(real, total, 1.0)
     to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to, out / total[:, None], mask=real[:, None] & is_dim)
@@ -162,12 +165,12 @@ def attend_kept_kernel(
 @triton.jit
 def _nodes(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
-    ROWS: tl.constexpr, COUNT: tl.constexpr, NAMED: tl.constexpr, PICKED: tl.constexpr, IS_FIRST: tl.constexpr,
+    num_above, count, NAMED: tl.constexpr, PICKED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Return nodes `index` of a tree: behind which row, tokens, log-probabilities, cumulative ones, and the number of each one's parent."""
     behind = tl.load(behind_ptr + index, mask=inside, other=0).to(tl.int32)
     column = tl.load(columns_ptr + index, mask=inside, other=0).to(tl.int32) if PICKED else index
-    at = ranked_ptr + (tree * (ROWS * COUNT) + column) * 2
+    at = ranked_ptr + (tree * (num_above * count) + column) * 2
     token = tl.load(at, mask=inside, other=0)
     score = tl.load(at + 1, mask=inside, other=0).to(tl.float32, bitcast=True)
     if NAMED:  # where there is no token, what is found means nothing
@@ -175,16 +178,16 @@ def _nodes(
     if IS_FIRST:
         return behind, token, score, score, behind - 1  # all are behind row 0
     else:
-        at = above_ptr + (5 * trees + tree) * ROWS + behind
+        at = above_ptr + (5 * trees + tree) * num_above + behind
         number = tl.load(at, mask=inside, other=0)
-        reach = tl.load(at + trees * ROWS, mask=inside, other=0).to(tl.float32, bitcast=True)
+        reach = tl.load(at + trees * num_above, mask=inside, other=0).to(tl.float32, bitcast=True)
         return behind, token, score, reach + score, number
 
 
 @triton.jit
-def _likeliest(reach, inside, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
-    """Return i32[COUNT_PAD]: which are the COUNT largest of reach [NODES_PAD], the largest first, the earlier of equal ones first. Of numbers that are
-    none, and of what is not inside, as few as can be."""
+def _likeliest(reach, inside, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
+    """Return i32[COUNT_PAD]: which are the largest of reach [NODES_PAD], the largest first, the earlier of equal ones first, 0 where there are no more. Of
+    numbers that are none, and of what is not inside, as few as can be."""
     index = tl.arange(0, NODES_PAD)
     reach = tl.where(inside & (reach == reach), reach, float("-inf"))
     is_before = (reach[None, :] == reach[:, None]) & (index[None, :] < index[:, None])
@@ -202,41 +205,44 @@ def _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, t
     tl.store(to + 3 * trees * num_nodes, reach.to(tl.int32, bitcast=True), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_node", "first_slot", "depth", "chunk"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_nodes", "num_slots", "first_node", "first_slot", "depth", "chunk"),
+        *("num_above", "count", "num_ranked_nodes", "num_kept", "num_next", "num_levels"),
+    ]
+)
 def descend_kernel(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, expanded_ptr, contexts_ptr, above_ptr, above_paths_ptr,
     nodes_ptr, rows_ptr, paths_ptr, spans_ptr, num_names, num_tokens, num_nodes, num_slots, first_node, first_slot,
-    depth, chunk,
-    ROWS: tl.constexpr, COUNT: tl.constexpr, NODES: tl.constexpr, NODES_PAD: tl.constexpr,
-    KEPT: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT: tl.constexpr, NEXT_PAD: tl.constexpr, LEVELS: tl.constexpr,
-    PATH: tl.constexpr,
+    depth, chunk, num_above, count, num_ranked_nodes, num_kept, num_next, num_levels,
+    NODES_PAD: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
     NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Program tree: from what is ranked behind the tree's ROWS rows to the NODES nodes of a level, and to the NEXT rows below them. With KEPT > 0 so many
-    of the nodes are left, the likeliest first, and get lines.
+    """Program tree: from what is ranked behind the tree's num_above rows to the num_ranked_nodes nodes of a level, and to the num_next rows below them, none
+    where NEXT_PAD is 0. With KEPT_PAD > 0 num_kept of the nodes are left, the likeliest first, and get lines.
 
-    ranked i32[trees * ROWS, COUNT, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are the columns' tokens
+    ranked i32[trees * num_above, count, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are the columns' tokens
     columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all that is ranked are nodes, and the likeliest have rows
     above, above_paths: of the rows; with IS_FIRST there is none above, and row 0 is the context
-    nodes i32[4 or 4 + LEVELS, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones; lines
-    rows i32[7, trees * NEXT], paths i32[trees * NEXT, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
-    depth is how many of a path are above them. spans i32[trees * NEXT, 3]: as of `attention.combine_kernel`, for parts of `chunk`
+    nodes i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones; lines
+    rows i32[7, trees * num_next], paths i32[trees * num_next, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
+    depth is how many of a path are above them. spans i32[trees * num_next, 3]: as of `attention.combine_kernel`, for parts of `chunk`
     num_tokens: that can be read
     """
     tree, trees = tl.program_id(0), tl.num_programs(0)
     index = tl.arange(0, NODES_PAD)
-    inside = index < NODES
+    inside = index < num_ranked_nodes
     behind, token, score, reach, parent = _nodes(
         ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
-        ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+        num_above, count, NAMED, PICKED, IS_FIRST,
     )  # fmt: skip
-    if KEPT > 0:
-        wanted = _likeliest(reach, inside, KEPT, KEPT_PAD, NODES_PAD)
+    if KEPT_PAD > 0:
+        wanted = _likeliest(reach, inside, KEPT_PAD, NODES_PAD)
         place = tl.arange(0, KEPT_PAD)
-        is_kept = place < KEPT
+        is_kept = place < num_kept
         behind, token, score, kept_reach, parent = _nodes(
             ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, wanted, is_kept, tree, trees, num_names,
-            ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+            num_above, count, NAMED, PICKED, IS_FIRST,
         )  # fmt: skip
         _store_nodes(nodes_ptr, place, is_kept, tree, trees, num_nodes, first_node, token, parent, score, kept_reach)
         level = tl.arange(0, PATH)[:, None]
@@ -244,21 +250,21 @@ def descend_kernel(
         is_above = (level < depth) & is_kept[None, :]
         above = tl.load(line + parent[None, :], mask=is_above, other=0)  # written a level ago
         own = (first_node + place)[None, :]
-        tl.store(line + own, tl.where(is_above, above, own), mask=(level < LEVELS) & is_kept[None, :])
+        tl.store(line + own, tl.where(is_above, above, own), mask=(level < num_levels) & is_kept[None, :])
     else:
         _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach)
-    if NEXT > 0:
+    if NEXT_PAD > 0:
         place = tl.arange(0, NEXT_PAD)
-        real = place < NEXT
+        real = place < num_next
         if SHAPED:
             chosen = tl.load(expanded_ptr + place, mask=real, other=0).to(tl.int32)
         else:
-            chosen = _likeliest(reach, inside, NEXT, NEXT_PAD, NODES_PAD)
+            chosen = _likeliest(reach, inside, NEXT_PAD, NODES_PAD)
         behind, token, score, reach, parent = _nodes(
             ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, chosen, real, tree, trees, num_names,
-            ROWS, COUNT, NAMED, PICKED, IS_FIRST,
+            num_above, count, NAMED, PICKED, IS_FIRST,
         )  # fmt: skip
-        row, num_rows = tree * NEXT + place, trees * NEXT
+        row, num_rows = tree * num_next + place, trees * num_next
         slot = tree * num_slots + first_slot + place
         tl.store(rows_ptr + row, tl.minimum(tl.maximum(token, 0), num_tokens - 1), mask=real)
         tl.store(rows_ptr + num_rows + row, behind, mask=real)
@@ -266,11 +272,11 @@ def descend_kernel(
         tl.store(rows_ptr + 3 * num_rows + row, place * 0 + tree, mask=real)
         length = tl.load(contexts_ptr + trees + tree)
         tl.store(rows_ptr + 4 * num_rows + row, place * 0 + length, mask=real)
-        number = first_node + (place if KEPT > 0 else chosen)
+        number = first_node + (place if KEPT_PAD > 0 else chosen)
         tl.store(rows_ptr + 5 * num_rows + row, number, mask=real)
         tl.store(rows_ptr + 6 * num_rows + row, reach.to(tl.int32, bitcast=True), mask=real)
         level = tl.arange(0, PATH)[None, :]
-        above = above_paths_ptr + (tree * ROWS + behind)[:, None] * PATH + level
+        above = above_paths_ptr + (tree * num_above + behind)[:, None] * PATH + level
         path = tl.load(above, mask=real[:, None] & (level < depth), other=0)
         path = tl.where(level == depth, slot[:, None], path)
         tl.store(paths_ptr + row[:, None] * PATH + level, path, mask=real[:, None])
