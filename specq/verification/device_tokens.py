@@ -35,8 +35,13 @@ class DeviceLines:
     parents: Int32Array | None = None
 
     def are_first(self, token_ids: Int32Array, counts: IntpArray) -> bool:
-        """Return whether handles, so many of each session, stand for the first nodes of its tree, as they stand there."""
-        return bool(np.array_equal(places_of(token_ids) % self.size, places_in_runs(counts)))
+        """Return whether the nodes of sessions, so many of each, are the first ones of its tree, as they stand there, or none of them."""
+        unread = is_handle(token_ids)
+        of_sessions = np.arange(len(counts)).repeat(counts)
+        num_unread = np.bincount(of_sessions[unread], minlength=len(counts))
+        if np.count_nonzero((num_unread != 0) & (num_unread != counts)):
+            return False
+        return bool(np.array_equal(places_of(token_ids[unread]) % self.size, places_in_runs(num_unread)))
 
 
 @dataclass(eq=False, slots=True)

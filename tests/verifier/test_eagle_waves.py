@@ -41,6 +41,7 @@ class Still(StandIn):
 def test_nothing_is_recorded_while_sessions_wait(most: int) -> None:
     """All sessions at once, twice, with prompts of 111 tokens, which end in the middle of steps, and some with contexts of up to 512; they
     end one after the other, down to the last one."""
+    torch.manual_seed(1)
     replays = Still()
     eagle = Eagle(random_eagle(SHAPE, torch.device("cpu"), torch.float32), replays)
     eagle.warm_up(most, (), usual_sizes(8))
@@ -64,4 +65,5 @@ def test_nothing_is_recorded_while_sessions_wait(most: int) -> None:
     assert min(num_sessions) == 0
     assert [entry for entry in logs if "recorded" in entry["event"]] == []
     assert replays.num_recorded == recorded
+    assert source in verifier.sources.sources
     assert verifier.heartbeat().metrics["judged"][EAGLE][1] > 30 * most

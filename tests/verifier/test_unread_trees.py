@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
 from tests.verifier.sessions import paths
 from tests.verifier.test_medusa import num_accepted
+from tests.verifier.test_sources import remote
 
 DEVICES = ["cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 CURVE = StepCurve([1, 512], [0.005, 0.0051])
@@ -107,6 +109,54 @@ def test_others_are_read_first(head: ToyTrees, count: int, options: Any, shape: 
     assert started.finish() == {i: toy_text([4, 5, 6], LENGTH, i) for i in range(count)}
     assert unread == []
     assert sum(num_accepted(session.stats) for session in started.verifier.sessions.values()) > 0
+
+
+def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
+    """Of sessions that are drafted for by somebody else: what becomes of these is nothing that a head learns from."""
+    next_ids = Counter[int]()
+
+    def feed(verifier: Verifier) -> None:
+        for session in verifier.sessions.values():
+            if session.session_id % 2 and session.takes_drafts:
+                tokens = toy_text(session.token_ids, 40, session.params.seed)
+                verifier.handle(remote(session, 0, next_ids[session.session_id], tokens), 0.0)
+                next_ids[session.session_id] += len(tokens)
+
+    source = EagleDrafter(Beside(wrong_every=1, blind=True), DEPTH)
+    unread, started = noted(source), Serving([source], feed, engine=LateEngine())
+    for i in range(4):
+        started.open(i, seed=i)
+        if i % 2:
+            source.refuse(started.verifier.sessions[i])
+    assert started.finish() == {i: toy_text([5, 6, 7], LENGTH, i) for i in range(4)}
+    assert len(unread) > 20
+    assert source in started.verifier.sources.sources
+    accepted = [num_accepted(started.verifier.sessions[i].stats) for i in range(4)]
+    assert accepted[::2] == [0, 0]
+    assert min(accepted[1::2]) > 30
+    usual = source._shapes.usual.of(Layout.of((1,)))
+    assert usual is not None
+    assert usual[0] < 0.4
+
+
+def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
+    """Least of all from the nodes of the next step, which others have drafted."""
+    source = EagleDrafter(Beside(), DEPTH)
+    unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
+    for i in range(3):
+        started.open(i, seed=i)
+    while not unread:
+        started.turn()
+    started.verifier.max_step_rows = 3  # there is room for no node
+    num_unread = len(unread)
+    started.turn()
+    assert len(unread) == num_unread + 1
+    started.verifier.max_step_rows = 512
+    for session in started.verifier.sessions.values():
+        tokens = toy_text(session.token_ids, 40, session.params.seed)
+        started.verifier.handle(remote(session, 0, 0, tokens), 0.0)
+    assert started.finish() == {i: toy_text([5, 6, 7], LENGTH, i) for i in range(3)}
+    assert source in started.verifier.sources.sources
 
 
 def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() -> None:

@@ -95,7 +95,7 @@ class EagleDrafter(DraftSource):
         self._shapes = ShapeChoice(depth)
         self._unread: _Unread | None = None
         self._unlearned: tuple[tuple[int, ...], IntpArray, UInt8Array] | None = None
-        self._verified: tuple[int, ...] = ()  # the level sizes of the trees in the step in flight, if they hung unread
+        self._verified: _Begun | None = None  # the trees in the step in flight, if they hung unread
 
     @property
     def has_work(self) -> bool:
@@ -189,7 +189,7 @@ class EagleDrafter(DraftSource):
         if drafted.tree is not None:
             drafted.tree.parents = grown.parents.reshape(-1)
         put_read(trees, drafted, grown)
-        self._verified = begun.plan.level_sizes
+        self._verified = begun
 
     def _plan(self, session: Session, num_sessions: int, level_sizes: tuple[int, ...]) -> _Plan:
         speculation = session.speculation
@@ -210,9 +210,9 @@ class EagleDrafter(DraftSource):
     def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
-        if self._verified and len(rounds.nodes):
-            self._unlearned = self._verified, rounds.num_nodes, rounds.is_accepted
-            self._verified = ()
+        verified, self._verified = self._verified, None
+        if verified is not None:
+            self._unlearned = _verdicts(verified, rounds)
         paths = accepted_paths(rounds)
         for part in computed:
             if part.output.hidden is not None:
@@ -250,6 +250,15 @@ class EagleDrafter(DraftSource):
         self._known.pop(session_id, None)
         self._params.forget(session_id)
         self.head.close(session_id)
+
+
+def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray, UInt8Array] | None:
+    """Return what became of trees that hung unread, as `UsualReach.learn` takes it; None of such of which nothing was verified. Other sessions
+    of the step may have nodes of other trees."""
+    own = {session.session_id for session in trees.sessions}
+    which = [i for i, session in enumerate(rounds.sessions) if session.session_id in own]
+    of_them = rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp))
+    return (trees.plan.level_sizes, of_them.num_nodes, of_them.is_accepted) if len(of_them.nodes) else None
 
 
 def levels_for(num_nodes: int, most: int) -> int:
