@@ -37,11 +37,14 @@ class Unread(NamedTuple):
 
     @staticmethod
     def of(plan: Plan) -> Unread | None:
-        """Return the rows whose tokens only the device knows; in their place stands a token of the vocabulary from now on."""
+        """Return the rows whose tokens only the device knows, None if there are none, as where a step has other nodes alone; in their place stands a
+        token of the vocabulary from now on."""
         if plan.batch.drafted is None:
             return None
         token_ids = plan.rows.token_ids
         rows = is_handle(token_ids).nonzero()[0]
+        if not len(rows):
+            return None
         found = Unread(rows, token_ids[rows])
         token_ids[rows] = 0
         return found
