@@ -11,9 +11,16 @@ from specq.protocol import ConfigError
 Options = tuple[str, ...]  # each name=value
 
 
-def from_table(table: Mapping[str, Any]) -> Options:
-    """Return the options that a TOML table holds."""
-    return tuple(f"{name}={json.dumps(value)}" for name, value in table.items())
+def from_table(table: Mapping[str, Any], section: str = "") -> Options:
+    """Return the options that a TOML table, that of a section, holds; ConfigError for dates and times, which JSON does not have."""
+    return tuple(f"{name}={_in_json(f'{section}.{name}', value)}" for name, value in table.items())
+
+
+def _in_json(key: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise ConfigError(f"{key} is or holds a date or time; such a value must be a string, in quotes") from None
 
 
 def parsed(options: Iterable[str]) -> dict[str, Any]:

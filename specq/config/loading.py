@@ -40,6 +40,13 @@ S = TypeVar("S", bound=Section)
 def load(path: str | Path | None = None) -> Config:
     """Read a TOML file (`path`, else SPECQ_CONFIG, else none); raises ConfigError that names the file and the key."""
     path = path or os.environ.get("SPECQ_CONFIG") or None
+    try:
+        return _load(path)
+    except RecursionError:
+        raise ConfigError(f"{path} is no configuration: its lists or tables are nested hundreds deep") from None
+
+
+def _load(path: str | Path | None) -> Config:
     tables = _read(Path(path)) if path else {}
     try:
         sections: dict[str, Any] = {name: _section(name, tables.pop(name, {})) for name in SECTIONS}

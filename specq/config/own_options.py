@@ -94,7 +94,7 @@ def gather_own(
             _add(tables, section, name, value)
         else:
             kept[name] = value
-    return kept, tuple((name, engine_options.from_table(table)) for name, table in tables.items())
+    return kept, tuple((name, engine_options.from_table(table, f"{section}.{name}")) for name, table in tables.items())
 
 
 def _note_move(old: str, new: str) -> None:

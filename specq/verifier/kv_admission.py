@@ -57,6 +57,7 @@ def admit(
     is_alone = may_evict and not any(session.is_open for session in running)
     places, trees = [session.place for session in turn], turn[0].trees
     num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
+    num_open = _num_open(turn)
     are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
         if session.gives_way is None:
@@ -64,10 +65,11 @@ def admit(
         if least := prefixes.awaited_by(session):
             session.waited_for = least
             continue
-        if _fits(session, parked, engine, is_alone=is_alone):
+        if _fits(session, parked, engine, num_open, is_alone=is_alone):
             with faults.of(session, "opened"):
                 session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
                 session.is_open, is_alone = True, False
+                num_open += 1
                 prefixes.add(session, session.kv_len)
     if not may_evict and engine.free_slots < _num_open(turn):
         return ()
@@ -116,11 +118,12 @@ def _malformed(message: Open) -> str:
     return reason_against(message.params.strategy)
 
 
-def _fits(session: Session, parked: list[Session], engine: Engine, *, is_alone: bool) -> bool:
-    """Return whether a session's context fits; if no other session runs, parked ones are evicted for it."""
+def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int, *, is_alone: bool) -> bool:
+    """Return whether a session's context fits beside a row of each of so many that are open: else it would be evicted at once. If no other session
+    runs, parked ones are evicted for it."""
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
-    return is_alone or session.length < engine.free_slots
+    return is_alone or session.length + num_open < engine.free_slots
 
 
 class _Prefixes:

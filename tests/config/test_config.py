@@ -54,6 +54,8 @@ def test_file_sets_what_it_names(write):
         ("[draft]\ncores = [-1]", ["draft.cores is (-1,)", "from 0"]),
         ("[draft]\nmodel = 3", ["draft.model is 3", "a string"]),
         ("[broker", ["is not valid TOML"]),
+        pytest.param("x = " + "[" * 3000, ["is no configuration", "hundreds deep"], id="deep lists"),
+        pytest.param("[target]\n" + "a." * 3000 + "a = 1", ["is no configuration", "hundreds deep"], id="deep tables"),
     ],
 )
 def test_mistakes_are_named(write, text, said):

@@ -89,6 +89,15 @@ def test_wrong_options_of_an_engine_are_named(options, said):
         own_options(TargetConfig(engine_options=options), TorchOptions, ENGINES)
 
 
+@pytest.mark.parametrize("value", ["1979-05-27", "[1, 07:32:00]", "{ x = 1979-05-27T07:32:00Z }"])
+def test_dates_are_refused_by_name(write, value):
+    """TOML has them, and no engine takes any."""
+    with pytest.raises(
+        ConfigError, match=r"\.toml: target\.vllm\.seed is or holds a date or time; .* a string, in quotes"
+    ):
+        load(write(f"[target.vllm]\nseed = {value}\n"))
+
+
 def test_who_has_no_options_of_its_own_is_named():
     with pytest.raises(ConfigError, match="draft-model has no option activations; known are none"):
         own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, PROPOSERS)

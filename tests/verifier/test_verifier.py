@@ -387,6 +387,37 @@ def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> 
     assert parked.token_ids == PROMPT + toy_text(PROMPT, 30)
 
 
+@pytest.mark.parametrize("kv_slots", [60, 100, 300])
+def test_no_session_is_opened_to_be_evicted_at_once(kv_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose context fits, but not beside a row of each that is open, waits: it would be opened in each step, and evicted in the same."""
+    engine, opened = ToyEngine(toy_info(kv_slots=kv_slots)), set[int]()
+    verifier, texts = make_verifier(engine), {i: list[int]() for i in range(40)}
+
+    def noted(session_id: int, token_ids: Int32Array) -> int:
+        opened.add(session_id)
+        return ToyEngine.open(engine, session_id, token_ids)
+
+    def close(session_id: int) -> None:
+        assert session_id not in opened, "opened in this step"
+        ToyEngine.close(engine, session_id)
+
+    monkeypatch.setattr(engine, "open", noted)
+    monkeypatch.setattr(engine, "close", close)
+    for i in texts:
+        open_session(verifier, i, tokens_left=30, mode="plain", seed=i)
+    while verifier.has_work:
+        opened.clear()
+        verdicts = step(verifier)
+        opened.clear()
+        for verdict in verdicts:
+            texts[verdict.session_id] += verdict.token_ids.tolist()
+            length = verdict.base_len + len(verdict.token_ids)
+            verifier.handle(Ack(session_id=verdict.session_id, epoch=1, length=length), 0.0)
+            if verdict.finish:
+                verifier.handle(Close(session_id=verdict.session_id, epoch=1), 0.0)
+    assert texts == {i: toy_text(PROMPT, 30, i) for i in texts}
+
+
 @pytest.mark.parametrize("kv_slots", [40, 60, 90])
 @pytest.mark.parametrize("max_sessions", [1, 2, 3])
 def test_sessions_that_take_turns_undo_nobody_elses_work(kv_slots: int, max_sessions: int) -> None:
