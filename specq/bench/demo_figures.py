@@ -1,7 +1,8 @@
 """What the turns of `specq demo` say: how fast each way was, within which range, and whether that can be told here at all.
 
 Rule: a ratio is of one turn, in which the ways ran one after the other on the same machine; its range over the turns is shown, not its median,
-and there is no verdict where the range has both sides of 1, or where plain decoding itself varied by more than the effect.
+and there is no verdict where the range has both sides of 1, or where plain decoding itself varied by more than the effect. Where no turn is
+further from 1 than a user would notice, the verdict is "as fast", unless other processes kept the machine busy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ HEADER = (
 )
 AS_FAST = 0.05  # a ratio that is no further from 1 in any turn is none that a user would notice
 BUSY_CORES = 0.1  # of others, from which on they are to blame
+MOST_USED = 0.2  # of the processors, by others: beyond that "as fast" is not believed
 
 Measured = dict[str, list[Result]]  # way -> the results of a prompt, one a turn
 
@@ -70,7 +72,7 @@ def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -
         return "shown: NOT the same text everywhere, which is a bug of specq"
     text = "shown: the same text as plain decoding, token for token"
     ratios = speed.ratios(PLAIN)
-    if speed.is_as_fast:
+    if speed.is_as_fast and not _is_busy(others, num_cores):
         return f"{text}, and as fast; drafts bring nothing here"
     if not speed.can_be_told:
         return f"{text}; whether sooner cannot be told: {_why(others, num_cores)}; run it again (specq demo)"
@@ -78,6 +80,11 @@ def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -
     worse = max(speed.ratios(LOOKUP)) < 1
     beside = ", and slower than by lookup alone: other drafts bring nothing here" if worse and not is_slower else ""
     return f"{text}, {_range(ratios)} times as fast{': slower, here' if is_slower else ''}{beside}"
+
+
+def _is_busy(others: float | None, num_cores: int) -> bool:
+    """Whether others used so much of the machine that what drafts bring may be hidden by that alone."""
+    return others is not None and others > MOST_USED * num_cores
 
 
 def _why(others: float | None, num_cores: int) -> str:

@@ -38,6 +38,7 @@ class Chat:
     ) -> None:
         self._client, self._settings, self._pen, self._note, self._tend = client, settings, pen, note, tend
         self._runner = asyncio.Runner()
+        self._waiting: asyncio.Task[Any] | None = None  # what the loop was last run for
         self._text = ""  # of the answer that is being written
 
     def served(self) -> Served:
@@ -50,8 +51,15 @@ class Chat:
 
     def close(self) -> None:
         """Close the client, which stops what runs, and the loop."""
-        self._runner.run(self._client.close())
+        self._runner.run(self._end())
         self._runner.close()
+
+    async def _end(self) -> None:
+        """Close the client; first stop what still waits, as it does after a signal that left the loop by an exception."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.cancel()
+            await asyncio.wait({self._waiting})
+        await self._client.close()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class Chat:
 
     async def _tended(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine and look after the processes meanwhile; it is stopped with whoever waits."""
-        task = asyncio.ensure_future(work)
+        self._waiting, task = asyncio.current_task(), asyncio.ensure_future(work)
         try:
             while not task.done():
                 self._tend()

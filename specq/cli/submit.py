@@ -93,6 +93,7 @@ def submit(
         if detach:
             ctx.exit(_detach(client, config, lines, defaults, as_chat=chat))
         with (
+            _saying_how_to_go_on(out),
             _results(out, prompts, defaults | {"chat": chat, "verbose": verbose}) as file,
             _progress(prompts, stream=stream) as bar,
         ):
@@ -181,6 +182,17 @@ def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_
         else:
             with ResultsFile(path, options) as file:
                 yield file
+
+
+@contextlib.contextmanager
+def _saying_how_to_go_on(out: str) -> Iterator[None]:
+    """Make Ctrl-C a line and an exit status; where the results are in a file, it tells that nothing of them is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = out != "-" and Path(out).is_file()
+        click.echo(f"specq: stopped{f'; the same command again goes on with {out}' if kept else ''}", err=True)
+        raise click.exceptions.Exit(1) from None
 
 
 def _shower(*, to_stderr: bool) -> Any:

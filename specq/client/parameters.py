@@ -10,10 +10,12 @@ make the verifier ignore.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
+from specq.client.job_options import LINE_OPTIONS
 from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, shown
 from specq.verification import STRATEGIES, reason_against, strategy
 
@@ -37,7 +39,10 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
     """Return checked parameters."""
     unknown = sorted(set(given) - set(NAMES))
     if unknown:
-        raise JobError(f"unknown parameter {unknown[0]!r}; known are {', '.join(NAMES)}")
+        known = (*NAMES, *LINE_OPTIONS, "explain")
+        near = difflib.get_close_matches(unknown[0][:64], known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise JobError(f"unknown parameter {shown(unknown[0])}; {hint}known are {', '.join(known)}")
     sampling = SamplingParams.from_dict({name: value for name, value in given.items() if name in SAMPLING})
     speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
     _check_sampling(sampling)

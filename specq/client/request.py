@@ -23,7 +23,7 @@ import numpy as np
 from specq.client.bad_words import bad_word_ids
 from specq.client.job_options import OPTION_NAMES, JobOptions, label_of, read_job_options
 from specq.client.parameters import Parameters, read_parameters
-from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, too_large
+from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, shown, too_large
 from specq.text import TextCodec
 from specq.verification import derived_seed
 
@@ -193,7 +193,7 @@ def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array
 
 def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
     if not isinstance(prompt, str):
-        raise JobError(f"prompt is a {type(prompt).__name__}; it must be a string")
+        raise JobError(f"prompt is {shown(prompt)}; it must be a string")
     if not prompt:
         raise JobError("the prompt is empty")
     return prompt, served.codec.encode(prompt)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specq.config.addresses import check_connect
 from specq.config.options import Tables
 from specq.config.own_options import chosen, gather_own
 from specq.config.renamed import with_new_names
@@ -122,6 +123,7 @@ def _section(name: str, values: Any) -> Section:
     _refuse_unknown(f"key {name}.", values, known)
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):
+        check_connect("SPECQ_BROKER", broker)
         values = values | {"broker": broker}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return cls(**given, **({"own": own} if own else {}))

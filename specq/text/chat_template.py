@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specq.protocol import JobError
 
+_KINDS: dict[type, str] = {list: "a list (of parts)", dict: "an object"}
+
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
     """Return the conversation as text; raises JobError if the template cannot be used or refuses the messages."""
@@ -27,7 +29,15 @@ def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[st
     try:
         return _compile(template).render(messages=plain, **{"tools": None, "documents": None, **variables})
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise JobError(f"the chat template refuses the messages: {error}") from None
+        raise JobError(f"the chat template refuses the messages: {error}{_hint(plain)}") from None
+
+
+def _hint(messages: list[dict[str, Any]]) -> str:
+    """Return what a template that takes text alone may have stumbled over, which its own words do not tell."""
+    for place, message in enumerate(messages):
+        if isinstance(message["content"], (list, dict)):
+            return f"; messages[{place}].content is {_KINDS[type(message['content'])]}: give it as one text"
+    return ""
 
 
 def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -139,6 +139,10 @@ def make_keys(
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_new(secret_path, f'# Whoever has this file is {name}.\n{shared}secret_key = "{secret_key}"\n')
         _write_new(public_path, shared + rights)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{error.filename} is there already; choose another name, or delete that file first"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     return secret_path, public_path

@@ -62,7 +62,10 @@ def bind_router(
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise ConfigError(f"cannot bind {endpoint}: {error}; is another broker or worker using it?") from None
+        reason = str(error).partition(" (addr=")[0]  # newer pyzmq adds the address
+        raise ConfigError(
+            f"cannot bind {endpoint}: {reason}; is another broker or worker using it? --bind gives this one another address"
+        ) from None
     return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +111,35 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
     assert session.notes[0] == "(stopped)"
     assert session.turns == [("stop", "Hel"), ("hi", "Hello")]
     assert capsys.readouterr().out == "«He»l\n«He»llo\n"
+
+
+def test_a_signal_that_ends_the_wait_leaves_nothing_behind(caplog):
+    """SIGTERM unwinds out of the loop; what waited there is stopped before the client closes, which else fails it where nobody looks."""
+    started = []
+
+    class Waiting(FakeClient):
+        async def served(self):
+            self.closed = asyncio.get_running_loop().create_future()
+            started.append(asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGUSR1))
+            await self.closed
+
+        async def close(self):
+            if not self.closed.done():
+                self.closed.set_exception(JobError("the client was closed"))
+            await asyncio.sleep(0.1)
+
+    session = Session(Waiting())
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+    try:
+        with pytest.raises(SystemExit):
+            session.chat.served()
+        session.chat.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert started
+    del session
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_end():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -161,6 +162,23 @@ def test_results_that_find_the_disk_full_are_said_in_a_line(tmp_path):
     out = str(tmp_path / "x")
     with pytest.raises(ConfigError, match=f"cannot write {out}: No space left"), submit._results(out, prompts, {}):
         raise FULL
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_ctrl_c_says_how_a_run_goes_on(tmp_path, monkeypatch, to_file):
+    """In a file results stay; what went to standard output is not taken up again."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "_connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(submit, "run_lines", interrupted)
+    outcome = CliRunner().invoke(main, ["submit", str(prompts), "--out", str(out) if to_file else "-"])
+    assert outcome.exit_code == 1
+    how = f"; the same command again goes on with {out}" if to_file else ""
+    assert outcome.stderr == f"specq: stopped{how}\n"
 
 
 def test_a_pipe_that_nobody_reads_any_more_is_left_to_click():

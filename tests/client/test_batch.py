@@ -127,7 +127,7 @@ def test_one_that_fails_has_an_error(generate, broker):
     ("arguments", "reason"),
     [
         ({"prompt": ["a", "", "b"]}, "prompt 1: the prompt is empty"),
-        ({"prompt": ["a", 3]}, "prompt 1: prompt is a int; it must be a string"),
+        ({"prompt": ["a", 3]}, "prompt 1: prompt is 3; it must be a string"),
         ({"token_ids": [[5], [10**9]]}, "prompt 1: token id 1000000000"),
         ({"prompt": ["a"], "temperature": -1}, "prompt 0: temperature is -1"),
         ({"prompt": ["a"], "token_ids": [[5]]}, "give exactly one of"),
@@ -185,7 +185,7 @@ def test_cancelling_who_waits_stops_all(tmp_path):
 def test_submit_takes_one(tmp_path, broker):
     with (
         Client(broker.address, cache_dir=tmp_path) as client,
-        pytest.raises(JobError, match="prompt is a list; it must be a string"),
+        pytest.raises(JobError, match=r"prompt is \['a'\]; it must be a string"),
     ):
         client.submit(["a"])
 

@@ -24,6 +24,23 @@ CHAT = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_token", "did you mean 'max_tokens'? known are"),
+        ("dead_line", "did you mean 'deadline'? known are"),
+        ("zzz", "known are"),
+        (f"{'x' * 9999}", "known are"),
+    ],
+)
+def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):
+    """Those that a job may have besides the sampling are among the known."""
+    with pytest.raises(JobError) as refused:
+        read_parameters({name: 3})
+    assert str(refused.value).partition("; ")[2].startswith(hint)
+    assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known are ")[2].split(", "))
+
+
+@pytest.mark.parametrize(
     ("source", "reason"),
     [
         ({}, "exactly one"),

@@ -82,6 +82,13 @@ def test_override_takes_what_was_given():
         override(DraftConfig(), engine="torch")
 
 
+def test_a_wrong_broker_of_the_environment_is_named_by_its_variable(monkeypatch):
+    """Not by a section of a file that has nothing of it."""
+    monkeypatch.setenv("SPECQ_BROKER", "hub")
+    with pytest.raises(ConfigError, match=r"^SPECQ_BROKER is 'hub'; it must be tcp://HOST:PORT"):
+        load()
+
+
 def test_environment(write, monkeypatch, tmp_path):
     """SPECQ_CONFIG names the file, SPECQ_BROKER wins over it; neither reaches the children of `specq up`."""
     path = write("[draft]\nwidth = 5\nbroker = 'tcp://127.0.0.1:1'\n")

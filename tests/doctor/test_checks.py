@@ -329,3 +329,13 @@ def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
     assert engine.info.kv_slots * target.slot_bytes == target.kv_bytes
     assert engine.info.tokenizer_hash == target.info.tokenizer_hash
     assert engine.info.max_length == target.info.max_length
+
+
+def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
+    """`specq models pull` refuses a name without a slash that it does not know, so nobody is sent there with one."""
+    with pytest.raises(
+        ConfigError, match=r"^'nope' is neither a name of `specq models` nor a path; a hub name has a slash"
+    ):
+        pair.find("nope", "target")
+    with pytest.raises(ConfigError, match=r"^no/pe is not on this machine; fetch it: specq models pull no/pe"):
+        pair.find("no/pe", "target")

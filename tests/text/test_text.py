@@ -123,6 +123,16 @@ def test_template_environment():
     assert rendered == '<s>{"role": "user", "content": "<é>"}%'
 
 
+def test_content_in_parts_that_a_template_cannot_take_is_named():
+    """What Python says of it means nothing to whoever wrote the messages."""
+    codec = with_template("{% for message in messages %}{{ 'a' + message.content }}{% endfor %}")
+    parts = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
+    with pytest.raises(JobError, match=r"; messages\[1\]\.content is a list \(of parts\): give it as one text$"):
+        codec.render_chat(parts)
+    with pytest.raises(JobError, match=r"refuses the messages: can only concatenate .* to str$"):
+        with_template("{{ 'a' + messages }}").render_chat([{"role": "user", "content": "a"}])
+
+
 def test_named_templates():
     """Of several named templates the default is used; a .jinja file goes before both."""
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]

@@ -30,7 +30,7 @@ def test_files_are_their_owners_alone(folder):
 
 def test_nothing_is_overwritten(folder):
     before = (folder / "laptop.secret").read_text()
-    with pytest.raises(ConfigError, match=r"laptop\.secret: File exists"):
+    with pytest.raises(ConfigError, match=r"laptop\.secret is there already; choose another name"):
         make_keys(folder, "laptop", ("client",))
     assert (folder / "laptop.secret").read_text() == before
 

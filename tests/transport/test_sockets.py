@@ -1,7 +1,9 @@
 """Sockets as all processes use them."""
 
+import pytest
 import zmq
 
+from specq.protocol import ConfigError
 from specq.transport.sockets import bind_router, connect_dealer, drain
 
 PATIENCE_MS = 5000
@@ -25,3 +27,15 @@ def test_a_peer_that_comes_back_under_its_identity_is_heard():
         assert after.poll(PATIENCE_MS)
         for socket in (router, before, after):
             socket.close(0)
+
+
+def test_an_address_that_is_taken_is_named_once_and_the_way_out_too():
+    with zmq.Context() as context:
+        router, address = bind_router(context, "tcp://127.0.0.1:*")
+        said = f"cannot bind {address}: Address already in use; is another broker or worker using it? --bind gives"
+        try:
+            with pytest.raises(ConfigError) as refused:
+                bind_router(context, address)
+        finally:
+            router.close(0)
+    assert str(refused.value).startswith(said)
