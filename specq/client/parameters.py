@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -35,14 +36,19 @@ class Parameters:
     bad_words: tuple[str, ...] = ()
 
 
+def known_names(name: str, known: Sequence[str]) -> str:
+    """Return the end of what is said of a name that is none: the one that it is like, and all that there are."""
+    near = difflib.get_close_matches(name[:64], known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known are {', '.join(known)}"
+
+
 def read_parameters(given: dict[str, Any]) -> Parameters:
     """Return checked parameters."""
     unknown = sorted(set(given) - set(NAMES))
     if unknown:
         known = (*NAMES, *LINE_OPTIONS, "explain")
-        near = difflib.get_close_matches(unknown[0][:64], known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise JobError(f"unknown parameter {shown(unknown[0])}; {hint}known are {', '.join(known)}")
+        raise JobError(f"unknown parameter {shown(unknown[0])}; {known_names(unknown[0], known)}")
     sampling = SamplingParams.from_dict({name: value for name, value in given.items() if name in SAMPLING})
     speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
     _check_sampling(sampling)

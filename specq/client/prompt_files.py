@@ -8,7 +8,6 @@ Rule: a line that is wrong, or whose job fails, becomes a result with `error`; o
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections import deque
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from specq.client.job_options import LINE_OPTIONS
-from specq.client.parameters import NAMES
+from specq.client.parameters import NAMES, known_names
 from specq.client.request import SOURCES, is_batch
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
@@ -84,7 +83,9 @@ def parse_line(number: int, raw: bytes) -> Line:
     known = {name: value for name, value in given.items() if name in _KEYS}
     unknown = [name for name in given if name not in known]
     if unknown:
-        return Line(number, known, f"line {number} has {_unknown_key(unknown[0])}")
+        return Line(
+            number, known, f"line {number} has the unknown key {unknown[0]!r}; {known_names(unknown[0], _KEYS)}"
+        )
     if not any(name in known for name in SOURCES):
         return Line(number, known, f"line {number} has none of {', '.join(SOURCES)}")
     return Line(number, known)
@@ -96,12 +97,6 @@ def _unreadable(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"is not valid JSON: {error.msg}, at character {error.pos + 1}"
     return f"is not valid JSON: {error}"
-
-
-def _unknown_key(name: str) -> str:
-    near = difflib.get_close_matches(name, _KEYS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"the unknown key {name!r}; {hint}known are {', '.join(_KEYS)}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
