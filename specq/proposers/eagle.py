@@ -28,7 +28,7 @@ from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
 from specq.proposers.tree_head import DeviceNodes, Followed, Grown, Ranks, TreeRequest
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
-from specq.verification import ends_of
+from specq.verification import places_in_runs
 
 MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
 MOST_ROWS = 512  # of a text in a pass
@@ -141,7 +141,7 @@ class Eagle:
         befores = np.array([text.length for text in texts])
         counts = np.array([min(text.num_waiting, MOST_ROWS) for text in texts])
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
-        slots = (befores - (ends_of(counts) - counts)).repeat(counts) + np.arange(counts.sum())
+        slots = befores.repeat(counts) + places_in_runs(counts)
         # A row stands where the state before its token does.
         positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
         is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]

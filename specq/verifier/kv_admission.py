@@ -47,17 +47,16 @@ def admit(
     turn = _turn(running, most, engine)
     if not turn:
         return turn
-    is_open = turn[0].trees.is_open[[session.place for session in turn]]
-    if np.count_nonzero(is_open) == len(turn) and engine.free_slots >= len(turn):
+    places, trees = [session.place for session in turn], turn[0].trees
+    num_open = int(np.count_nonzero(trees.is_open[places]))
+    if num_open == len(turn) and engine.free_slots >= num_open:
         return turn
     ids = {session.session_id for session in running}
     may_evict = prefilling is None
     parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
-    places, trees = [session.place for session in turn], turn[0].trees
     num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
-    num_open = _num_open(turn)
     are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
         if session.gives_way is None:
@@ -71,7 +70,7 @@ def admit(
                 session.is_open, is_alone = True, False
                 num_open += 1
                 prefixes.add(session, session.kv_len)
-    if not may_evict and engine.free_slots < _num_open(turn):
+    if not may_evict and engine.free_slots < num_open:
         return ()
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
     while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):

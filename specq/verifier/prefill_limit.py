@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, IntpArray
-from specq.verification import ends_of
+from specq.verification import ends_of, places_in_runs
 from specq.verifier.shares import Shares
 from specq.verifier.step_curve import StepCurve
 
@@ -190,5 +190,5 @@ UNLIMITED = PrefillLimit(0.0)
 def _attended(chunks: Chunks) -> Int64Array:
     """Return to how many tokens each row of parts of prompts attends, of one part after the other."""
     starts, sizes = chunks
-    first = starts - (ends_of(sizes) - sizes)
-    return first.repeat(sizes) + np.arange(1, int(sizes.sum()) + 1, dtype=np.int64)
+    attended: Int64Array = starts.repeat(sizes) + places_in_runs(sizes) + 1
+    return attended

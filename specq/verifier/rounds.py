@@ -22,7 +22,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.runtime import Faults
-from specq.verification import CORRECTION, Judgements, ends_of
+from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 from specq.verifier.trees import NONE, DraftTrees
@@ -296,7 +296,7 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
     counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
     num_nodes, sessions = shares.batch.num_nodes, shares.sessions
     if kept is not counts and np.count_nonzero(kept != counts):
-        is_kept = np.arange(len(token_ids)) < (ends_of(counts) - counts + kept).repeat(counts)
+        is_kept = places_in_runs(counts) < kept.repeat(counts)
         token_ids, nodes = token_ids[is_kept], nodes[is_kept]
     path = NOTHING
     if len(shares.nodes):

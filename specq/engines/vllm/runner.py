@@ -25,6 +25,7 @@ from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
+from specq.verification.transfers import to_device
 
 Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
 
@@ -133,8 +134,7 @@ class RunnerSteps:
         rows = judged_rows(batch, np.array([places[name] for name in names], np.intp), even_length)
         if rows is None:
             return logits
-        chosen = torch.from_numpy(rows)
-        return logits[chosen.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else chosen]
+        return logits[to_device(rows, logits.device)]
 
     def _say(self, flight: RunnerFlight, counts: IntpArray, token_ids: Int32Array, num_held: int) -> None:
         """Let the requests that were judged, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all].
