@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import VOCAB, random_tokens
 from specq.verification import StepBatch
 from specq.verification.begun import Judging, begin
+from specq.verification.faults import judge_each
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.verification.begun_rows import begun_rows
@@ -26,6 +28,13 @@ def judge_later(batch: StepBatch, logits: torch.Tensor) -> Judging:
     """Judge as on a GPU: what can be said without the host is chosen at once."""
     with begun_rows():
         return begin(batch, logits)
+
+
+def let_judge(overlaps: bool, worker: Any) -> None:
+    """Let a worker of vLLM's judge so that steps can overlap, or not."""
+    steps = worker.worker.specq_steps
+    if not steps.overlaps:  # on a CPU
+        steps.judge = judge_later if overlaps else judge_each
 
 
 def opening(session_id: int, epoch: int = 1) -> Open:

@@ -319,26 +319,25 @@ class Captures(list[Any]):
         self.kept = wrapper.concrete_cudagraph_entries
 
 
-def runner_on_cpu(directory: Path, device: str) -> tuple[VllmEngine, Any]:
-    """Return an engine and its runner."""
-    if device != "cpu":
+@pytest.fixture
+def runner(directory: Path, vllm_device: str) -> Iterator[Any]:
+    """The runner of an engine on a CPU: on a GPU it would capture real graphs."""
+    if vllm_device != "cpu":
         pytest.skip("there it would capture real ones")
-    engine, _ = even_engine(directory, device, kv_slots=2048, max_sessions=16, max_step_rows=128)
-    return engine, engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_sessions=16, max_step_rows=128)
+    yield engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    engine.shutdown()
 
 
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
-def test_vllm_finds_a_graph_for_each_even_step(
-    directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
     from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
 
     from specq.engines.vllm.graphs import EvenGraphs, possible_graphs
 
-    engine, runner = runner_on_cpu(directory, vllm_device)
     assert possible_graphs(runner) == {}
     bare, captures = runner.model, Captures(runner, monkeypatch)
     assert possible_graphs(runner) == {}  # its attention can be captured in no way
@@ -389,20 +388,16 @@ def test_vllm_finds_a_graph_for_each_even_step(
     own.use(0)
     assert decided([1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
     assert decided([2, 2])[0] == CUDAGraphMode.NONE
-    engine.shutdown()
 
 
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
-def test_graphs_that_cannot_be_captured_are_left_out(
-    directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is missing, those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
     from vllm.compilation import monitor
 
     from specq.engines.vllm.graphs import EvenGraphs
 
-    engine, runner = runner_on_cpu(directory, vllm_device)
     captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
     runner.capture_model()
     plain, graphs = set(captures), graphs_up_to(64, 16)
@@ -426,7 +421,6 @@ def test_graphs_that_cannot_be_captured_are_left_out(
             own.use(length)
             assert (runner.cudagraph_dispatcher is usual) == (length not in found)
             assert runner.uniform_decode_query_len == (length if length in found else 1)
-    engine.shutdown()
 
 
 @pytest.mark.vllm

@@ -15,9 +15,8 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint
-from specq.verification.faults import judge_each
 from tests.devices import NEEDS_VLLM, vllm_arguments
-from tests.engines.overlapping import GREEDY, NUM, judge_later, plain, serve
+from tests.engines.overlapping import GREEDY, NUM, let_judge, plain, serve
 
 pytestmark = NEEDS_VLLM
 
@@ -35,9 +34,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, vllm_device: str):
 def overlapping(engine: VllmEngine, overlaps: bool) -> VllmEngine:
     """Let steps overlap, or not."""
     engine.overlaps = engine._way.overlaps = overlaps
-    steps = engine._way._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
-    if not steps.overlaps:  # on a CPU
-        steps.judge = judge_later if overlaps else judge_each
+    let_judge(overlaps, engine._way._core.model_executor.driver_worker)  # type: ignore[attr-defined]
     return engine
 
 

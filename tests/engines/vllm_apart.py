@@ -11,16 +11,8 @@ from typing import Any
 
 from specq.engines.vllm.engine import VllmEngine
 from specq.testing.checkpoints import make_checkpoint
-from specq.verification.faults import judge_each
 from tests.devices import vllm_arguments
-from tests.engines.overlapping import judge_later, serve
-
-
-def overlap(overlaps: bool, wrapper: Any) -> None:
-    """Let a worker judge so that steps can overlap, or not."""
-    steps = wrapper.worker.specq_steps
-    if not steps.overlaps:  # on a CPU
-        steps.judge = judge_later if overlaps else judge_each
+from tests.engines.overlapping import let_judge, serve
 
 
 def main(directory: str, kind: str) -> None:
@@ -32,7 +24,7 @@ def main(directory: str, kind: str) -> None:
         way: Any = engine._way
         texts = {}
         for name, overlaps in (("together", True), ("apart", False)):
-            way._core.collective_rpc(partial(overlap, overlaps))
+            way._core.collective_rpc(partial(let_judge, overlaps))
             engine.overlaps = way.overlaps = overlaps
             texts[name] = serve(engine)
         sys.stdout.write(json.dumps(texts) + "\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,7 +97,7 @@ class EvenGraphs:
         waiting = sorted(graphs, key=lambda length: length * graphs[length][-1], reverse=True)
         with set_current_vllm_config(self._runner.vllm_config):
             while waiting:
-                self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=lambda: self._in_turn(waiting))
+                self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=partial(self._in_turn, waiting))
                 try:
                     self.num_bytes += self._runner.capture_model()
                 except Exception as error:  # noqa: BLE001 - whatever it is: steps run without these graphs
@@ -105,7 +106,7 @@ class EvenGraphs:
                     reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
                     log.warning("vllm_graphs_not_captured", rows_each=left_out, reason=reason)
                     self._leave_out(left_out)
-                    del waiting[: 1 if is_memory else None]
+                    waiting = [length for length in waiting if length in self._dispatchers]
                 finally:
                     self.use(0)
         if graphs:
