@@ -5,7 +5,8 @@ of one source, and that of none; and the one without all sources that are seen t
 adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
 several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
 (`specq.verifier.source_bounds`). Where drafts are right less often than they were, what trials have said of arms that may be better now is forgotten
-(`specq.verifier.traffic`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
+(`specq.verifier.traffic`), and since that may be one hard passage of a text, the next trial awaits the window after it; an arm that is given up for one
+trial alone is tried again soon. A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
 how soon it comes again. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
@@ -48,6 +49,7 @@ AWAKE = 16  # windows before a trial, from which on its sources follow the texts
 MANY = 1.5  # sessions of a step
 MOST_LOOKS = 8  # steps in which one session is drafted for alone, by a source of which nothing is known
 MEMORY = 12.0  # trials after which one has faded to 1/e
+DOUBTED = 0.25  # trials that a single one stands for, where it alone says that the arm that was in use loses
 
 
 def affordable(lost: float, weight: float, num_challengers: int) -> int:
@@ -117,7 +119,7 @@ class LoadLevel:
     before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the window after it
     of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session was drafted for alone
     debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
-    traffic what rounds of the arm in use give
+    traffic what rounds of the arm in use give; is_fallen: it has fallen since the last trial ended
     step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
     asleep  sources whose next trial is far away: they need not follow the texts
     steps   what steps of each arm usually take: what stalls take beyond it does not count
@@ -139,6 +141,7 @@ class LoadLevel:
     num_looks: int = 0
     debt_s: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+    is_fallen: bool = False
     step: Yield = NOTHING
     yields: dict[str, Yield] = field(default_factory=dict)
     num_sessions: float = 1.0
@@ -174,6 +177,7 @@ class LoadLevel:
         differ, that lost by less: they may give as much as before."""
         if not fall:
             return
+        self.is_fallen = True
         for arm, one in self.challengers.items():
             if one.weight and one.gain > -fall:
                 self.challengers[arm] = Challenger(variance=one.variance)
@@ -294,7 +298,7 @@ class LoadLevel:
         gain = window.log_rate - self.before.log_rate
         if not arm - self.used <= window.senders:
             self.challengers[arm].miss(len(self.challengers))
-        elif self._is_evident(arm, window) and (gain > 0 or is_short):
+        elif self._is_evident(arm, window) and (not self.is_fallen if gain > 0 else is_short):
             self._compare(arm, gain, window.variance + self.before.variance)
         else:
             self.tried = arm, window
@@ -303,6 +307,7 @@ class LoadLevel:
         """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays. `noise`: the variance
         of that, as its steps show it."""
         self.num_trials += 1
+        self.is_fallen = False
         challenger = self.challengers[arm]
         challenger.learn(gain, noise)
         log.debug(
@@ -326,6 +331,10 @@ class LoadLevel:
         self.challengers[self.used], self.used, self.traffic = former, arm, Traffic()
         if winner.gain > EVIDENTLY_GUESSED:
             former.wait(len(self.challengers))
+            if (
+                winner.weight <= 1
+            ):  # of one trial, which may have met a hard passage of a text: the next one says whether it did
+                former.weight, former.patience, former.until_trial = DOUBTED, LEAST_PATIENCE, LEAST_PATIENCE
         for near, challenger in self.challengers.items():
             if len(near ^ arm) == 1 and not challenger.weight:
                 challenger.patience = challenger.until_trial = FIRST_PATIENCE

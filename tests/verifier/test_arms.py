@@ -318,3 +318,16 @@ def test_loads_that_come_back_for_about_a_window_are_answered(windows):
         shares.append(arms.serve(windows * WINDOW_S, rates, sessions=4))
         arms.serve(10 * STEP_S, rates, sessions=1)
     assert np.mean(shares) >= 0.92
+
+
+@pytest.mark.parametrize("passage_s", [0.1, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.2])
+def test_a_passage_that_is_hard_to_foresee_does_not_silence_drafts(passage_s, offset_s):
+    """Neither where it is what a trial of plain decoding is compared with, nor where it is as long as the trial and the windows beside it."""
+    service = Service(R)
+    easy, hard = {NONE: 1.0, R: 1.6}, {NONE: 1.0, R: 0.3}
+    service.serve(10.0 + offset_s, easy)
+    service.serve(passage_s, hard)
+    service.serve(4.0, easy)
+    service.serve(3.0, easy)
+    assert service.share(R) > 0.9
