@@ -20,24 +20,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specq.protocol import JobError
 
-_KINDS: dict[type, str] = {list: "a list (of parts)", dict: "an object"}
-
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """Return the conversation as text; raises JobError if the template cannot be used or refuses the messages."""
+    """Return the conversation as text; content that comes in parts of text is one text, a line each. Raises JobError if the template cannot be used
+    or refuses the messages."""
     plain = _plain(messages)
     try:
         return _compile(template).render(messages=plain, **{"tools": None, "documents": None, **variables})
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise JobError(f"the chat template refuses the messages: {error}{_hint(plain)}") from None
-
-
-def _hint(messages: list[dict[str, Any]]) -> str:
-    """Return what a template that takes text alone may have stumbled over, which its own words do not tell."""
-    for place, message in enumerate(messages):
-        if isinstance(message["content"], (list, dict)):
-            return f"; messages[{place}].content is {_KINDS[type(message['content'])]}: give it as one text"
-    return ""
+        raise JobError(f"the chat template refuses the messages: {error}") from None
 
 
 def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,9 +39,30 @@ def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise JobError('each message must be an object with "role" and "content"')
     try:
-        return list(json.loads(json.dumps(messages, allow_nan=False)))
+        plain = list(json.loads(json.dumps(messages, allow_nan=False)))
     except (TypeError, ValueError) as error:
         raise JobError(f"messages must be JSON values: {error}") from None
+    return [message | {"content": _text(i, message["content"])} for i, message in enumerate(plain)]
+
+
+def _text(place: int, content: Any) -> str | None:
+    """Return the content of a message as one text; None, as of an assistant that called a tool, stays."""
+    name = f"messages[{place}].content"
+    if isinstance(content, list):
+        return "\n".join(_part(f"{name}[{i}]", part) for i, part in enumerate(content))
+    if content is not None and not isinstance(content, str):
+        raise JobError(f"{name} must be a text or a list of parts, not {content!r:.40}")
+    return content
+
+
+def _part(name: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if kind == "text" else None
+    if kind is not None and kind != "text":
+        raise JobError(f"{name} is of type {kind!r:.40}; only text is supported")
+    if not isinstance(text, str):
+        raise JobError(f'{name} must be {{"type": "text", "text": ...}}')
+    return text
 
 
 @lru_cache(maxsize=16)

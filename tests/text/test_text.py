@@ -123,12 +123,34 @@ def test_template_environment():
     assert rendered == '<s>{"role": "user", "content": "<é>"}%'
 
 
-def test_content_in_parts_that_a_template_cannot_take_is_named():
-    """What Python says of it means nothing to whoever wrote the messages."""
-    codec = with_template("{% for message in messages %}{{ 'a' + message.content }}{% endfor %}")
-    parts = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
-    with pytest.raises(JobError, match=r"; messages\[1\]\.content is a list \(of parts\): give it as one text$"):
-        codec.render_chat(parts)
+def test_content_in_parts_is_one_text():
+    """As over HTTP, whatever the template takes."""
+    codec = with_template("{% for message in messages %}{{ '<' + message.content + '>' }}{% endfor %}")
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    assert codec.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": parts}]) == "<a><b\nc>"
+    assert codec.render_chat([{"role": "user", "content": []}]) == "<>"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            [{"type": "text", "text": "b"}, {"type": "image_url"}],
+            r"\[1\]\.content\[1\] is of type 'image_url'; only text",
+        ),
+        ([{"type": "text"}], r'\[1\]\.content\[0\] must be {"type": "text", "text": \.\.\.}'),
+        (["b"], r'\[1\]\.content\[0\] must be {"type": "text", "text": \.\.\.}'),
+        ({"text": "b"}, r"\[1\]\.content must be a text or a list of parts, not {'text': 'b'}"),
+        (5, r"\[1\]\.content must be a text or a list of parts, not 5"),
+    ],
+)
+def test_content_that_is_no_text_is_named(content, said):
+    codec = with_template("{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(JobError, match=f"^messages{said}"):
+        codec.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}])
+
+
+def test_what_a_template_says_of_other_mistakes_is_told():
     with pytest.raises(JobError, match=r"refuses the messages: can only concatenate .* to str$"):
         with_template("{{ 'a' + messages }}").render_chat([{"role": "user", "content": "a"}])
 
