@@ -20,7 +20,7 @@ from specq.proposers.contexts import Contexts
 from specq.proposers.interface import Children
 from specq.proposers.making import ChildMaker, ChildRequest
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
-from specq.verification import ends_of
+from specq.verification import starts_of
 
 NOTHING: IntpArray = np.zeros(0, np.intp)
 
@@ -58,7 +58,7 @@ class _LastChains:
         counts = self._counts(places)
         most = min(int(num_tokens.max()), self.token_ids.shape[1])
         levels = np.arange(most)
-        at = (ends_of(num_tokens) - num_tokens)[:, None] + levels
+        at = starts_of(num_tokens)[:, None] + levels
         is_same = token_ids[np.minimum(at, len(token_ids) - 1)] == self.token_ids[places, :most]
         is_same &= levels < np.minimum(num_tokens, counts)[:, None]
         followed = np.logical_and.accumulate(is_same, 1).sum(1)

@@ -30,7 +30,7 @@ from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced
-from specq.verification import ends_of
+from specq.verification import starts_of
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class Recorded:
             [text.first for text in texts],
             [text.length for text in texts],
             counts,
-            ends_of(counts) - counts,
+            starts_of(counts),
         )
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
         order, taps = _by_step(parts)

@@ -13,7 +13,7 @@ from specq.protocol import ConfigError
 from specq.runtime import Table
 from specq.verification.device_tokens import DeviceLines, DeviceTokens, handles, is_handle, known_tokens, places_of
 from specq.verification.interface import Strategy
-from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs
+from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
 from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
@@ -69,6 +69,7 @@ __all__ = [
     "places_in_runs",
     "places_of",
     "reason_against",
+    "starts_of",
     "strategy",
     "traits_of",
 ]

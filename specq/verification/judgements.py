@@ -20,6 +20,11 @@ def ends_of(counts: IntpArray) -> IntpArray:
     return counts if len(counts) == 1 else counts.cumsum()
 
 
+def starts_of(counts: IntpArray) -> IntpArray:
+    """Return where runs of so many begin, i64[runs]."""
+    return ends_of(counts) - counts
+
+
 def places_in_runs(counts: IntpArray) -> IntpArray:
     """Return of all elements of runs of so many, one run after the other, the place of each in its run, i64[all]."""
     ends = ends_of(counts)

@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from specq.protocol import Int64Array, IntpArray, Judgement, SessionStep
-from specq.verification.judgements import ends_of
+from specq.verification.judgements import ends_of, starts_of
 from specq.verification.row_params import Rows
 from specq.verification.step_batch import StepBatch
 
@@ -73,7 +73,7 @@ def place(steps: Sequence[SessionStep]) -> Placed:
     if not len(batch.parents):
         return Placed(batch, np.arange(len(batch)))
     sizes = batch.num_nodes + 1
-    return Placed(batch, ends_of(sizes) - sizes)
+    return Placed(batch, starts_of(sizes))
 
 
 JudgeSteps = Callable[[Sequence[JudgedStep]], Sequence[Judgement]]

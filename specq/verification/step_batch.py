@@ -30,7 +30,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
-from specq.verification.judgements import ends_of
+from specq.verification.judgements import ends_of, starts_of
 from specq.verification.row_params import Rows, make_rows
 
 # What a session's parameters ask of judging beside tokens: traits, of which several may be set.
@@ -195,7 +195,7 @@ class StepBatch(Sequence[SessionStep]):
     @property
     def first_rows(self) -> IntpArray:
         """Where the rows of each session begin, i64[n]."""
-        return ends_of(self.num_rows) - self.num_rows
+        return starts_of(self.num_rows)
 
     def fed(self, token_ids: Int32Array) -> StepBatch:
         """Return the same steps where all tokens are known: `token_ids` i32[n] are those of the sessions that were to be fed."""

@@ -22,7 +22,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.runtime import Faults
-from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs
+from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 from specq.verifier.trees import NONE, DraftTrees
@@ -107,7 +107,7 @@ class Rounds(Sequence[Round]):
         self.node_ids = trees.node_id[self.nodes]
         self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
         drafted = self.num_nodes > 0
-        firsts = (ends_of(self.num_nodes) - self.num_nodes)[drafted]
+        firsts = starts_of(self.num_nodes)[drafted]
         self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
         explains = trees.explains[self.places] & drafted
         if np.count_nonzero(explains):
@@ -286,7 +286,7 @@ def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
     if not np.count_nonzero(is_end):
         return {}
     of_tokens = np.arange(len(judgements)).repeat(num_tokens)
-    firsts = ends_of(num_tokens) - num_tokens
+    firsts = starts_of(num_tokens)
     at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
     return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
 
@@ -300,7 +300,7 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
         token_ids, nodes = token_ids[is_kept], nodes[is_kept]
     path = NOTHING
     if len(shares.nodes):
-        path = np.where(nodes == CORRECTION, NONE, (ends_of(num_nodes) - num_nodes).repeat(kept) + nodes)
+        path = np.where(nodes == CORRECTION, NONE, starts_of(num_nodes).repeat(kept) + nodes)
     base_lens = sessions[0].trees.length[shares.places]
     return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
 

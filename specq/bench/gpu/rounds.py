@@ -35,7 +35,7 @@ from specq.protocol import (
     StepOutput,
     Tap,
 )
-from specq.verification import Judgements, StepBatch, ends_of
+from specq.verification import Judgements, StepBatch, starts_of
 from specq.verifier import Budget, DraftBatch, EagleDrafter, StepCurve, Verifier, usual_sizes
 
 PROMPT, OUTPUT = 112, 96  # tokens
@@ -113,7 +113,7 @@ class AnyText:
     def judge(self, batch: StepBatch) -> Judgements:
         """Accept the first nodes of each tree, down to a depth that is drawn."""
         counts, nodes, token_ids = list[int](), list[int](), list[int]()
-        firsts = (ends_of(batch.num_nodes) - batch.num_nodes).tolist()
+        firsts = starts_of(batch.num_nodes).tolist()
         wanted = self._rng.integers(0, DEEPEST + 1, len(batch)).tolist()
         own = self._rng.integers(1, self.info.vocab_size, len(batch)).tolist()
         for i, (first, count) in enumerate(zip(firsts, batch.num_nodes.tolist(), strict=True)):

@@ -43,7 +43,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import processor
-from specq.verification import Judgements, StepBatch, ends_of
+from specq.verification import Judgements, StepBatch, starts_of
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
@@ -311,7 +311,7 @@ def _is_token(batch: StepBatch) -> BoolArray:
     if not batch.has_scratch:
         return ~batch.is_node
     sizes = batch.num_rows
-    firsts = ends_of(sizes) - sizes
+    firsts = starts_of(sizes)
     found: BoolArray = np.arange(sizes.sum()) < (firsts + batch.num_tokens).repeat(sizes)
     return found
 

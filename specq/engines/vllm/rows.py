@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import Judgements, StepBatch, ends_of, places_in_runs
+from specq.verification import Judgements, StepBatch, places_in_runs, starts_of
 
 ANY_TOKEN = 0  # what a request "said" that could not be judged, which is dropped before its next step; and what is not known yet
 
@@ -22,7 +22,7 @@ def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> Int
     if batch.are_judged and bool((order[1:] > order[:-1]).all()) and bool((of_each == counts).all()):
         return None
     firsts: IntpArray = np.empty(len(batch), np.intp)
-    firsts[order] = ends_of(of_each[order]) - of_each[order]
+    firsts[order] = starts_of(of_each[order])
     counts, firsts = counts[batch.is_judged], firsts[batch.is_judged]
     rows: IntpArray = firsts.repeat(counts) + places_in_runs(counts)
     return rows

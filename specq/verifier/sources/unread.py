@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Int32Array, Int64Array, IntpArray
-from specq.verification import DeviceTokens, ends_of, handles, is_handle, places_in_runs, places_of
+from specq.verification import DeviceTokens, handles, is_handle, places_in_runs, places_of, starts_of
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     def of(level_sizes: tuple[int, ...]) -> Layout:
         """Return the layout of levels of these sizes."""
         sizes = np.array(level_sizes, np.intp)
-        firsts = ends_of(sizes) - sizes
+        firsts = starts_of(sizes)
         levels = np.arange(len(sizes)).repeat(sizes)
         return Layout(levels, places_in_runs(sizes), np.append(NONE, firsts[:-1])[levels])
 
