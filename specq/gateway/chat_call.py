@@ -29,6 +29,8 @@ from specq.gateway.fields import (
     is_object,
     is_text,
 )
+from specq.protocol import JobError
+from specq.text import UnsupportedPartError, joined_parts
 
 MAX_LENGTH = 2**31 - 1
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
@@ -138,18 +140,15 @@ def _read_message(place: int, message: Any) -> dict[str, Any]:
     if content is None and message["role"] in ("system", "developer", "user"):
         raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
     if isinstance(content, list):
-        content = "\n".join(_read_part(f"{name}.content[{i}]", part) for i, part in enumerate(content))
+        content = _read_parts(f"{name}.content", content)
     elif content is not None and not isinstance(content, str):
         raise ApiError(f"{name}.content must be a string or a list of parts", param="messages", code="invalid_type")
     return {**message, "content": content}
 
 
-def _read_part(name: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if kind == "text" else None
-    if kind is not None and kind != "text":
-        message = f"{name} is of type {kind!r:.40}; only text is supported"
-        raise ApiError(message, param="messages", code="unsupported_parameter")
-    if not isinstance(text, str):
-        raise ApiError(f'{name} must be {{"type": "text", "text": ...}}', param="messages", code="invalid_type")
-    return text
+def _read_parts(name: str, parts: list[Any]) -> str:
+    try:
+        return joined_parts(name, parts)
+    except JobError as error:
+        code = "unsupported_parameter" if isinstance(error, UnsupportedPartError) else "invalid_type"
+        raise ApiError(str(error), param="messages", code=code) from None

@@ -6,6 +6,7 @@
     detokenizer        tokens to text piece by piece, up to a stop string
     stop_strings       where stop strings begin and end in a text that grows
     chat_template      conversations to prompts, by the model's own template
+    message_parts      content of messages that comes in parts
     tokenizer_chunks   a tokenizer's files as messages
 
 In: text, conversations, token ids. Out: token ids, text.
@@ -14,6 +15,7 @@ In: text, conversations, token ids. Out: token ids, text.
 from specq.text.byte_codec import ByteCodec, whole_characters
 from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.text.detokenizer import StopMatcher
+from specq.text.message_parts import UnsupportedPartError, joined_parts
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
 from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
 
@@ -24,8 +26,10 @@ __all__ = [
     "SharedTokens",
     "StopMatcher",
     "TextCodec",
+    "UnsupportedPartError",
     "Vocabularies",
     "join_chunks",
+    "joined_parts",
     "load_tokenizer_files",
     "num_tokens",
     "tokenizer_chunks",

@@ -19,6 +19,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specq.protocol import JobError
+from specq.text.message_parts import joined_parts
 
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
@@ -42,27 +43,18 @@ def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         plain = list(json.loads(json.dumps(messages, allow_nan=False)))
     except (TypeError, ValueError) as error:
         raise JobError(f"messages must be JSON values: {error}") from None
-    return [message | {"content": _text(i, message["content"])} for i, message in enumerate(plain)]
+    return [
+        message | {"content": _text(f"messages[{i}].content", message["content"])} for i, message in enumerate(plain)
+    ]
 
 
-def _text(place: int, content: Any) -> str | None:
+def _text(name: str, content: Any) -> str | None:
     """Return the content of a message as one text; None, as of an assistant that called a tool, stays."""
-    name = f"messages[{place}].content"
     if isinstance(content, list):
-        return "\n".join(_part(f"{name}[{i}]", part) for i, part in enumerate(content))
+        return joined_parts(name, content)
     if content is not None and not isinstance(content, str):
         raise JobError(f"{name} must be a text or a list of parts, not {content!r:.40}")
     return content
-
-
-def _part(name: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if kind == "text" else None
-    if kind is not None and kind != "text":
-        raise JobError(f"{name} is of type {kind!r:.40}; only text is supported")
-    if not isinstance(text, str):
-        raise JobError(f'{name} must be {{"type": "text", "text": ...}}')
-    return text
 
 
 @lru_cache(maxsize=16)
