@@ -93,6 +93,11 @@ class Challenger:
         self.patience = min(growth * self.patience, max(affordable(lost, self.weight, num_challengers), LEAST_PATIENCE))
         self.until_trial, self.is_put_off = self.patience, False
 
+    def doubt(self) -> None:
+        """Set that it is tried again soon, and that this counts for more: one trial alone says that it loses, which may have met a hard passage of a text."""
+        self.weight, self.is_put_off = DOUBTED, False
+        self.patience = self.until_trial = LEAST_PATIENCE
+
     @property
     def error(self) -> float:
         """The standard error of the gain."""
@@ -329,12 +334,10 @@ class LoadLevel:
             other.gain -= winner.gain
         former = replace(winner, gain=-winner.gain, patience=FIRST_PATIENCE, until_trial=FIRST_PATIENCE)
         self.challengers[self.used], self.used, self.traffic = former, arm, Traffic()
-        if winner.gain > EVIDENTLY_GUESSED:
+        if winner.gain > EVIDENTLY_GUESSED and winner.weight > 1:
             former.wait(len(self.challengers))
-            if (
-                winner.weight <= 1
-            ):  # of one trial, which may have met a hard passage of a text: the next one says whether it did
-                former.weight, former.patience, former.until_trial = DOUBTED, LEAST_PATIENCE, LEAST_PATIENCE
+        elif winner.gain > EVIDENTLY_GUESSED:
+            former.doubt()
         for near, challenger in self.challengers.items():
             if len(near ^ arm) == 1 and not challenger.weight:
                 challenger.patience = challenger.until_trial = FIRST_PATIENCE
