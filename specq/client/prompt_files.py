@@ -21,7 +21,7 @@ from specq.client.parameters import NAMES, known_names
 from specq.client.request import SOURCES, is_batch
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
-from specq.protocol import BROKER_GONE, JobError
+from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep
 
 _KEYS = (*SOURCES, "id", *NAMES, *LINE_OPTIONS)
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not hold up the others
@@ -77,6 +77,8 @@ def parse_line(number: int, raw: bytes) -> Line:
         values = json.loads(raw.decode("utf-8-sig").rstrip(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return Line(number, error=f"line {number} {_unreadable(error)}")
+    if is_too_deep(raw, values):
+        return Line(number, error=f"line {number} is nested more than {MOST_LEVELS} levels deep")
     if not isinstance(values, dict):
         return Line(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specq.gateway.errors import ApiError
+from specq.protocol import MOST_LEVELS, is_too_deep
 
 T = TypeVar("T")
-MAX_DEPTH = 100  # of JSON; what writes it again, or shows it, allows for some 250
 GRACE_S = 5.0  # beyond the total time, for a reader that takes nothing
 
 
@@ -60,20 +60,9 @@ async def read_json(request: Request, limits: Limits) -> tuple[Any, int]:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(body, MAX_DEPTH):
-        raise ApiError(f"the body is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
+    if is_too_deep(data, body):
+        raise ApiError(f"the body is nested more than {MOST_LEVELS} levels deep", code="invalid_json")
     return body, len(data)
-
-
-def is_deeper(body: Any, most: int) -> bool:
-    """Return whether lists and objects are nested in more than so many levels."""
-    level = [body]
-    for _ in range(most + 1):
-        inner = [one for one in level if type(one) in (dict, list)]
-        level = [entry for one in inner for entry in (one.values() if type(one) is dict else one)]
-        if not inner:
-            return False
-    return True
 
 
 async def _read(request: Request, most: int) -> bytes:

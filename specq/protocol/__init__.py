@@ -9,6 +9,7 @@
     messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
     bounds          what any number or text from outside may be
+    nesting         how deep JSON from outside may be nested
     draft_checks    what a draft must satisfy before it reaches a draft tree
     status_report   a broker's report as a `Status`, and back
     trace_events    what happens to a traced job, as numbers, and back
@@ -112,6 +113,7 @@ from specq.protocol.messages import (
     Verdicts,
     Welcome,
 )
+from specq.protocol.nesting import MOST_LEVELS, is_too_deep
 from specq.protocol.origins import (
     COLOCATED,
     COLOCATED_LANE,
@@ -204,6 +206,7 @@ __all__ = [
     "MEDUSA_LANE",
     "MODES",
     "MOST_ACTIVATION_BYTES",
+    "MOST_LEVELS",
     "NAME",
     "NO_ACTIVATIONS",
     "NO_SCRATCH",
@@ -315,6 +318,7 @@ __all__ = [
     "fits",
     "from_bf16",
     "in_version_of",
+    "is_too_deep",
     "mismatch",
     "named_type",
     "num_drafted",

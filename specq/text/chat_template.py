@@ -28,7 +28,7 @@ def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[st
     plain = _plain(messages)
     try:
         return _compile(template).render(messages=plain, **{"tools": None, "documents": None, **variables})
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(f"the chat template refuses the messages: {error}") from None
 
 
@@ -41,7 +41,7 @@ def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             raise JobError('each message must be an object with "role" and "content"')
     try:
         plain = list(json.loads(json.dumps(messages, allow_nan=False)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise JobError(f"messages must be JSON values: {error}") from None
     return [
         message | {"content": _text(f"messages[{i}].content", message["content"])} for i, message in enumerate(plain)

@@ -23,6 +23,8 @@ def test_lines_are_numbered_and_blank_ones_skipped():
         (b"{", "line 4 is not valid JSON"),
         (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
         (b"[" * 100_000, "line 4 is not valid JSON"),
+        (b'{"prompt": "a", "id": ' + b"[" * 101 + b"]" * 101 + b"}", "line 4 is nested more than 100 levels deep"),
+        (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", "line 4 is nested more than 100 levels deep"),
         (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
         (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
         (b'["a"]', "line 4 is not a JSON object, but a list"),

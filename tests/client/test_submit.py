@@ -60,6 +60,7 @@ def test_bad_lines_harm_no_others(broker, tmp_path):
     bad += ['{"prompt": ["a", "b"]}', '{"token_ids": [[5], [6]]}']
     bad += ['{"prompt": "a", "temprature": 1}', json.dumps({"prompt": "a", "bad_token_ids": [[5, 6, 7]] * 9000})]
     bad += [json.dumps({"token_ids": [5] * 100}), '{"prompt": "\\ud800"}', '{"prompt": "a", "token_ids": [3]}']
+    bad += ['{"prompt": "a", "id": ' + "[" * 900 + "]" * 900 + "}"]
     outcome, results = run(broker, tmp_path, "".join(f"{line}\n{GOOD}" for line in bad))
     assert outcome.exit_code == 1
     assert [result["text"] for result in results[1::2]] == [ANSWER] * len(bad)

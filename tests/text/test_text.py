@@ -150,6 +150,14 @@ def test_content_that_is_no_text_is_named(content, said):
         codec.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}])
 
 
+def test_messages_nested_without_end_are_refused():
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(JobError, match=r"^messages must be JSON values: "):
+        with_template("x").render_chat([{"role": "user", "content": deep}])
+
+
 def test_what_a_template_says_of_other_mistakes_is_told():
     with pytest.raises(JobError, match=r"refuses the messages: can only concatenate .* to str$"):
         with_template("{{ 'a' + messages }}").render_chat([{"role": "user", "content": "a"}])
