@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from operator import is_
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -203,6 +204,28 @@ class StepBatch(Sequence[SessionStep]):
         found, is_fed = copy(self), self.fed_by >= 0
         found.token_ids, found.fed_by = self.token_ids.copy(), None
         found.token_ids[(self.ends - self.sizes)[is_fed]] = token_ids[is_fed]
+        found.__dict__.pop("_steps", None)
+        return found
+
+    def goes_on(self, before: StepBatch) -> bool:
+        """Return whether these steps, of the same sessions in the same order, are those of `before`, each one token further (`further`)."""
+        return (
+            self.fed_by is not None
+            and self.is_plain
+            and before.is_plain
+            and not (self.extras or before.extras)
+            and np.array_equal(self.fed_by, np.arange(len(self)))
+            and np.array_equal(self.starts, before.base_lens)
+            and np.array_equal(self.traits, before.traits)
+            and all(map(is_, self.params, before.params))
+        )
+
+    def further(self) -> StepBatch:
+        """Return the steps behind these plain ones, in which each session computes the token that it says here, and is judged again."""
+        found = StepBatch.__new__(StepBatch)  # `copy` would take longer than all that is done here
+        found.__dict__.update(self.__dict__)
+        found.starts, found.base_lens = self.starts + np.int32(1), self.base_lens + 1
+        found.fed_by = np.arange(len(self), dtype=np.int32)
         found.__dict__.pop("_steps", None)
         return found
 

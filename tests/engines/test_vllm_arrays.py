@@ -70,9 +70,11 @@ def test_sessions_come_and_go_and_keep_their_own(seed: int) -> None:
     rng, table = np.random.default_rng(seed), SessionTable()
     texts: dict[int, list[int]] = {}
     computed: dict[int, int] = {}
+    told: dict[int, list[int]] = {}  # by opening
     for number in range(3 * FIRST_PLACES):
         prompt = rng.integers(0, 90, 4).astype(np.int32)
-        table.add(number, prompt, 0, 4)
+        place = table.add(number, prompt, 0, 4)
+        told[int(table.openings[place])] = prompt.tolist()
         texts[number], computed[number] = prompt.tolist(), 0
         if rng.random() < 0.4:
             gone = int(rng.choice(list(texts)))
@@ -109,6 +111,10 @@ def test_sessions_come_and_go_and_keep_their_own(seed: int) -> None:
         assert table.computed[found].tolist() == list(computed.values())
         assert table.lengths[found].tolist() == [len(text) for text in texts.values()]
         assert table.last_tokens[found].tolist() == [text[-1] for text in texts.values()]
+        for place, text in zip(found.tolist(), texts.values(), strict=True):
+            assert told[table.openings[place]] + table.unsaid[place, : table.num_unsaid[place]].tolist() == text
+            if rng.random() < 0.1:
+                told[table.openings[place]] += table.take_unsaid(place)
         assert sorted(table.slacks()) == sorted(4 - count for count in computed.values())
 
 
@@ -159,6 +165,34 @@ def test_a_batch_travels_without_the_parameters_that_are_known_there() -> None:
     assert [s.params for s in batch] == [s.params for s in steps]
 
 
+def test_steps_that_go_on_are_made_of_those_before_them() -> None:
+    """They are what a verifier would have said of them; nothing but the step behind, of the same sessions and parameters, is taken for it."""
+    params = [SamplingParams(seed=i, temperature=0.5 * (i % 2)) for i in range(3)]
+
+    def step(start: int, fed_by: list[int] | None, of: list[SamplingParams] = params, **others: bool) -> StepBatch:
+        one = [SessionStep(i, start + i, np.array([4], np.int32), own, **others) for i, own in enumerate(of)]
+        batch = StepBatch.of(one)
+        batch.fed_by = None if fed_by is None else np.array(fed_by, np.int32)
+        return batch
+
+    first, second, third = step(5, None), step(6, [0, 1, 2]), step(7, [0, 1, 2])
+    assert second.goes_on(first)
+    assert third.goes_on(second)
+    for found, expected in ((first.further(), second), (first.further().further(), third)):
+        assert [(s.start, s.base_len, s.params, s.judged) for s in found] == [
+            (s.start, s.base_len, s.params, s.judged) for s in expected
+        ]
+        assert found.fed_by is not None
+        assert found.fed_by.tolist() == [0, 1, 2]
+        assert found.base_lens.tolist() == expected.base_lens.tolist()
+        assert found.is_plain
+    others = [
+        (third, first), (step(6, None), first), (step(6, [1, 0, 2]), first), (step(6, [0, 1, -1]), first),
+        (step(6, [0, 1, 2], [*params[:2], SamplingParams(seed=2)]), first), (second, step(5, None, judged=False)),
+    ]  # fmt: skip
+    assert not any(after.goes_on(before) for after, before in others)
+
+
 def test_a_session_that_is_closed_in_flight_is_nobodys() -> None:
     """The next one at its place is as it was opened; the other says what it says, behind a token that was not known."""
     table = SessionTable()
@@ -172,8 +206,11 @@ def test_a_session_that_is_closed_in_flight_is_nobodys() -> None:
     assert not table.are_next(behind, places[1:]).any()
     behind.fed_by = np.array([1], np.int32)
     assert table.are_next(behind, places[1:]).all()
+    openings = table.openings[places]
     table.remove(1)
+    assert table.are_open(places, openings).tolist() == [False, True]
     assert table.add(3, np.array([7], np.int32), 0, 16) == places[0]
+    assert table.are_open(places, openings).tolist() == [False, True]
     said = [Judgement(i, (), np.array([8 + i], np.int32)) for i in (1, 2)]
     table.commit(batch, places, np.array([False, True]), Judgements.of(said), feeds=True)
     assert table.computed[places].tolist() == [0, 2]

@@ -15,6 +15,7 @@ import torch
 from specq.engines.profiling import step_times
 from specq.engines.vllm.engine import VllmEngine
 from specq.engines.vllm.even import LENGTHS, MOST_MORE_ROWS, even_length, graph_rows, graphs_up_to
+from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.rows import judged_rows
 from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
@@ -151,9 +152,9 @@ class Launches(list[int]):
         workers: Any = engine._way._workers  # type: ignore[attr-defined]
         launch = workers.launch
 
-        def noted(*arguments: Any) -> None:
-            self.append(arguments[-2])
-            launch(*arguments)
+        def noted(plan: Plan) -> None:
+            self.append(plan.even_length)
+            launch(plan)
 
         workers.launch = noted
 

@@ -3,6 +3,7 @@ GPU, from what is judged there, while the host's own books have placeholders."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.plans import Plan
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
-from specq.testing.checkpoints import make_checkpoint
+from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import GREEDY, NUM, let_judge, plain, serve
+from tests.engines.test_vllm_arrays import chain
 
 pytestmark = NEEDS_VLLM
 
@@ -134,4 +137,88 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
     engine.close(0)
     engine.step([SessionStep(1, 4, tokens[1:], GREEDY)])
     worker = engine._way._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
-    assert [*worker._specq_params.values()] == [GREEDY]
+    assert [*worker.specq_steps._told._params.values()] == [GREEDY]
+
+
+class Watched:
+    """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request what the host does."""
+
+    def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._way: Any = engine._way
+        self._runner = self._way._core.model_executor.driver_worker.worker.model_runner
+        self.plans: list[Plan] = []
+        self._launch, self._update = self._way._workers.launch, self._runner._update_states
+        monkeypatch.setattr(self._way._workers, "launch", self._note)
+        monkeypatch.setattr(self._runner, "_update_states", self._check)
+
+    def _note(self, plan: Plan) -> None:
+        self.plans.append(pickle.loads(pickle.dumps(plan)))
+        self._launch(self.plans[-1])
+
+    def _check(self, output: Any) -> Any:
+        found = self._update(output)
+        batch, flight = self._runner.input_batch, self._way._newest
+        members, table, steps = flight.members, self._way._table, flight.batch
+        assert sorted(batch.req_ids) == sorted(members.request_ids)
+        fed = np.full(len(steps), -1) if steps.fed_by is None else steps.fed_by
+        for i, (name, holding, place) in enumerate(
+            zip(members.request_ids, members.holdings, members.places.tolist(), strict=True)
+        ):
+            row, blocks = batch.req_id_to_index[name], self._way._scheduler.kv_cache_manager.get_block_ids(name)
+            assert batch.num_computed_tokens_cpu[row] == steps.starts[i]
+            assert self._runner.requests[name].block_ids == blocks
+            assert batch.block_table[0].block_table.np[row, : len(blocks[0])].tolist() == blocks[0]
+            unsaid = table.unsaid[place, : table.num_unsaid[place]].tolist()
+            text = [*holding.request.all_token_ids, *unsaid]
+            length = int(steps.base_lens[i]) - (fed[i] >= 0)
+            assert batch.token_ids_cpu[row, :length].tolist() == text[:length]
+            drafted = steps.token_ids[steps.ends[i] - steps.num_nodes[i] : steps.ends[i]].tolist()
+            assert batch.token_ids_cpu[row, len(text) : len(text) + len(drafted)].tolist() == drafted
+            assert batch.spec_token_ids[row] == drafted
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_runner_knows_what_the_host_knows(engine: VllmEngine, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it would."""
+    watched = Watched(engine, monkeypatch)
+    serve(engine, seed)
+    goes_on = [plan.batch is None for plan in watched.plans]
+    assert 10 < sum(goes_on) < len(goes_on) - 10
+
+
+def test_the_runner_knows_what_the_host_knows_of_chains(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted or not, beside sessions without drafts, and in the step behind."""
+    Watched(overlapping(engine, False), monkeypatch)
+    rng, texts = np.random.default_rng(5), {i: [i + 1, 2] for i in range(4)}
+    for session_id, text in texts.items():
+        engine.open(session_id, np.array(text, np.int32))
+    for _ in range(60):
+        joining = [i for i in texts if rng.random() < 0.8]
+        steps = []
+        for i in joining:
+            start = int(engine._way.lengths([i])[0])
+            tree = chain(rng.integers(0, VOCAB, rng.integers(0, 4)).tolist() if rng.random() < 0.6 else [])
+            steps.append(SessionStep(i, start, np.array(texts[i][start:], np.int32), GREEDY, tree))
+        for i, judgement in zip(joining, engine.step(steps).judgements if steps else (), strict=True):
+            texts[i] += judgement.token_ids.tolist()
+
+
+def test_a_step_that_goes_on_is_told_in_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sessions there are."""
+    watched, flight = Watched(engine, monkeypatch), None
+    for count in (1, 20):
+        opened(engine, count)
+        for turn in range(8):
+            tokens = [2] * count
+            batch = plain([*range(count)], [1 + turn] * count, tokens, [*range(count)] if turn else None)
+            after, flight = flight, engine.launch(batch, NO_TAP, flight)
+            if after is not None:
+                after.collect()
+        assert flight is not None
+        flight.collect()
+        flight = None
+        sizes = [len(pickle.dumps(plan)) for plan in watched.plans[-7:]]
+        assert max(sizes) < 300, sizes
+        for session_id in range(count):
+            engine.close(session_id)

@@ -1,4 +1,4 @@
-"""What vLLM's workers are told, and when: processes are asked for a step as soon as the next one is launched."""
+"""What vLLM's workers are told, and when: processes are asked for a step by the message that launches the next one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from tests.devices import NEEDS_VLLM
 
 pytestmark = NEEDS_VLLM
 
-ANY = [None] * 6
+PLAN: Any = None  # is not looked at
 PROCESSES, HERE = "MultiprocExecutor", "UniProcExecutor"
 
 
 class Asked(list[str]):
-    """The messages to two workers, which answer collections with numbers, the second one with others; `fails`: they fail to do that."""
+    """The messages to two workers, which answer collections with numbers, and the second one with nothing; `fails`: they fail to do that."""
 
     def __init__(self, fails: str = "") -> None:
         super().__init__()
         self._numbers, self.fails = count(), fails
 
-    def answer(self, method: str, *_: Any, **options: Any) -> Future[Any]:
+    def answer(self, method: str, _: float, arguments: tuple[Any, ...], **options: Any) -> Future[Any]:
         """Note a message."""
         assert options == {"non_block": True}
-        self.append(method.removeprefix("specq_"))
+        name = method.removeprefix("specq_")
+        collects = name == "collect" or (name == "launch" and arguments[1])
+        self.append("launch+collect" if name == "launch" and collects else name)
         future = Future[Any]()
-        if self[-1] == self.fails:
+        if name == self.fails:
             future.set_exception(RuntimeError("out of memory"))
         else:
-            future.set_result([next(self._numbers) if self[-1] == "collect" else None, -1])
+            future.set_result([next(self._numbers) if collects else None, None])
         return future
 
 
@@ -51,7 +53,7 @@ def workers(executor: str, asked: Asked) -> Any:
 @pytest.mark.parametrize(
     ("executor", "expected"),
     [
-        (PROCESSES, "launch launch collect launch collect discard launch collect"),
+        (PROCESSES, "launch launch+collect launch+collect discard launch collect"),
         (HERE, "launch launch collect launch discard launch collect collect"),
     ],
 )
@@ -59,12 +61,12 @@ def test_the_oldest_step_is_collected_and_the_newest_discarded(executor: str, ex
     """Two are in flight; one behind which another was launched is asked for once."""
     asked = Asked()
     told = workers(executor, asked)
-    told.launch(*ANY)
-    told.launch(*ANY)
+    told.launch(PLAN)
+    told.launch(PLAN)
     assert told.collect() == 0
-    told.launch(*ANY)
+    told.launch(PLAN)
     told.discard()
-    told.launch(*ANY)
+    told.launch(PLAN)
     assert [told.collect(), told.collect()] == [1, 2]
     assert asked == expected.split()
 
@@ -77,25 +79,33 @@ LOST = pytest.raises(EngineLostError, match="RuntimeError: out of memory")
 def test_what_fails_in_a_worker_says_what(executor: str, end: str) -> None:
     """Nothing is known of that step any more."""
     told = workers(executor, Asked(fails=end))
-    told.launch(*ANY)
+    told.launch(PLAN)
     with LOST:
         getattr(told, end)()
 
 
 @pytest.mark.parametrize("end", ["collect", "discard"])
 def test_a_launch_that_fails_in_a_process_is_never_taken_for_another_one(end: str) -> None:
-    """The host goes on, and learns of it when it asks for that step, whatever is said then; the step before is whole."""
+    """The host goes on, and learns of it when it waits for that message: it asks for the step before, too."""
     asked = Asked()
     told = workers(PROCESSES, asked)
-    told.launch(*ANY)
+    told.launch(PLAN)
     asked.fails = "launch"
-    told.launch(*ANY)
-    assert told.collect() == 0
+    told.launch(PLAN)
     with LOST:
         getattr(told, end)()
+
+
+def test_a_first_launch_that_fails_in_a_process_is_told_with_the_step() -> None:
+    """Nothing else has asked for an answer before."""
+    asked = Asked(fails="launch")
+    told = workers(PROCESSES, asked)
+    told.launch(PLAN)
+    with LOST:
+        told.collect()
 
 
 def test_a_launch_that_fails_here_says_so_at_once() -> None:
     """There is no such step then."""
     with LOST:
-        workers(HERE, Asked(fails="launch")).launch(*ANY)
+        workers(HERE, Asked(fails="launch")).launch(PLAN)

@@ -2,5 +2,6 @@
 
 `versions` says which vLLM was tested, and in which of two ways to drive it, `sessions` or `prompts`; `options` turns a verifier's options into
 vLLM's own. `sessions`: each session is one long-lived request, stepped by a scheduler of our own (`scheduler`,
-`room`), and in each of vLLM's workers (`workers` calls them, `worker` is one) specq judges what vLLM's model runner computes (`runner`). `prompts`: public API only.
+`room`), and in each of vLLM's workers (`workers` calls them, `worker` is one) specq judges what vLLM's model runner computes (`runner`). They are told what
+is different from the step before (`plans`). `prompts`: public API only.
 """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import compress, count
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,14 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from specq.engines.room import free_slots
 from specq.engines.vllm.even import even_length
-from specq.engines.vllm.rows import ANY_TOKEN
+from specq.engines.vllm.flights import Members, SessionFlight
+from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
 from specq.engines.vllm.workers import Workers
@@ -36,6 +35,7 @@ from specq.protocol import (
     SessionStep,
     StepOutput,
 )
+from specq.protocol import SamplingParams as JobParams
 from specq.verification import StepBatch
 from specq.verification.begun import says_own
 
@@ -54,30 +54,6 @@ DRAFTS = {
     "model": "specq.engines.vllm.worker.NoProposer",
     "num_speculative_tokens": MAX_CHAIN,
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SessionFlight:
-    """A step that was launched; fulfils `specq.engines.Launched`.
-
-    places, holdings   of its sessions, as they were then
-    land, drop         what collects it, and what discards it
-    """
-
-    batch: StepBatch
-    places: IntpArray
-    holdings: list[Holding]
-    feeds: bool
-    land: Callable[[SessionFlight], StepOutput]
-    drop: Callable[[SessionFlight], None]
-
-    def collect(self) -> StepOutput:
-        """See `specq.engines.Launched`."""
-        return self.land(self)
-
-    def discard(self) -> None:
-        """See `specq.engines.Launched`."""
-        self.drop(self)
 
 
 def engine_config(options: dict[str, Any]) -> VllmConfig:
@@ -126,6 +102,7 @@ class Sessions:
         self._table = SessionTable()
         self._held: dict[int, Holding] = {}  # by place
         self._numbers = count()  # a session that is opened again is another request
+        self._newest: SessionFlight | None = None  # the step from which a plan tells the workers what is different
         self._free_slots: int | None = None
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
         self.vocab_size = config.model_config.get_vocab_size()
@@ -178,7 +155,7 @@ class Sessions:
         place = self._table.remove(session_id)
         if place is not None:
             self._scheduler.drop(self._held.pop(place))
-            self._free_slots = None
+            self._newest, self._free_slots = None, None
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
         """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
@@ -186,44 +163,77 @@ class Sessions:
 
     def launch(self, batch: StepBatch) -> SessionFlight:
         """Begin steps that were checked; see `OverlappingEngine.launch`."""
-        places = self._table.find(batch.session_ids)
-        holdings = [self._held[place] for place in places.tolist()]
+        members = self._members(batch.session_ids)
+        places = members.places
         others = (~self._table.are_next(batch, places)).nonzero()[0]
         if len(others):
-            self._check_transcripts(batch.take(others), places[others], [holdings[i] for i in others.tolist()])
-        even = self._even_length(batch, places)
-        output = self._output(batch, places, holdings, even)
-        self._free_slots = None
-        request_ids = [holding.request.request_id for holding in holdings]
-        of_all = zip(request_ids, holdings, batch.params, strict=True)
-        news = {name: params for name, holding, params in of_all if holding.has_news(params)}
-        feeds = self.overlaps and says_own(batch)
-        self._workers.launch(output, request_ids, batch.without_params(), news, even, feeds)
-        self._table.launch(batch, places, feeds=feeds)
-        return SessionFlight(batch, places, holdings, feeds, self._collect, self._discard)
+            self._check_transcripts(batch.take(others), places[others])
+        newest = self._newest
+        goes_on = newest is not None and members is newest.members and batch.goes_on(newest.batch)
+        feeds = newest.feeds if newest is not None and goes_on else self.overlaps and says_own(batch)
+        flight = SessionFlight(batch, members, feeds, self._collect, self._discard)
+        plan = self._plan(flight, goes_on=goes_on)
+        self._newest, self._free_slots = flight, None
+        self._workers.launch(plan)
+        self._table.launch(batch, places, feeds=flight.feeds)
+        return flight
 
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
         judgements = self._workers.collect()
-        batch = flight.batch
         self._free_slots = None
-        self._table.commit(batch, flight.places, self._are_open(flight), judgements, feeds=flight.feeds)
-        said, judged = judgements.token_ids.tolist(), compress(flight.holdings, batch.is_judged.tolist())
-        ends = judgements.num_tokens.cumsum().tolist()
-        for holding, first, end in zip(judged, [0, *ends], ends, strict=False):
-            holding.unsaid += said[first:end]
+        self._table.commit(flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.feeds)
         return StepOutput(judgements)
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. The blocks that it took stay their sessions'."""
         self._workers.discard()
-        self._free_slots = None
-        self._table.revert(flight.batch, flight.places, self._are_open(flight), feeds=flight.feeds)
+        self._newest, self._free_slots = None, None
+        self._table.revert(flight.batch, flight.members.places, self._are_open(flight), feeds=flight.feeds)
 
     def _are_open(self, flight: SessionFlight) -> BoolArray:
         """Return bool[n]: which sessions of a step have not been closed since."""
-        pairs = zip(flight.places.tolist(), flight.holdings, strict=True)
-        return np.array([self._held.get(place) is holding for place, holding in pairs], np.bool_)
+        return self._table.are_open(flight.members.places, flight.members.openings)
+
+    def _members(self, session_ids: list[int]) -> Members:
+        """Return what there is of open sessions; the same object as for the step before, if they are its sessions."""
+        if self._newest is not None and session_ids == self._newest.batch.session_ids:
+            return self._newest.members
+        places = self._table.find(session_ids)
+        holdings = [self._held[place] for place in places.tolist()]
+        return Members(
+            places, self._table.openings[places], holdings, [holding.request.request_id for holding in holdings]
+        )
+
+    def _plan(self, flight: SessionFlight, *, goes_on: bool) -> Plan:
+        """Take the KV that a step needs, which must be free, and return what the workers have to be told of it; `goes_on`: the step is the newest one,
+        one token further."""
+        batch, members, newest, table = flight.batch, flight.members, self._newest, self._table
+        are_same = newest is not None and members is newest.members
+        news: dict[int, JobParams] = {}
+        if not goes_on:
+            each = enumerate(zip(members.holdings, batch.params, strict=True))
+            news = {i: params for i, (holding, params) in each if holding.has_news(params)}
+        even = self._even_length(batch, members.places)
+        plan = Plan(
+            request_ids=None if are_same else members.request_ids,
+            batch=None if goes_on else batch.without_params(),
+            params=news,
+            even_length=even,
+            feeds=flight.feeds,
+        )
+        sizes = np.full_like(batch.sizes, even) if even else batch.sizes
+        ends = table.computed[members.places] + sizes
+        needs_more = ends > table.rooms[members.places]
+        if not are_same:
+            needs_more |= [holding.num_sent is None for holding in members.holdings]
+        has_grown = needs_more.nonzero()[0].tolist()
+        for i in has_grown:
+            place, holding = int(members.places[i]), members.holdings[i]
+            self._scheduler.allocate(holding, table.take_unsaid(place), int(table.computed[place]), int(sizes[i]))
+            table.rooms[place] = self._scheduler.room(holding)
+        self._scheduler.announce(plan, members.holdings, has_grown)
+        return plan
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
         """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for, also where those that nobody
@@ -236,45 +246,21 @@ class Sessions:
         has_room = num_blocks + len(batch) <= self._scheduler.num_free
         return length if has_room and int(ends.max()) <= self.max_length else 0
 
-    def _output(
-        self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding], even_length: int
-    ) -> SchedulerOutput:
-        """Take the KV that a step needs, which must be free, and return what the workers have to know of it; `even_length` as of `launch` there."""
-        table = self._table
-        sizes = np.full_like(batch.sizes, even_length) if even_length else batch.sizes
-        computed = table.computed[places]
-        is_short = computed + sizes > table.rooms[places]
-        has_grown = [i for i, short in enumerate(is_short.tolist()) if short or holdings[i].num_sent is None]
-        for i in has_grown:
-            self._scheduler.allocate(holdings[i], int(computed[i]), int(sizes[i]))
-            table.rooms[places[i]] = self._scheduler.room(holdings[i])
-        chains = {}
-        if len(batch.parents):
-            ends, num_nodes = batch.ends.tolist(), batch.num_nodes.tolist()
-            chains = {
-                holding.request.request_id: batch.token_ids[end - count : end].tolist()
-                + [ANY_TOKEN] * (even_length - 1 - count)
-                for holding, end, count in zip(holdings, ends, num_nodes, strict=True)
-                if count or even_length
-            }
-        num_said = table.lengths[places] - table.num_prompt[places]
-        return self._scheduler.output(holdings, sizes, computed, num_said, has_grown, chains)
-
-    def _check_transcripts(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> None:
+    def _check_transcripts(self, batch: StepBatch, places: IntpArray) -> None:
         """Raise EngineError unless each step goes on with its request's own tokens, and is judged at their end only."""
         fed_by = np.full(len(batch), -1) if batch.fed_by is None else batch.fed_by
         lengths = self._table.lengths[places]
-        for step, feeder, length, holding in zip(batch, fed_by.tolist(), lengths.tolist(), holdings, strict=True):
+        for step, feeder, length, place in zip(batch, fed_by.tolist(), lengths.tolist(), places.tolist(), strict=True):
             if feeder < 0:
-                self._check_tokens(step, holding)
+                self._check_tokens(step, place)
             if step.judged != (step.base_len == length):
                 raise EngineError(
                     f"session {step.session_id}: a step is judged at the end of its transcript, and only there"
                 )
 
-    @staticmethod
-    def _check_tokens(step: SessionStep, holding: Holding) -> None:
-        holding.tell()
+    def _check_tokens(self, step: SessionStep, place: int) -> None:
+        holding = self._held[place]
+        holding.tell(self._table.take_unsaid(place))
         if step.token_ids.tolist() != holding.request.all_token_ids[step.start : step.base_len]:
             raise EngineError(f"session {step.session_id}: the step's tokens are not those of its transcript")
 

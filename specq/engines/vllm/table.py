@@ -7,19 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
-from specq.verification import Judgements, StepBatch
+from specq.verification import Judgements, StepBatch, places_in_runs
 
 FIRST_PLACES = 64
+FIRST_UNSAID = 32  # of a session: it is told when it needs another block
+ARRAYS = ("computed", "lengths", "rooms", "last_tokens", "is_taken", "openings", "unsaid", "num_unsaid")
 
 
 class SessionTable:
     """What is known of open sessions, by place. A place is another session's once its own has ended.
 
     computed     i64[places]: tokens that have KV, or will have it when the steps in flight are done
-    lengths      i64[places]: tokens of the transcript, one that is not known yet included; num_prompt i64[places]: those of them that the session was opened with
+    lengths      i64[places]: tokens of the transcript, one that is not known yet included
     rooms        i64[places]: tokens that fit into the blocks of KV memory that the session holds
     last_tokens  i32[places]: the transcript's last token that the host knows
     is_taken     bool[places]: a session is there
+    openings     i64[places]: which of all sessions that were ever opened is there, or was last
+    unsaid       i32[places, any]: tokens of the transcript that vLLM's request was not told yet; num_unsaid i64[places]: how many these are
     """
 
     def __init__(self) -> None:
@@ -27,10 +31,13 @@ class SessionTable:
         self._free: list[int] = []
         self.computed: IntpArray = np.zeros(0, np.intp)
         self.lengths: IntpArray = np.zeros(0, np.intp)
-        self.num_prompt: IntpArray = np.zeros(0, np.intp)
         self.rooms: IntpArray = np.zeros(0, np.intp)
         self.last_tokens: Int32Array = np.zeros(0, np.int32)
         self.is_taken: BoolArray = np.zeros(0, np.bool_)
+        self.openings: IntpArray = np.zeros(0, np.intp)
+        self.unsaid: Int32Array = np.zeros((0, FIRST_UNSAID), np.int32)
+        self.num_unsaid: IntpArray = np.zeros(0, np.intp)
+        self._num_opened = 0
 
     def __contains__(self, session_id: int) -> bool:
         return session_id in self._places
@@ -42,8 +49,9 @@ class SessionTable:
             self._grow()
         place = self._places[session_id] = self._free.pop()
         self.computed[place], self.rooms[place], self.last_tokens[place] = num_computed, room, token_ids[-1]
-        self.lengths[place] = self.num_prompt[place] = len(token_ids)
-        self.is_taken[place] = True
+        self.lengths[place] = len(token_ids)
+        self.openings[place] = self._num_opened = self._num_opened + 1
+        self.is_taken[place], self.num_unsaid[place] = True, 0
         return place
 
     def remove(self, session_id: int) -> int | None:
@@ -60,6 +68,17 @@ class SessionTable:
             return np.array([self._places[session_id] for session_id in session_ids], np.intp)
         except KeyError as error:
             raise EngineError(f"session {error.args[0]} is not open") from None
+
+    def are_open(self, places: IntpArray, openings: IntpArray) -> BoolArray:
+        """Return bool[n]: which of the sessions that were at these places, as `openings` says, have not ended."""
+        found: BoolArray = self.is_taken[places] & (self.openings[places] == openings)
+        return found
+
+    def take_unsaid(self, place: int) -> list[int]:
+        """Return the tokens that a session's request was not told yet, and take it as told."""
+        found: list[int] = self.unsaid[place, : self.num_unsaid[place]].tolist()
+        self.num_unsaid[place] = 0
+        return found
 
     def slacks(self) -> IntpArray:
         """Return how many more tokens fit into the blocks of each open session, i64[n]."""
@@ -94,14 +113,26 @@ class SessionTable:
         judged, num_tokens = places[batch.is_judged][kept], judgements.num_tokens[kept]
         self.computed[judged] += np.maximum(num_tokens - 1, 0)  # the correction has no KV yet
         self.lengths[judged] += num_tokens - feeds
+        self._note_said(judged, num_tokens, judgements.token_ids[kept.repeat(judgements.num_tokens)])
         has_said = num_tokens > 0
         lasts = judgements.num_tokens.cumsum()[kept][has_said] - 1
         self.last_tokens[judged[has_said]] = judgements.token_ids[lasts]
 
+    def _note_said(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
+        """Keep what sessions have said for their requests: counts i64[n] of each, token_ids i32[all]."""
+        at, of_each = self.num_unsaid[places], places
+        ends = self.num_unsaid[places] = at + counts
+        more = int(ends.max(initial=0)) - self.unsaid.shape[1]
+        if more > 0:
+            self.unsaid = np.pad(self.unsaid, ((0, 0), (0, max(more, self.unsaid.shape[1]))))
+        if len(token_ids) != len(places) or not counts.all():
+            at, of_each = at.repeat(counts) + places_in_runs(counts), places.repeat(counts)
+        self.unsaid[of_each, at] = token_ids
+
     def _grow(self) -> None:
         size = len(self.computed)
         more = max(FIRST_PLACES, size)
-        for name in ("computed", "lengths", "num_prompt", "rooms", "last_tokens", "is_taken"):
+        for name in ARRAYS:
             array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
+            setattr(self, name, np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)]))
         self._free = list(range(size + more - 1, size - 1, -1))

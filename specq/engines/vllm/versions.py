@@ -44,6 +44,7 @@ def ways_to_try(version: str) -> tuple[str, ...]:
 
 # What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
 RUNNER_PARTS = (
+    "_prepare_input_ids",
     "attn_groups",
     "capture_model",
     "compilation_config",
@@ -53,6 +54,8 @@ RUNNER_PARTS = (
     "eplb_step",
     "execute_model_state",
     "input_batch",
+    "input_ids",
+    "kv_cache_config",
     "lora_config",
     "max_num_tokens",
     "model",
@@ -65,11 +68,9 @@ RUNNER_PARTS = (
 )
 BATCH_PARTS = (
     "is_token_ids",
+    "num_computed_tokens_cpu",
     "num_prompt_tokens",
-    "num_reqs",
     "num_tokens_no_spec",
-    "prev_req_id_to_index",
-    "prev_sampled_token_ids",
     "req_id_to_index",
     "req_ids",
     "token_ids_cpu",

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specq.engines.vllm.graphs import possible_graphs
+from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
-from specq.protocol import EngineError, SamplingParams
-from specq.verification import Judgements, StepBatch
+from specq.protocol import EngineError
+from specq.verification import Judgements
 
 
 class JudgingWorker:
@@ -35,32 +35,21 @@ class JudgingWorker:
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
         self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
-        self._specq_params: dict[str, SamplingParams] = {}  # of each request that the runner knows
         graphs = self.specq_steps.graphs
         captured = graphs.capture(possible_graphs(self.model_runner))
         return self.specq_steps.overlaps, captured, graphs.num_bytes
 
     @torch.inference_mode()
-    def specq_launch(
-        self,
-        output: SchedulerOutput,
-        request_ids: list[str],
-        batch: StepBatch,
-        news: dict[str, SamplingParams],
-        even_length: int,
-        feeds: bool,
-    ) -> None:
-        """See `RunnerSteps.launch`. The batch comes without parameters; `news`: those of requests that have others than in the step before, or are new."""
-        self._specq_params |= news
-        batch.params = [self._specq_params[name] for name in request_ids]
-        for name in output.finished_req_ids:
-            self._specq_params.pop(name, None)
-        self.specq_steps.launch(output, request_ids, batch, even_length, feeds)
+    def specq_launch(self, plan: Plan, collects: bool) -> Judgements | None:
+        """See `RunnerSteps.launch`; then, if `collects`, collect the oldest step."""
+        self.specq_steps.launch(plan)
+        return self.specq_collect() if collects else None
 
     @torch.inference_mode()
-    def specq_collect(self) -> Judgements:
-        """See `RunnerSteps.collect`."""
-        return self.specq_steps.collect()
+    def specq_collect(self) -> Judgements | None:
+        """See `RunnerSteps.collect`; all workers find the same, and the first one says it."""
+        found = self.specq_steps.collect()
+        return found if self.rank == 0 else None
 
     def specq_discard(self) -> None:
         """See `RunnerSteps.discard`."""

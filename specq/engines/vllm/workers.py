@@ -1,32 +1,32 @@
 """What vLLM's workers are told to do, and say: in this process one after the other, in processes of their own ahead of it.
 
-A worker process launches a step while the host goes on, and is asked for the step before at once: as soon as it has launched, it waits for that one.
-So between the end of a step and the launch of the one after the next there are one answer and one message, as between vLLM's own scheduler and its
-workers. What fails in a worker is told with the next answer.
+A worker process launches a step while the host goes on, and is asked for the step before by the same message: as soon as it has launched, it waits for
+that one. So between the end of a step and the launch of the one after the next there are one answer and one message, and no others, as between vLLM's
+own scheduler and its workers. What fails in a worker is told with the next answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from specq.protocol import EngineLostError, SamplingParams
-from specq.verification import Judgements, StepBatch
+from specq.engines.vllm.plans import Plan
+from specq.protocol import EngineLostError
+from specq.verification import Judgements
 
 Installed = tuple[bool, dict[int, Sequence[int]], int]
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that was launched: whether it was, and what it says, if that was asked for."""
+    """A step that was launched: whether it was, and what it says, if that was asked for: then the answer says also whether the next one was launched."""
 
     launched: Future[Any]
     collected: Future[Any] | None = None
@@ -50,21 +50,14 @@ class Workers:
         found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose,))
         return found
 
-    def launch(
-        self,
-        output: SchedulerOutput,
-        request_ids: Sequence[str],
-        batch: StepBatch,
-        news: Mapping[str, SamplingParams],
-        even_length: int,
-        feeds: bool,
-    ) -> None:
-        """See `JudgingWorker.specq_launch`."""
-        launched = self._ask("specq_launch", output, request_ids, batch, news, even_length, feeds)
+    def launch(self, plan: Plan) -> None:
+        """See `RunnerSteps.launch`."""
+        collects = self._are_apart and bool(self._flights) and self._flights[-1].collected is None
+        launched = self._ask("specq_launch", plan, collects)
         if not self._are_apart:
             self._answer(launched)
-        elif self._flights and self._flights[-1].collected is None:
-            self._flights[-1].collected = self._ask("specq_collect")
+        if collects:
+            self._flights[-1].collected = launched
         self._flights.append(_Flight(launched))
 
     def collect(self) -> Judgements:

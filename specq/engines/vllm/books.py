@@ -1,0 +1,141 @@
+"""What vLLM's first model runner keeps of its requests, kept up with arrays: where each stands, how far it has come, and what it has said.
+
+In each step the runner goes through all requests that it is told of, one by one. So it is told of those that have new blocks, or were not in
+the step before; how far all others have come is written into its batch at once. The tokens that a request has said stand in its row of the
+batch; the request's own list of them is kept only while it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.rows import ANY_TOKEN
+from specq.protocol import Int32Array, IntpArray
+from specq.verification import StepBatch, places_in_runs
+
+
+class RunnerBooks:
+    """The books of `runner`.
+
+    rows, order  of the step that runs: the row of each of its requests in the runner's batch, and which request each row has, i64[n]
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._num_groups = len(runner.kv_cache_config.kv_cache_groups)
+        self._names: Sequence[str] = ()  # of the step that runs
+        self._places: list[str] = []  # the same as they stand in the batch
+        self._had_chains = False
+        self.rows: IntpArray = np.zeros(0, np.intp)
+        self.order: IntpArray = self.rows
+
+    def begin(self, plan: Plan, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
+        """Write down how far a step's requests have come; return what the runner has to be told of it."""
+        if names is not self._names:
+            self._keep_lists(set(names).union(plan.ended))
+        rows = self._rows_of(names)
+        absent = (rows < 0).nonzero()[0].tolist()
+        self._come_to(rows, batch, bool(absent))
+        chains = _chains(names, batch, plan.even_length) if len(batch.parents) else {}
+        told = set(range(len(names))) if chains or self._had_chains else {*plan.blocks, *absent}
+        self._had_chains = bool(chains)
+        sizes = np.full_like(batch.sizes, plan.even_length) if plan.even_length else batch.sizes
+        output = SchedulerOutput.make_empty()
+        output.scheduled_new_reqs = list(plan.new.values())
+        output.scheduled_cached_reqs = self._cached(plan, names, batch, sorted(told.difference(plan.new)))
+        output.num_scheduled_tokens = dict(zip(names, sizes.tolist(), strict=True))
+        output.total_num_scheduled_tokens = int(sizes.sum())
+        output.scheduled_spec_decode_tokens = chains
+        output.num_common_prefix_blocks = [0] * self._num_groups
+        output.new_block_ids_to_zero = plan.zeroed
+        output.finished_req_ids = set(plan.ended)
+        return output
+
+    def settle(self, names: Sequence[str]) -> None:
+        """Note where the requests of the step stand, once the runner has put them there."""
+        requests = self._runner.input_batch
+        if names is not self._names or self._places != requests.req_ids:
+            self.rows = self._rows_of(names)
+            self.order = self.rows.argsort()
+            self._names, self._places = names, list(requests.req_ids)
+
+    def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
+        """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all]; `lengths` i64[n]: how many it had."""
+        rows = self._rows_of(names)
+        absent = (rows < 0).nonzero()[0].tolist()
+        self._write(rows, lengths, counts, token_ids, bool(absent))
+        if not absent:
+            return
+        ends, tokens = counts.cumsum().tolist(), token_ids.tolist()
+        for place in absent:
+            state = self._runner.requests.get(names[place])
+            if state is not None:
+                first, count = int(lengths[place]) - state.num_prompt_tokens, int(counts[place])
+                state.output_token_ids[first : first + count] = tokens[ends[place] - count : ends[place]]
+
+    def _write(
+        self, rows: IntpArray, lengths: IntpArray, counts: IntpArray, token_ids: Int32Array, some_absent: bool
+    ) -> None:
+        """Write what was said into the rows of the batch; see `say`. `some_absent`: some rows are -1."""
+        requests = self._runner.input_batch
+        width = requests.token_ids_cpu.shape[1]
+        at, of_each = lengths, rows
+        if len(token_ids) > len(rows):
+            at, of_each = lengths.repeat(counts) + places_in_runs(counts), rows.repeat(counts)
+        ends = lengths + counts
+        if some_absent or int(ends.max(initial=0)) > width:  # the last token need not fit
+            fits = (of_each >= 0) & (at < width)
+            at, of_each, token_ids = at[fits], of_each[fits], token_ids[fits]
+            rows, ends = rows[rows >= 0], np.minimum(ends[rows >= 0], width)
+        requests.token_ids_cpu[of_each, at] = token_ids
+        requests.is_token_ids[of_each, at] = True
+        requests.num_tokens_no_spec[rows] = np.maximum(requests.num_tokens_no_spec[rows], ends)
+
+    def _come_to(self, rows: IntpArray, batch: StepBatch, some_absent: bool) -> None:
+        """Write into the rows of the batch where a step's requests stand; see `_write`."""
+        requests, starts, ends = self._runner.input_batch, batch.starts, batch.base_lens
+        if some_absent:
+            starts, ends, rows = starts[rows >= 0], ends[rows >= 0], rows[rows >= 0]
+        requests.num_computed_tokens_cpu[rows] = starts
+        requests.num_tokens_no_spec[rows] = np.maximum(ends, requests.num_prompt_tokens[rows])
+
+    def _rows_of(self, names: Sequence[str]) -> IntpArray:
+        """Return the rows of requests as they are now, i64[n]; -1 for those without one."""
+        requests = self._runner.input_batch
+        if names is self._names and self._places == requests.req_ids:
+            return self.rows
+        return np.array([requests.req_id_to_index.get(name, -1) for name in names], np.intp)
+
+    def _keep_lists(self, staying: set[str]) -> None:
+        """Write down what requests have said that will lose their rows."""
+        requests = self._runner.input_batch
+        for name, row in requests.req_id_to_index.items():
+            if name not in staying:
+                said = slice(int(requests.num_prompt_tokens[row]), int(requests.num_tokens_no_spec[row]))
+                self._runner.requests[name].output_token_ids[:] = requests.token_ids_cpu[row, said].tolist()
+
+    def _cached(self, plan: Plan, names: Sequence[str], batch: StepBatch, places: Sequence[int]) -> CachedRequestData:
+        """Return what the runner is told of known requests at these places of a step."""
+        found = CachedRequestData.make_empty()
+        for place in places:
+            num_prompt = self._runner.requests[names[place]].num_prompt_tokens
+            found.req_ids.append(names[place])
+            found.new_block_ids.append(plan.blocks.get(place))
+            found.num_computed_tokens.append(int(batch.starts[place]))
+            found.num_output_tokens.append(max(int(batch.base_lens[place]) - num_prompt, 0))
+        return found
+
+
+def _chains(names: Sequence[str], batch: StepBatch, even_length: int) -> dict[str, list[int]]:
+    """Return the drafted tokens of requests that have some, each as many as others where all have as many rows."""
+    each = zip(names, batch.ends.tolist(), batch.num_nodes.tolist(), strict=True)
+    return {
+        name: batch.token_ids[end - count : end].tolist() + [ANY_TOKEN] * (even_length - 1 - count)
+        for name, end, count in each
+        if count or even_length
+    }
