@@ -1,9 +1,10 @@
-"""What vLLM's workers are told, and when: processes are asked for a step by the message that launches the next one."""
+"""What vLLM's workers are told, and when: there is one message for a step, and one answer, which says what failed, too."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,25 +18,42 @@ PLAN: Any = None  # is not looked at
 PROCESSES, HERE = "MultiprocExecutor", "UniProcExecutor"
 
 
-class Asked(list[str]):
-    """The messages to two workers, which answer collections with numbers, and the second one with nothing; `fails`: they fail to do that."""
+class Late(Future[Any]):
+    """An answer that comes when it is waited for."""
 
-    def __init__(self, fails: str = "") -> None:
+    def result(self, timeout: float | None = None) -> Any:
+        """Return it."""
+        if not self.done():
+            self.set_result([self.value, None])
+        return super().result(timeout)
+
+    value: int | None = None
+
+
+class Asked(list[str]):
+    """The messages to two workers, with how many steps are in flight where one is launched; the first worker answers steps with numbers, and the second one
+    with nothing; `fails`: they fail to do that."""
+
+    def __init__(self, fails: str = "", *, at_once: bool = False) -> None:
         super().__init__()
-        self._numbers, self.fails = count(), fails
+        self._numbers, self.fails, self._at_once = count(), fails, at_once
 
     def answer(self, method: str, _: float, arguments: tuple[Any, ...], **options: Any) -> Future[Any]:
         """Note a message."""
         assert options == {"non_block": True}
         name = method.removeprefix("specq_")
-        collects = name == "collect" or (name == "launch" and arguments[1])
-        self.append("launch+collect" if name == "launch" and collects else name)
-        future = Future[Any]()
-        if name == self.fails:
-            future.set_exception(RuntimeError("out of memory"))
-        else:
-            future.set_result([next(self._numbers) if collects else None, None])
-        return future
+        self.append(f"{name} {arguments[1]}" if name == "launch" else name)
+        future = Late()
+        if name == "launch":
+            future.value = next(self._numbers)
+        if name != self.fails:
+            return future
+        error = RuntimeError("out of memory")
+        if self._at_once:
+            future.set_exception(error)
+            return future
+        failing: Any = SimpleNamespace(done=lambda: False, result=lambda: (_ for _ in ()).throw(error))
+        return failing
 
 
 def workers(executor: str, asked: Asked) -> Any:
@@ -50,15 +68,9 @@ def workers(executor: str, asked: Asked) -> Any:
     return Workers(made.__new__(made))
 
 
-@pytest.mark.parametrize(
-    ("executor", "expected"),
-    [
-        (PROCESSES, "launch launch+collect launch+collect discard launch collect"),
-        (HERE, "launch launch collect launch discard launch collect collect"),
-    ],
-)
-def test_the_oldest_step_is_collected_and_the_newest_discarded(executor: str, expected: str) -> None:
-    """Two are in flight; one behind which another was launched is asked for once."""
+@pytest.mark.parametrize("executor", [PROCESSES, HERE])
+def test_the_oldest_step_is_collected_and_the_newest_discarded(executor: str) -> None:
+    """Two are in flight; nothing is asked for a step but that it is launched."""
     asked = Asked()
     told = workers(executor, asked)
     told.launch(PLAN)
@@ -67,45 +79,50 @@ def test_the_oldest_step_is_collected_and_the_newest_discarded(executor: str, ex
     told.launch(PLAN)
     told.discard()
     told.launch(PLAN)
-    assert [told.collect(), told.collect()] == [1, 2]
-    assert asked == expected.split()
+    assert [told.collect(), told.collect()] == [1, 3]
+    assert asked == ["launch 0", "launch 1", "launch 1", "discard", "launch 1"]
 
 
 LOST = pytest.raises(EngineLostError, match="RuntimeError: out of memory")
 
 
-@pytest.mark.parametrize("end", ["collect", "discard"])
 @pytest.mark.parametrize("executor", [PROCESSES, HERE])
-def test_what_fails_in_a_worker_says_what(executor: str, end: str) -> None:
+def test_what_fails_in_a_worker_says_what(executor: str) -> None:
     """Nothing is known of that step any more."""
-    told = workers(executor, Asked(fails=end))
+    told = workers(executor, Asked(fails="discard"))
     told.launch(PLAN)
     with LOST:
-        getattr(told, end)()
+        told.discard()
 
 
 @pytest.mark.parametrize("end", ["collect", "discard"])
 def test_a_launch_that_fails_in_a_process_is_never_taken_for_another_one(end: str) -> None:
-    """The host goes on, and learns of it when it waits for that message: it asks for the step before, too."""
+    """The host goes on, and learns of it when it asks for that step, whatever is said then; the step before is whole."""
     asked = Asked()
     told = workers(PROCESSES, asked)
     told.launch(PLAN)
     asked.fails = "launch"
     told.launch(PLAN)
+    assert told.collect() == 0
     with LOST:
         getattr(told, end)()
-
-
-def test_a_first_launch_that_fails_in_a_process_is_told_with_the_step() -> None:
-    """Nothing else has asked for an answer before."""
-    asked = Asked(fails="launch")
-    told = workers(PROCESSES, asked)
-    told.launch(PLAN)
-    with LOST:
-        told.collect()
 
 
 def test_a_launch_that_fails_here_says_so_at_once() -> None:
     """There is no such step then."""
     with LOST:
-        workers(HERE, Asked(fails="launch")).launch(PLAN)
+        workers(HERE, Asked(fails="launch", at_once=True)).launch(PLAN)
+
+
+@pytest.mark.parametrize(("executor", "answers"), [(PROCESSES, True), (HERE, False)])
+def test_processes_have_threads_that_answer(monkeypatch: pytest.MonkeyPatch, executor: str, answers: bool) -> None:
+    """vLLM starts them where it schedules asynchronously."""
+    from vllm.v1.executor import multiproc_executor, uniproc_executor
+
+    from specq.engines.vllm import workers as asked
+
+    of_vllm = {**vars(multiproc_executor), **vars(uniproc_executor)}[executor]
+    monkeypatch.setattr(asked.Executor, "get_class", lambda _: of_vllm)
+    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
+    assert asked.executor_of(config) is of_vllm
+    assert config.scheduler_config.async_scheduling is answers

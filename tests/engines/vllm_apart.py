@@ -1,5 +1,5 @@
-"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and print the texts of both as JSON; for
-`tests/end_to_end/test_vllm.py`. On a CPU the processes judge as they would on a GPU."""
+"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and print the texts of both as JSON, and what is said when the
+second process fails; for `tests/end_to_end/test_vllm.py`. On a CPU the processes judge as they would on a GPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specq.engines.vllm.engine import VllmEngine
+from specq.protocol.errors import EngineLostError
+from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint
 from tests.devices import vllm_arguments
-from tests.engines.overlapping import let_judge, serve
+from tests.engines.overlapping import GREEDY, let_judge, serve
+
+
+def fail(*_: Any) -> None:
+    """Judge nothing."""
+    raise RuntimeError("no judge")
+
+
+def let_fail(worker: Any) -> None:
+    """Let the second worker's judge fail: the one whose judgements nobody looks at."""
+    if worker.worker.rank == 1:
+        worker.worker.specq_steps.judge = fail
 
 
 def main(directory: str, kind: str) -> None:
-    """Print {"together": texts, "apart": texts} of sessions by id."""
+    """Print {"together": texts, "apart": texts} of sessions by id, and "lost": an error."""
     arguments = vllm_arguments(kind) | {"dtype": "float32"}
     arguments["options"] = arguments.get("options", {}) | {"tensor_parallel_size": 2}
     engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, way="sessions", **arguments)
     try:
         way: Any = engine._way
-        texts = {}
+        texts: dict[str, Any] = {}
         for name, overlaps in (("together", True), ("apart", False)):
             way._core.collective_rpc(partial(let_judge, overlaps))
             engine.overlaps = way.overlaps = overlaps
             texts[name] = serve(engine)
+        way._core.collective_rpc(let_fail)
+        engine.open(0, np.array([5, 6], np.int32))
+        try:
+            engine.step([SessionStep(0, 0, np.array([5, 6], np.int32), GREEDY)])
+        except EngineLostError as error:
+            texts["lost"] = str(error)
         sys.stdout.write(json.dumps(texts) + "\n")
     finally:
         engine.shutdown()

@@ -17,9 +17,12 @@ ANY_TOKEN = 0  # what a request "said" that could not be judged, which is droppe
 def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> IntpArray | None:
     """Return which rows of vLLM's logits are judged, in the order of the step; None: all, as they are. `even_length`: rows that each session has
     there, those included that nobody asked for; 0: as many as are judged."""
+    is_in_order = batch.are_judged and bool((order[1:] > order[:-1]).all())
+    if is_in_order and not even_length:
+        return None
     counts: IntpArray = batch.num_nodes + 1
     of_each = np.full_like(counts, even_length) if even_length else counts
-    if batch.are_judged and bool((order[1:] > order[:-1]).all()) and bool((of_each == counts).all()):
+    if is_in_order and bool((of_each == counts).all()):
         return None
     firsts: IntpArray = np.empty(len(batch), np.intp)
     firsts[order] = starts_of(of_each[order])

@@ -1,8 +1,8 @@
-"""Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers, between their launch and their collection.
+"""Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers.
 
 vLLM's own sampling and its books behind it are never reached: `execute_model` leaves logits on the device, which are judged here, and the
-runner's requests go on with what was said (`books`). On a GPU neither waits for the device: the next step may be launched before this one is
-collected, and its rows take their tokens where the judge has left them (`feeding`).
+runner's requests go on with what was said (`books`). On a GPU neither waits for the device: the next step may be launched before this one has
+answered (`answers`), and its rows take their tokens where the judge has left them (`feeding`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.books import RunnerBooks
 from specq.engines.vllm.feeding import Feeding
 from specq.engines.vllm.graphs import EvenGraphs
 from specq.engines.vllm.plans import Plan, Told
 from specq.engines.vllm.rows import judged_rows, said_tokens
+from specq.protocol import IntpArray
 from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
-from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
 from specq.verification.transfers import to_device
 
@@ -34,16 +35,11 @@ Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A step that was launched.
+    """A step that was launched; request_ids and lengths i64[judged] of its transcripts: of those that are judged."""
 
-    request_ids   of those that are judged
-    logits        what is logged of it, if anything is
-    """
-
-    batch: StepBatch
     request_ids: list[str]
-    judging: Judging | Judgements
-    logits: torch.Tensor | None
+    lengths: IntpArray
+    answer: Answer
 
 
 class DraftedElsewhere:
@@ -59,10 +55,12 @@ class DraftedElsewhere:
 
 
 class RunnerSteps:
-    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`."""
+    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that has nothing else to do."""
 
-    def __init__(self, runner: Any, execute: Callable[[SchedulerOutput], Any], *, verbose: bool) -> None:
-        self._runner, self._execute, self._verbose = runner, execute, verbose
+    def __init__(
+        self, runner: Any, execute: Callable[[SchedulerOutput], Any], *, verbose: bool, is_apart: bool
+    ) -> None:
+        self._runner, self._execute, self._verbose, self._is_apart = runner, execute, verbose, is_apart
         self.graphs = EvenGraphs(runner)
         self._told, self._books = Told(), RunnerBooks(runner)
         self._feeding = Feeding(runner, self._books)
@@ -72,10 +70,11 @@ class RunnerSteps:
         self.overlaps: bool = runner.device.type == "cuda" and cuda_rows.is_available()
         self.judge: Judge = begin if self.overlaps else judge_each
         if self.overlaps:  # what vLLM copies to the device is not written again before it is there
-            runner.prepare_inputs_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            runner.prepare_inputs_event = _event(sleeps=is_apart)
 
-    def launch(self, plan: Plan) -> None:
-        """Begin a step."""
+    def launch(self, plan: Plan, num_in_flight: int) -> Answer:
+        """Begin a step, behind so many whose answers nobody has had."""
+        self._note_said(num_in_flight)
         batch, names = self._told.hear(plan), self._told.request_ids
         output = self._books.begin(plan, names, batch)
         self._feeding.prepare(batch.fed_by, self._tokens_in_flight(batch), names)
@@ -89,32 +88,35 @@ class RunnerSteps:
         if len(logits) and not self._has_judged:
             self._has_judged = True
             warm_up(logits)
+        answer = Answer(batch, judging, logits if self._verbose else None, self._mark())
         judged = names if batch.are_judged else list(compress(names, batch.is_judged.tolist()))
-        assert not plan.feeds or (isinstance(judging, Judging) and (judging.tokens is not None or not judged))
-        self._flights.append(RunnerFlight(batch, judged, judging, logits if self._verbose else None))
-
-    def collect(self) -> Judgements:
-        """Wait for the oldest step; return its judgements in order."""
-        flight = self._flights.popleft()
-        judging = flight.judging
-        judgements = judging.finish() if isinstance(judging, Judging) else judging
-        lengths = flight.batch.base_lens[flight.batch.is_judged].astype(np.intp)
-        self._books.say(flight.request_ids, lengths, *said_tokens(judgements))
-        if flight.logits is not None and flight.batch.session_ids[0] >= 0:  # not while it is profiled
-            log_decisions(flight.batch, flight.logits, judgements)
-        return judgements
+        assert not plan.feeds or answer.tokens is not None or not judged
+        self._flights.append(RunnerFlight(judged, batch.base_lens[batch.is_judged].astype(np.intp), answer))
+        return answer
 
     def discard(self) -> None:
-        """Forget the newest step; the next message of the scheduler's says how much each request has said."""
+        """Forget the newest step; the next plan says how far each request has come."""
         self._flights.pop()
+
+    def _note_said(self, num_in_flight: int) -> None:
+        """Write down what the steps have said that the host knows of; the newest ones are in flight."""
+        while len(self._flights) > num_in_flight:
+            flight = self._flights.popleft()
+            self._books.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """Return what comes when the device has done all that it was given, where a thread waits for it."""
+        if not (self._is_apart and self.overlaps):
+            return None
+        done = _event(sleeps=True)
+        done.record()
+        return done
 
     def _tokens_in_flight(self, batch: StepBatch) -> torch.Tensor | None:
         """Return what the newest step in flight says, i32[judged] on the device, if a step begins with some of it."""
         if batch.fed_by is None:
             return None
-        judging = self._flights[-1].judging
-        assert isinstance(judging, Judging)
-        return judging.tokens
+        return self._flights[-1].answer.tokens
 
     def _logits(self, batch: StepBatch, even_length: int) -> torch.Tensor:
         """Take the logits of what is judged, [rows, vocab], in the order of the step, as vLLM's `sample_tokens` would."""
@@ -124,3 +126,8 @@ class RunnerSteps:
         runner.eplb_step()
         rows = judged_rows(batch, self._books.order, even_length)
         return logits if rows is None else logits[to_device(rows, logits.device)]
+
+
+def _event(*, sleeps: bool) -> torch.cuda.Event:
+    """Return an event of the device's. Whoever sleeps for one wakes late; whoever looks for it all the time is in the way of others who launch."""
+    return torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from specq.engines.room import free_slots
@@ -24,7 +23,7 @@ from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
-from specq.engines.vllm.workers import Workers
+from specq.engines.vllm.workers import Workers, executor_of
 from specq.protocol import (
     BoolArray,
     ConfigError,
@@ -45,7 +44,7 @@ MAX_CHAIN = 16
 OPTIONS = {
     "scheduler_cls": "specq.engines.vllm.scheduler.SessionScheduler",
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
-    "async_scheduling": False,  # of vLLM's scheduler, which is never asked
+    "async_scheduling": False,  # vLLM's scheduler is never asked; see `executor_of`
 }
 # Attention on latent vectors computes more than one token of a session as it computes prompts, unless it is told of drafts. Where it need not
 # know, vLLM is told of none: it would capture whole CUDA graphs for steps of MAX_CHAIN + 1 rows a session, and for no others.
@@ -79,7 +78,7 @@ class Sessions:
         atexit.register(leave_groups)
         config = engine_config(options)
         self._has_lost = False
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
+        self._core = EngineCore(config, executor_of(config), log_stats=False, executor_fail_callback=self._lose)
         self._workers = Workers(self._core.model_executor)
         began = time.monotonic()
         installed = self._workers.install(verbose)

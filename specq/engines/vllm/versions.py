@@ -65,6 +65,8 @@ RUNNER_PARTS = (
     "requests",
     "speculative_config",
     "uniform_decode_query_len",
+    "use_async_scheduling",
+    "use_async_spec_decode",
 )
 BATCH_PARTS = (
     "is_token_ids",

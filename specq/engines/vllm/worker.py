@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.runner import RunnerSteps
@@ -27,29 +28,32 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
-    def specq_install(self, verbose: bool) -> tuple[bool, dict[int, Sequence[int]], int]:
+    def specq_install(self, verbose: bool, is_apart: bool) -> tuple[bool, dict[int, Sequence[int]], int]:
         """Make ready for steps; return whether they overlap with the host, which whole graphs steps with drafts have: rows of each session
-        -> numbers of sessions, and how many bytes these took. EngineError if this vLLM's runner is another one."""
+        -> numbers of sessions, and how many bytes these took. `is_apart`: the worker has a process of its own. EngineError if this vLLM's runner
+        is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
-        self.specq_steps = RunnerSteps(self.model_runner, self.execute_model, verbose=verbose and self.rank == 0)
+        # Where vLLM schedules asynchronously, its runner knows of tokens that were not sampled yet; specq has a way of its own for these.
+        self.model_runner.use_async_scheduling = self.model_runner.use_async_spec_decode = False
+        self._specq_is_apart = is_apart
+        self.specq_steps = RunnerSteps(
+            self.model_runner, self.execute_model, verbose=verbose and self.rank == 0, is_apart=is_apart
+        )
         graphs = self.specq_steps.graphs
         captured = graphs.capture(possible_graphs(self.model_runner))
         return self.specq_steps.overlaps, captured, graphs.num_bytes
 
     @torch.inference_mode()
-    def specq_launch(self, plan: Plan, collects: bool) -> Judgements | None:
-        """See `RunnerSteps.launch`; then, if `collects`, collect the oldest step."""
-        self.specq_steps.launch(plan)
-        return self.specq_collect() if collects else None
-
-    @torch.inference_mode()
-    def specq_collect(self) -> Judgements | None:
-        """See `RunnerSteps.collect`; all workers find the same, and the first one says it."""
-        found = self.specq_steps.collect()
-        return found if self.rank == 0 else None
+    def specq_launch(self, plan: Plan, num_in_flight: int) -> Answer | Judgements | None:
+        """See `RunnerSteps.launch`. All workers find the same, and the first one says it: as soon as the device has judged, where it needs nothing of
+        the host for that, by a thread of vLLM's; else when it has waited for it itself."""
+        answer = self.specq_steps.launch(plan, num_in_flight)
+        if self.rank:
+            return None
+        return answer if plan.feeds or not self._specq_is_apart else answer.get_output()
 
     def specq_discard(self) -> None:
         """See `RunnerSteps.discard`."""

@@ -1,8 +1,8 @@
-"""What vLLM's workers are told to do, and say: in this process one after the other, in processes of their own ahead of it.
+"""What vLLM's workers are told, and say: in this process one after the other, in processes of their own ahead of it.
 
-A worker process launches a step while the host goes on, and is asked for the step before by the same message: as soon as it has launched, it waits for
-that one. So between the end of a step and the launch of the one after the next there are one answer and one message, and no others, as between vLLM's
-own scheduler and its workers. What fails in a worker is told with the next answer.
+There is one message for a step, to all workers, and one answer of each: the first one's is what the step says. A worker process launches the step and
+looks for the next message; meanwhile a thread of vLLM's waits for the device and answers. So the host handles a step while the next one is launched, as
+vLLM's own scheduler does. What fails in a worker is told with an answer of its own, or with the next one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -24,12 +24,12 @@ from specq.verification import Judgements
 Installed = tuple[bool, dict[int, Sequence[int]], int]
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A step that was launched: whether it was, and what it says, if that was asked for: then the answer says also whether the next one was launched."""
-
-    launched: Future[Any]
-    collected: Future[Any] | None = None
+def executor_of(config: VllmConfig) -> type[Executor]:
+    """Return vLLM's executor for this configuration; the worker processes of one that has some shall have threads that answer, as with vLLM's
+    asynchronous scheduler."""
+    found: type[Executor] = Executor.get_class(config)
+    config.scheduler_config.async_scheduling = issubclass(found, MultiprocExecutor)
+    return found
 
 
 class Workers:
@@ -42,36 +42,30 @@ class Workers:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._are_apart = isinstance(executor, MultiprocExecutor)
-        self._flights = deque[_Flight]()  # oldest first
+        self._flights = deque[Future[Any]]()  # what steps say, oldest first
 
     def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
         patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
-        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose,))
+        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose, self._are_apart))
         return found
 
     def launch(self, plan: Plan) -> None:
         """See `RunnerSteps.launch`."""
-        collects = self._are_apart and bool(self._flights) and self._flights[-1].collected is None
-        launched = self._ask("specq_launch", plan, collects)
-        if not self._are_apart:
+        launched = self._ask("specq_launch", plan, len(self._flights))
+        if launched.done():  # here, where it has failed
             self._answer(launched)
-        if collects:
-            self._flights[-1].collected = launched
-        self._flights.append(_Flight(launched))
+        self._flights.append(launched)
 
     def collect(self) -> Judgements:
-        """Wait for the oldest step; see `RunnerSteps.collect`."""
-        flight = self._flights.popleft()
-        collected = flight.collected or self._ask("specq_collect")
-        self._answer(flight.launched)
-        found: Judgements = self._answer(collected)
+        """Wait for the oldest step and return its judgements."""
+        found: Judgements = self._answer(self._flights.popleft())
         return found
 
     def discard(self) -> None:
         """Forget the newest step; see `RunnerSteps.discard`."""
         discarded = self._ask("specq_discard")
-        self._answer(self._flights.pop().launched)
+        self._answer(self._flights.pop())
         self._answer(discarded)
 
     def _ask(self, method: str, *arguments: Any) -> Future[Any]:
