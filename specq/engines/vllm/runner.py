@@ -76,6 +76,8 @@ class RunnerSteps:
         """Begin a step, behind so many whose answers nobody has had."""
         self._note_said(num_in_flight)
         batch, names = self._told.hear(plan), self._told.request_ids
+        if self._runner.prepare_inputs_event is not None:  # vLLM may still be copying what the books write: it waits for this, too, but later
+            self._runner.prepare_inputs_event.synchronize()
         output = self._books.begin(plan, names, batch)
         self._feeding.prepare(batch.fed_by, self._tokens_in_flight(batch), names)
         if not self._knows_drafts:
