@@ -14,7 +14,7 @@ import torch
 
 from specq.engines.profiling import step_times
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import LENGTHS, MOST_MORE_ROWS, even_length, graph_rows, graphs_up_to
+from specq.engines.vllm.even import LENGTHS, MIXED, MOST_MORE_ROWS, even_length, graph_rows, graphs_up_to, mixed_up_to
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.rows import judged_rows
 from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
@@ -88,6 +88,15 @@ def test_graphs_are_as_large_as_steps_may_be() -> None:
     assert found[17][-1] == 24
     assert graphs_up_to(4, 100) == {2: (1, 2), 3: (1,), 4: (1,)}
     assert graphs_up_to(0, 100) == {}
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "expected"), [(0, ()), (3, (3,)), (20, (4, 8, 16, 20)), (32, (4, 8, 16, 24, 32))]
+)
+def test_mixed_graphs_are_as_large_as_steps_may_be(most_rows: int, expected: tuple[int, ...]) -> None:
+    assert mixed_up_to(most_rows) == expected
+    assert mixed_up_to(4096) == mixed_up_to(1024)
+    assert mixed_up_to(1024)[-1] == 1024
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -287,7 +296,9 @@ class Captures(list[Any]):
         def captured(*_: Any, **__: Any) -> Iterator[None]:
             context = get_forward_context()
             found, metadata = context.batch_descriptor, next(iter(context.attn_metadata.values()))
-            assert metadata.max_query_len * found.num_reqs == len(metadata.slot_mapping) == found.num_tokens
+            # Where requests have any number of rows, each of them may have all.
+            each = metadata.max_query_len * (found.num_reqs if found.uniform else 1)
+            assert each == len(metadata.slot_mapping) == found.num_tokens
             assert len(metadata.seq_lens) == found.num_reqs
             if error := self.errors.pop(len(self), None):
                 raise error
@@ -330,6 +341,15 @@ def runner(directory: Path, vllm_device: str) -> Iterator[Any]:
     engine.shutdown()
 
 
+def decided(runner: Any, rows: list[int]) -> tuple[Any, Any]:
+    """Return how vLLM's runner would run a step of requests with so many rows each: the mode, and the graph's descriptor."""
+    found = runner._determine_batch_execution_and_padding(
+        num_tokens=sum(rows), num_reqs=len(rows), num_scheduled_tokens_np=np.array(rows, np.int32),
+        max_num_scheduled_tokens=max(rows), use_cascade_attn=False,
+    )  # fmt: skip
+    return found[0], found[1]
+
+
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,16 +357,19 @@ def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.
     from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from specq.engines.vllm.graphs import EvenGraphs, possible_graphs
+    from specq.engines.vllm.graphs import WholeGraphs, possible_graphs
 
     assert possible_graphs(runner) == {}
     bare, captures = runner.model, Captures(runner, monkeypatch)
     assert possible_graphs(runner) == {}  # its attention can be captured in no way
     builder = type(runner.attn_groups[0][0].get_metadata_builder())
-    for support, expected in (("UNIFORM_BATCH", graphs_up_to(64, 16)), ("UNIFORM_SINGLE_TOKEN_DECODE", {})):
+    for support, expected in (
+        ("ALWAYS", {MIXED: (4, 8, 16, 24, 32, 48, 64)}),
+        ("UNIFORM_SINGLE_TOKEN_DECODE", {}),
+        ("UNIFORM_BATCH", graphs_up_to(64, 16)),
+    ):
         monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_, found=support: AttentionCGSupport[found])
         assert possible_graphs(runner) == expected
-    monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_: AttentionCGSupport.ALWAYS)
     for name, value, most in (
         ("reorder_batch_threshold", 1, 1),
         ("reorder_batch_threshold", 4, 4),
@@ -359,7 +382,7 @@ def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.
     usual = runner.cudagraph_dispatcher
     runner.capture_model()
     plain = captures.copy()
-    own, graphs = EvenGraphs(runner), graphs_up_to(64, 16)
+    own, graphs = WholeGraphs(runner), graphs_up_to(64, 16)
     assert own.capture(graphs) == graphs
     assert captures.num_calls == 2  # in one more, since each has a stream, and so memory, of its own
     assert own.num_bytes == 1 << 20
@@ -368,50 +391,79 @@ def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.
     assert len(set(captures)) == len(captures.kept) == len(plain) + sum(map(len, graphs.values()))
     assert runner.cudagraph_dispatcher is usual
 
-    def decided(rows: list[int]) -> tuple[Any, Any]:
-        found = runner._determine_batch_execution_and_padding(
-            num_tokens=sum(rows), num_reqs=len(rows), num_scheduled_tokens_np=np.array(rows, np.int32),
-            max_num_scheduled_tokens=max(rows), use_cascade_attn=False,
-        )  # fmt: skip
-        return found[0], found[1]
-
     for length, counts in graphs.items():
         for count in range(1, counts[-1] + 1):
             own.use(length)
-            mode, descriptor = decided([length] * count)
+            mode, descriptor = decided(runner, [length] * count)
             assert mode == CUDAGraphMode.FULL
             assert descriptor in descriptors
             assert (descriptor.num_tokens, descriptor.num_reqs) == (
                 graph_rows(counts, length, count),
                 graph_rows(counts, length, count) // length,
             )
-            assert decided([length] * count + [length - 1 or 7])[0] == CUDAGraphMode.NONE  # a step that is not even
-    own.use(0)
-    assert decided([1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
-    assert decided([2, 2])[0] == CUDAGraphMode.NONE
+            assert (
+                decided(runner, [length] * count + [length - 1 or 7])[0] == CUDAGraphMode.NONE
+            )  # a step that is not even
+    own.use(MIXED)
+    assert decided(runner, [1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
+    assert decided(runner, [2, 2])[0] == CUDAGraphMode.NONE
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_vllm_finds_a_graph_for_each_mixed_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for even ones; steps of one row each stay vLLM's own, and those that are larger than all graphs."""
+    from vllm.config import CUDAGraphMode
+
+    from specq.engines.vllm.graphs import WholeGraphs
+
+    captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain, sizes = captures.copy(), mixed_up_to(64)
+    own = WholeGraphs(runner)
+    assert own.capture({MIXED: sizes}) == {MIXED: sizes}
+    descriptors = captures[len(plain) :]
+    assert [(one.num_tokens, one.num_reqs, one.uniform) for one in descriptors] == [
+        (size, min(size, 16), False) for size in sizes[::-1]
+    ]
+    assert len(set(captures)) == len(captures.kept) == len(plain) + len(sizes)
+    rng = np.random.default_rng(0)
+    for num_rows in range(2, 65):
+        num_sessions = int(rng.integers(1, min(num_rows - 1, 16) + 1))
+        rows = 1 + np.bincount(rng.integers(0, num_sessions, num_rows - num_sessions), minlength=num_sessions)
+        mode, descriptor = decided(runner, rows.tolist())
+        assert mode == CUDAGraphMode.FULL
+        assert descriptor in descriptors
+        assert descriptor.num_tokens == min(size for size in sizes if size >= num_rows)
+        assert descriptor.num_reqs >= num_sessions
+    assert decided(runner, [1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
+    assert decided(runner, [60, 5])[0] == CUDAGraphMode.NONE
+    own.leave_out([MIXED])
+    assert len(captures.kept) == len(plain)
+    assert decided(runner, [2, 2])[0] == CUDAGraphMode.NONE
 
 
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is missing, those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
+    """Where memory is missing, the larger half of those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
     from vllm.compilation import monitor
 
-    from specq.engines.vllm.graphs import EvenGraphs
+    from specq.engines.vllm.graphs import WholeGraphs
 
     captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
     runner.capture_model()
     plain, graphs = set(captures), graphs_up_to(64, 16)
     first = len(graphs[4])  # 16 sessions with 4 rows each, and 8 with 8, are the largest
-    for error, missing, num_calls in (
-        (torch.OutOfMemoryError("none is left"), {8}, 2),
-        (RuntimeError("it cannot be captured"), set(graphs), 1),
+    for error, expected, num_calls in (
+        (torch.OutOfMemoryError("none is left"), graphs | {8: (1, 2, 4)}, 2),
+        (RuntimeError("it cannot be captured"), {}, 1),
     ):
         captures.clear()
         captures.num_calls, captures.errors = 0, {first + 2: error}
-        own = EvenGraphs(runner)
+        own = WholeGraphs(runner)
         found = own.capture(graphs)
-        assert found == {length: counts for length, counts in graphs.items() if length not in missing}
+        assert found == expected
         assert captures.num_calls == num_calls
         assert {(one.num_tokens, one.num_reqs) for one in set(captures.kept) - plain} == {
             (length * count, count) for length, counts in found.items() for count in counts

@@ -55,19 +55,30 @@ def test_a_device_that_vllm_was_not_built_for_is_named(directory, vllm_device):
 
 
 @pytest.mark.parametrize(
-    ("given", "largest"),
+    ("given", "are_ours"),
     [
-        ({}, 320),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}}, 320),
-        ({"max_cudagraph_capture_size": 8}, 8),
-        ({"cudagraph_capture_sizes": [1, 2]}, None),
-        ({"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}, None),
+        ({}, True),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, True),
+        ({"max_cudagraph_capture_size": 8}, False),
+        ({"cudagraph_capture_sizes": [1, 2]}, False),
+        ({"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}, False),
     ],
 )
-def test_steps_with_drafts_have_graphs_unless_the_deployment_says_which(directory, vllm_device, given, largest):
-    sizes = {"kv_slots": 0, "max_sessions": 64, "max_step_rows": 320}
+@pytest.mark.parametrize(("most_rows", "most_sessions"), [(325, 60), (4096, 300), (20, 20)])
+def test_large_steps_have_graphs_unless_the_deployment_says_which(
+    directory, vllm_device, given, are_ours, most_rows, most_sessions
+):
+    """As large as steps may be, up to 1,024 rows; also a step in which all sessions decode."""
+    sizes = {"kv_slots": 0, "max_sessions": most_sessions, "max_step_rows": most_rows}
     options = make_options(directory, device=vllm_device, dtype="auto", given=given, **sizes)
-    assert options.get("max_cudagraph_capture_size") == largest
+    if not are_ours:
+        assert {name: options[name] for name in given} == given
+        return
+    rows = options["cudagraph_capture_sizes"]
+    assert rows[-1] == min(most_rows, 1024)
+    assert most_sessions in rows
+    assert rows == sorted(set(rows))
+    assert "max_cudagraph_capture_size" not in options
 
 
 def test_vllm_is_told_of_no_drafts(directory, vllm_device):

@@ -1,5 +1,5 @@
-"""Steps with drafts whose sessions all have as many rows, for which alone a whole CUDA graph can be captured beforehand; and which steps are made
-so by rows that nobody asked for. Pure.
+"""Which whole CUDA graphs there are beside vLLM's own; and which steps get rows that nobody asked for, so that all sessions have as many, where vLLM's
+attention can be captured for such steps alone. Pure.
 
 Such a row is computed like that of a drafted token which is rejected: it stands behind its session's tokens, is never judged, and the next step
 writes its own KV in that place.
@@ -17,6 +17,10 @@ from specq.verification import StepBatch
 LENGTHS = (2, 3, 4, 5, 6, 8, 12, 17)
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
+MIXED = 0  # rows of each session where these have any number of rows
+# Rows of a step of such sessions, that graphs are captured for. A step takes the next larger.
+MIXED_ROWS = (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, *range(512, 1025, 64))
+
 # A step that is launched in pieces takes about twice as long as a plain one, the host's time: as does one with some hundred rows more, the device's.
 MOST_MORE_ROWS = 256
 
@@ -31,6 +35,12 @@ def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...
         for length in LENGTHS
     }
     return {length: fitting for length, fitting in found.items() if fitting}
+
+
+def mixed_up_to(most_rows: int) -> tuple[int, ...]:
+    """Return for which rows of a step graphs are captured where it has at most so many, whichever session has how many: also for the largest."""
+    fitting = {size for size in (*MIXED_ROWS, most_rows) if size <= min(most_rows, MIXED_ROWS[-1])}
+    return tuple(sorted(fitting - {0}))
 
 
 def graph_rows(counts: Sequence[int], length: int, num_sessions: int) -> int:

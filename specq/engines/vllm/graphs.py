@@ -1,9 +1,13 @@
-"""Whole CUDA graphs of vLLM's first model runner for steps in which each session has the same number of rows, more than one.
+"""Whole CUDA graphs of vLLM's first model runner for steps in which sessions have more than one row.
 
 The runner captures whole graphs for one number of rows a session, its `uniform_decode_query_len`, and tells its dispatcher by that number
-whether a step has one; all other steps run in pieces, with attention between them. A graph is kept by its `BatchDescriptor`, which
-has both the rows and the requests of a step, so graphs of several numbers do not meet. Here each further number has a dispatcher of its own, and the
-runner has that of the step: while it captures, and in each step.
+whether a step has one; all other steps run in pieces, with attention between them, up to a number of rows, and beyond that one kernel after the other: on an
+H100 a 7B model's take 10 and 25 ms of the host's time, where the device needs 8.4 for 336 rows and 19 for 1,024.
+
+What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have (FlashAttention 3), so that prompts may be
+among them, there is one for each number of rows (`MixedDispatcher`). Else there is one for each number of sessions with so many rows each (`EvenDispatcher`).
+A graph is kept by its `BatchDescriptor`, which has both the rows and the requests of a step, and whether these have as many each, so they do not meet. The runner
+has one of these dispatchers in the place of its own: while it captures, and in each step.
 """
 
 from __future__ import annotations
@@ -22,23 +26,34 @@ from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from specq.engines.vllm.even import graph_rows, graphs_up_to
+from specq.engines.vllm.even import MIXED, graph_rows, graphs_up_to, mixed_up_to
 
 log = structlog.get_logger(__name__)
 
+MOST_EVEN_ROWS = 512
 
-class EvenDispatcher:
-    """Stands in for vLLM's `CudagraphDispatcher` in steps of `length` rows a request; what is no such step, `usual` dispatches."""
 
-    def __init__(self, length: int, counts: Sequence[int], usual: Any) -> None:
-        self._length, self._counts, self._usual = length, counts, usual
+class WholeDispatcher:
+    """Stands in for vLLM's `CudagraphDispatcher`; what has no whole graph here, `usual` dispatches.
+
+    captures_uniform   whether its graphs are for steps in which each request has as many rows
+    """
+
+    captures_uniform: bool
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._usual, name)
 
     def descriptors(self) -> list[BatchDescriptor]:
         """Return what is captured, largest first, as vLLM does."""
-        return [self._descriptor(count * self._length) for count in reversed(self._counts)]
+        raise NotImplementedError
+
+    def find(self, num_rows: int) -> BatchDescriptor | None:
+        """Return the graph for a step of so many rows; None: there is none."""
+        raise NotImplementedError
 
     def dispatch(
         self,
@@ -53,13 +68,13 @@ class EvenDispatcher:
         may_be_whole = CUDAGraphMode.FULL not in (invalid_modes or ()) and (
             not valid_modes or CUDAGraphMode.FULL in valid_modes
         )
-        if uniform_decode and may_be_whole and not has_lora:
-            rows = graph_rows(self._counts, self._length, -(-num_tokens // self._length))
-            if rows:
-                return CUDAGraphMode.FULL, self._descriptor(rows)
+        if uniform_decode == self.captures_uniform and may_be_whole and not has_lora:
+            descriptor = self.find(num_tokens)
+            if descriptor is not None:
+                return CUDAGraphMode.FULL, descriptor
         found: tuple[CUDAGraphMode, BatchDescriptor] = self._usual.dispatch(
             num_tokens=num_tokens,
-            uniform_decode=False,
+            uniform_decode=uniform_decode and not self.captures_uniform,
             has_lora=has_lora,
             num_active_loras=num_active_loras,
             valid_modes=valid_modes,
@@ -67,12 +82,52 @@ class EvenDispatcher:
         )
         return found
 
+
+class EvenDispatcher(WholeDispatcher):
+    """For steps of `length` rows a request, and at most so many requests."""
+
+    captures_uniform = True
+
+    def __init__(self, length: int, counts: Sequence[int], usual: Any) -> None:
+        super().__init__(usual)
+        self._length, self._counts = length, counts
+
+    def descriptors(self) -> list[BatchDescriptor]:
+        """See `WholeDispatcher`."""
+        return [self._descriptor(count * self._length) for count in reversed(self._counts)]
+
+    def find(self, num_rows: int) -> BatchDescriptor | None:
+        """See `WholeDispatcher`."""
+        rows = graph_rows(self._counts, self._length, -(-num_rows // self._length))
+        return self._descriptor(rows) if rows else None
+
     def _descriptor(self, num_rows: int) -> BatchDescriptor:
         return BatchDescriptor(num_rows, num_rows // self._length, True)
 
 
-class EvenGraphs:
-    """The whole graphs of a runner for steps with drafts, and which one the next step uses.
+class MixedDispatcher(WholeDispatcher):
+    """For steps of at most so many rows of at most so many requests, whichever has how many; a step of one row each is vLLM's own."""
+
+    captures_uniform = False
+
+    def __init__(self, sizes: Sequence[int], most_requests: int, usual: Any) -> None:
+        super().__init__(usual)
+        self._sizes, self._most_requests = sizes, most_requests
+
+    def descriptors(self) -> list[BatchDescriptor]:
+        """See `WholeDispatcher`."""
+        return [self._descriptor(size) for size in reversed(self._sizes)]
+
+    def find(self, num_rows: int) -> BatchDescriptor | None:
+        """See `WholeDispatcher`."""
+        return next((self._descriptor(size) for size in self._sizes if size >= num_rows), None)
+
+    def _descriptor(self, num_rows: int) -> BatchDescriptor:
+        return BatchDescriptor(num_rows, min(num_rows, self._most_requests), False)
+
+
+class WholeGraphs:
+    """The whole graphs of a runner for steps of more than a row a session, and which ones the next step uses.
 
     num_bytes   of the device's memory that they took
     """
@@ -81,20 +136,18 @@ class EvenGraphs:
         self._runner = runner
         self.num_bytes = 0
         self._usual = runner.cudagraph_dispatcher, runner.uniform_decode_query_len
-        self._dispatchers: dict[int, EvenDispatcher] = {}
+        self._dispatchers: dict[int, WholeDispatcher] = {}
 
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-        """Capture graphs: rows of each session -> numbers of sessions; return those that there are then.
+        """Capture graphs, as `possible_graphs` has them; return those that there are then.
 
-        Left out are those for which there is no memory, and all where anything else fails; raises what the device says
-        if it is lost. The largest come first, and all in one call of vLLM's where memory allows: only graphs that were
-        captured on one stream share the memory of what they compute in between, and each call takes a new stream. It
-        also collects all garbage twice.
+        Where there is no memory for some of a kind, those that are more than half as large as its largest are left out, and all of all kinds where anything
+        else fails; raises what the device says if it is lost. The largest come first, and all in one call of vLLM's where memory allows: only graphs that
+        were captured on one stream share the memory of what they compute in between, and each call takes a new stream. It also collects all garbage twice.
         """
-        self._dispatchers = {
-            length: EvenDispatcher(length, counts, self._usual[0]) for length, counts in graphs.items()
-        }
-        waiting = sorted(graphs, key=lambda length: length * graphs[length][-1], reverse=True)
+        kept = dict(graphs)
+        self._dispatchers = {length: self._dispatcher(length, counts) for length, counts in kept.items()}
+        waiting = sorted(kept, key=lambda length: max(length, 1) * kept[length][-1], reverse=True)
         with set_current_vllm_config(self._runner.vllm_config):
             while waiting:
                 self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=partial(self._in_turn, waiting))
@@ -102,16 +155,26 @@ class EvenGraphs:
                     self.num_bytes += self._runner.capture_model()
                 except Exception as error:  # noqa: BLE001 - whatever it is: steps run without these graphs
                     is_memory = isinstance(error, torch.OutOfMemoryError) and bool(waiting)
-                    left_out = waiting[:1] if is_memory else sorted(self._dispatchers)
                     reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
-                    log.warning("vllm_graphs_not_captured", rows_each=left_out, reason=reason)
-                    self._leave_out(left_out)
+                    fewer = {waiting[0]: _smaller(kept[waiting[0]])} if is_memory else dict.fromkeys(kept, ())
+                    log.warning("vllm_graphs_not_captured", rows_each=sorted(fewer), reason=reason)
+                    self.leave_out([*fewer])
+                    kept |= fewer
+                    self._dispatchers |= {
+                        length: self._dispatcher(length, left) for length, left in fewer.items() if left
+                    }
                     waiting = [length for length in waiting if length in self._dispatchers]
                 finally:
-                    self.use(0)
+                    self.use(MIXED)
         if graphs:
             gc.freeze()  # vLLM leaves what it has made to no collector, and its capturing undoes that
-        return {length: graphs[length] for length in graphs if length in self._dispatchers}
+        return {length: kept[length] for length in graphs if length in self._dispatchers}
+
+    def _dispatcher(self, length: int, counts: Sequence[int]) -> WholeDispatcher:
+        usual, _ = self._usual
+        if length == MIXED:
+            return MixedDispatcher(counts, self._runner.vllm_config.scheduler_config.max_num_seqs, usual)
+        return EvenDispatcher(length, counts, usual)
 
     def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
         """Say what the runner captures, one number of rows after the other, and make it ready for that; `waiting`
@@ -121,32 +184,47 @@ class EvenGraphs:
             yield CUDAGraphMode.FULL, self._dispatchers[waiting[0]].descriptors()
             del waiting[0]
 
-    def _leave_out(self, lengths: Sequence[int]) -> None:
-        """Forget the graphs for so many rows of each session, captured or not, and leave vLLM as it is when it has captured."""
+    def leave_out(self, lengths: Sequence[int]) -> None:
+        """Forget graphs, as `capture` has them, captured or not, and leave vLLM as it is when it has captured."""
         for length in lengths:
-            for descriptor in self._dispatchers.pop(length).descriptors():
+            dispatcher = self._dispatchers.pop(length, None)
+            for descriptor in dispatcher.descriptors() if dispatcher else ():
                 self._runner.model.concrete_cudagraph_entries.pop(descriptor, None)
+        self.use(MIXED)
         set_cudagraph_capturing_enabled(False)
         torch.accelerator.synchronize()
 
     def use(self, length: int) -> None:
-        """Let the next step of the runner use a graph for so many rows of each request, where there is one; 0: as vLLM would."""
+        """Let the next step of the runner use a graph for so many rows of each request, where there is one; MIXED: for rows as they are."""
         usual, usual_length = self._usual
-        dispatcher = self._dispatchers.get(length)
-        self._runner.cudagraph_dispatcher = dispatcher or usual
-        self._runner.uniform_decode_query_len = length if dispatcher else usual_length
+        self._runner.cudagraph_dispatcher = self._dispatchers.get(length, usual)
+        self._runner.uniform_decode_query_len = (
+            length if length != MIXED and length in self._dispatchers else usual_length
+        )
+
+
+def _smaller(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return those that are at most half as large as the largest."""
+    return tuple(count for count in counts if 2 * count <= counts[-1])
 
 
 def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
-    """Return which graphs for steps with drafts can be captured, rows of each session -> numbers of sessions: none where vLLM captures no whole
-    ones for plain rows alone, or its attention computes several rows of a request otherwise than in a graph."""
-    mode, config = runner.compilation_config.cudagraph_mode, runner.vllm_config
+    """Return which graphs can be captured beside vLLM's own: MIXED -> numbers of rows, or rows of each session -> numbers of sessions. None where vLLM
+    captures no whole ones for plain rows alone, or its attention computes several rows of a request otherwise than in a graph."""
+    mode, scheduling = runner.compilation_config.cudagraph_mode, runner.vllm_config.scheduler_config
     if runner.uniform_decode_query_len != 1 or not (mode and mode.separate_routine()):
         return {}
-    if mode.decode_mode() != CUDAGraphMode.FULL or _is_special(runner) or not _allows_several(runner):
+    support = _support(runner)
+    if (
+        mode.decode_mode() != CUDAGraphMode.FULL
+        or _is_special(runner)
+        or support < AttentionCGSupport.UNIFORM_BATCH.value
+    ):
         return {}
     most_rows = min(runner.compilation_config.max_cudagraph_capture_size or 0, runner.max_num_tokens)
-    found = graphs_up_to(most_rows, config.scheduler_config.max_num_seqs)
+    if support >= AttentionCGSupport.ALWAYS.value:
+        return {MIXED: mixed_up_to(most_rows)}
+    found = graphs_up_to(min(most_rows, MOST_EVEN_ROWS), scheduling.max_num_seqs)
     return {length: counts for length, counts in found.items() if length <= (runner.reorder_batch_threshold or length)}
 
 
@@ -165,11 +243,11 @@ def _is_special(runner: Any) -> bool:
     )
 
 
-def _allows_several(runner: Any) -> bool:
-    """Return whether all of the model's attention can be captured with several rows of each request."""
+def _support(runner: Any) -> int:
+    """Return for which steps all of the model's attention can be captured, as a value of `AttentionCGSupport`."""
     supports = [
         group.get_metadata_builder().get_cudagraph_support(runner.vllm_config, group.kv_cache_spec)
         for groups in runner.attn_groups
         for group in groups
     ]
-    return all(support.value >= AttentionCGSupport.UNIFORM_BATCH.value for support in supports)
+    return int(min((support.value for support in supports), default=AttentionCGSupport.NEVER.value))

@@ -13,9 +13,9 @@ from specq.engines.checkpoint import describe
 from specq.protocol import ConfigError, ModelInfo
 
 CPU_KV_BYTES = 1 << 30
-MOST_GRAPH_ROWS = (
-    512  # of a step that a CUDA graph is captured for: drafts of many sessions have more rows than vLLM plans for
-)
+# Rows of steps that vLLM captures CUDA graphs for, as many as it does by itself, but up to twice as many rows: prompts of a burst and drafts of many sessions
+# have these. A step takes the next larger.
+GRAPH_ROWS = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 32), *range(512, 1025, 64))
 BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
 
 # Before vLLM is imported: the engine core runs in this process, which drives it, with the V1 model runner.
@@ -124,7 +124,7 @@ def make_options(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    options |= _graphs(given, options["max_num_batched_tokens"])
+    options |= _graphs(given, options["max_num_batched_tokens"], max_sessions)
     if kind == "cpu":
         options |= {"enforce_eager": True, "block_size": BLOCK_SIZES[kind], "kv_cache_memory_bytes": CPU_KV_BYTES}
     options |= given
@@ -135,13 +135,14 @@ def make_options(
     return options
 
 
-def _graphs(given: Mapping[str, Any], most_rows: int) -> dict[str, int]:
-    """Return up to which size CUDA graphs are captured, unless the deployment says which."""
+def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dict[str, list[int]]:
+    """Return for which rows CUDA graphs are captured, unless the deployment says which: those of the largest steps included."""
     further = given.get("compilation_config", {})
     own = {*given, *(further if isinstance(further, Mapping) else ("cudagraph_capture_sizes",))}
     if own & {"cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
         return {}
-    return {"max_cudagraph_capture_size": min(most_rows, MOST_GRAPH_ROWS)}
+    largest = {rows for rows in (most_rows, most_sessions) if rows <= GRAPH_ROWS[-1]}
+    return {"cudagraph_capture_sizes": sorted({rows for rows in GRAPH_ROWS if rows <= most_rows} | largest)}
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.books import RunnerBooks
 from specq.engines.vllm.feeding import Feeding
-from specq.engines.vllm.graphs import EvenGraphs
+from specq.engines.vllm.graphs import WholeGraphs
 from specq.engines.vllm.plans import Plan, Told
 from specq.engines.vllm.rows import judged_rows, said_tokens
 from specq.protocol import IntpArray
@@ -61,7 +61,7 @@ class RunnerSteps:
         self, runner: Any, execute: Callable[[SchedulerOutput], Any], *, verbose: bool, is_apart: bool
     ) -> None:
         self._runner, self._execute, self._verbose, self._is_apart = runner, execute, verbose, is_apart
-        self.graphs = EvenGraphs(runner)
+        self.graphs = WholeGraphs(runner)
         self._told, self._books = Told(), RunnerBooks(runner)
         self._feeding = Feeding(runner, self._books)
         self._flights: deque[RunnerFlight] = deque()
@@ -76,7 +76,9 @@ class RunnerSteps:
         """Begin a step, behind so many whose answers nobody has had."""
         self._note_said(num_in_flight)
         batch, names = self._told.hear(plan), self._told.request_ids
-        if self._runner.prepare_inputs_event is not None:  # vLLM may still be copying what the books write: it waits for this, too, but later
+        if (
+            self._runner.prepare_inputs_event is not None
+        ):  # vLLM may still be copying what the books write: it waits for this, too, but later
             self._runner.prepare_inputs_event.synchronize()
         output = self._books.begin(plan, names, batch)
         self._feeding.prepare(batch.fed_by, self._tokens_in_flight(batch), names)

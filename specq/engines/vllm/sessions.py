@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from specq.engines.room import free_slots
-from specq.engines.vllm.even import even_length
+from specq.engines.vllm.even import MIXED, even_length
 from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
@@ -84,15 +84,22 @@ class Sessions:
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
         # Where devices are several, one may have had no memory for some.
-        self._graphs = {
-            length: counts for length, counts in graphs.items() if all(length in own for _, own, _ in installed)
+        differing = {
+            length
+            for _, own, _ in installed
+            for length in own.keys() | graphs.keys()
+            if own.get(length) != graphs.get(length)
         }
+        if differing:
+            self._workers.leave_out(sorted(differing))
+        graphs = {length: counts for length, counts in graphs.items() if length not in differing}
+        self._graphs = {length: counts for length, counts in graphs.items() if length != MIXED}
         self.even_chains = {length - 1: counts[-1] for length, counts in self._graphs.items()}
-        if self._graphs:
+        if graphs:
             log.info(
                 "vllm_graphs_captured",
-                rows_each=[*self._graphs],
-                num=sum(map(len, self._graphs.values())),
+                rows_each=[*graphs],
+                num=sum(map(len, graphs.values())),
                 seconds=round(time.monotonic() - began, 1),
                 mib=num_bytes >> 20,
             )

@@ -29,8 +29,8 @@ class JudgingWorker:
     execute_model: Any
 
     def specq_install(self, verbose: bool, is_apart: bool) -> tuple[bool, dict[int, Sequence[int]], int]:
-        """Make ready for steps; return whether they overlap with the host, which whole graphs steps with drafts have: rows of each session
-        -> numbers of sessions, and how many bytes these took. `is_apart`: the worker has a process of its own. EngineError if this vLLM's runner
+        """Make ready for steps; return whether they overlap with the host, which whole graphs there are beside vLLM's, as of
+        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own. EngineError if this vLLM's runner
         is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
@@ -45,6 +45,10 @@ class JudgingWorker:
         graphs = self.specq_steps.graphs
         captured = graphs.capture(possible_graphs(self.model_runner))
         return self.specq_steps.overlaps, captured, graphs.num_bytes
+
+    def specq_leave_out(self, lengths: list[int]) -> None:
+        """See `WholeGraphs.leave_out`."""
+        self.specq_steps.graphs.leave_out(lengths)
 
     @torch.inference_mode()
     def specq_launch(self, plan: Plan, num_in_flight: int) -> Answer | Judgements | None:

@@ -50,6 +50,10 @@ class Workers:
         found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose, self._are_apart))
         return found
 
+    def leave_out(self, lengths: list[int]) -> None:
+        """See `JudgingWorker.specq_leave_out`."""
+        self._answer(self._ask("specq_leave_out", lengths))
+
     def launch(self, plan: Plan) -> None:
         """See `RunnerSteps.launch`."""
         launched = self._ask("specq_launch", plan, len(self._flights))
