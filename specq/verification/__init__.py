@@ -11,7 +11,15 @@ from functools import cache
 
 from specq.protocol import ConfigError
 from specq.runtime import Table
-from specq.verification.device_tokens import DeviceLines, DeviceTokens, handles, is_handle, known_tokens, places_of
+from specq.verification.device_tokens import (
+    DeviceLines,
+    DeviceTokens,
+    handles,
+    is_handle,
+    known_tokens,
+    places_of,
+    without_handles,
+)
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
 from specq.verification.row_params import ROW, Rows, make_rows
@@ -72,4 +80,5 @@ __all__ = [
     "starts_of",
     "strategy",
     "traits_of",
+    "without_handles",
 ]

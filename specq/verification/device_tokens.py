@@ -75,6 +75,12 @@ def places_of(found: Int32Array) -> Int64Array:
     return np.int64(FIRST_HANDLE) - found
 
 
+def without_handles(token_ids: Int32Array) -> Int32Array:
+    """Return tokens with some token of the vocabulary in the place of each handle."""
+    found: Int32Array = np.where(is_handle(token_ids), np.int32(0), token_ids)
+    return found
+
+
 def known_tokens(token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
     """Return tokens with those in place that handles stand for."""
     assert drafted.values is not None, "drafted tokens are asked for before they were read"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
 from specq.proposers.chain_model import ChainModel
@@ -103,7 +104,7 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
 
 
 def serve(
-    engine: TorchEngine, drafter: ColocatedDrafter | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
+    engine: Engine, drafter: ColocatedDrafter | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
 ) -> dict[int, list[int]]:
     """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
     random, texts = Random(seed), dict[int, list[int]]()
@@ -130,7 +131,7 @@ def serve(
         texts[session.session_id] = session.token_ids
         verifier.handle(Close(session_id=session.session_id, epoch=session.epoch), 0.0)
     verifier.begin(0.0)
-    assert engine.free_slots == SLOTS
+    assert engine.free_slots == engine.info.kv_slots
     assert verifier.trees.num_nodes == 0
     assert drafter is None or drafter.chains.free_slots == 4096  # type: ignore[attr-defined]
     return texts

@@ -144,12 +144,16 @@ class Watched:
     """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        from specq.engines.vllm.feeding import FILL
+
         self._way: Any = engine._way
         self._runner = self._way._core.model_executor.driver_worker.worker.model_runner
         self.plans: list[Plan] = []
         self._launch, self._update = self._way._workers.launch, self._runner._update_states
         monkeypatch.setattr(self._way._workers, "launch", self._note)
         monkeypatch.setattr(self._runner, "_update_states", self._check)
+        self._fill = getattr(self._runner, FILL)
+        monkeypatch.setattr(self._runner, FILL, self._check_rows)
 
     def _note(self, plan: Plan) -> None:
         self.plans.append(pickle.loads(pickle.dumps(plan)))
@@ -172,10 +176,19 @@ class Watched:
             text = [*holding.request.all_token_ids, *unsaid]
             length = int(steps.base_lens[i]) - (fed[i] >= 0)
             assert batch.token_ids_cpu[row, :length].tolist() == text[:length]
-            drafted = steps.token_ids[steps.ends[i] - steps.num_nodes[i] : steps.ends[i]].tolist()
-            assert batch.token_ids_cpu[row, len(text) : len(text) + len(drafted)].tolist() == drafted
-            assert batch.spec_token_ids[row] == drafted
         return found
+
+    def _check_rows(self, output: Any, *arguments: Any) -> None:
+        """The rows of each request have its tokens and its drafts, but for the one that the device alone knows."""
+        self._fill(output, *arguments)
+        steps, first = self._way._newest.batch, 0
+        places = {name: i for i, name in enumerate(self._way._newest.members.request_ids)}
+        for name in self._runner.input_batch.req_ids:
+            i, size = places[name], output.num_scheduled_tokens[name]
+            known = int(steps.fed_by is not None and steps.fed_by[i] >= 0)
+            own = steps.token_ids[steps.ends[i] - steps.sizes[i] : steps.ends[i]].tolist()
+            assert self._runner.input_ids.np[first : first + size].tolist()[known : len(own)] == own[known:]
+            first += size
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -39,6 +39,6 @@ class Answer(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types
             if isinstance(self._judging, Judging):
                 self._judging = self._judging.finish()
             if self._logits is not None and self._batch.session_ids[0] >= 0:  # not while it is profiled
-                log_decisions(self._batch, self._logits, self._judging)
+                log_decisions(self._batch.known(), self._logits, self._judging)
             self._done, self._logits = None, None
             return self._judging

@@ -30,7 +30,6 @@ class RunnerBooks:
         self._num_groups = len(runner.kv_cache_config.kv_cache_groups)
         self._names: Sequence[str] = ()  # of the step that runs
         self._places: list[str] = []  # the same as they stand in the batch
-        self._had_chains = False
         self.rows: IntpArray = np.zeros(0, np.intp)
         self.order: IntpArray = self.rows
 
@@ -41,16 +40,14 @@ class RunnerBooks:
         rows = self._rows_of(names)
         absent = (rows < 0).nonzero()[0].tolist()
         self._come_to(rows, batch, bool(absent))
-        chains = _chains(names, batch, plan.even_length) if len(batch.parents) else {}
-        told = set(range(len(names))) if chains or self._had_chains else {*plan.blocks, *absent}
-        self._had_chains = bool(chains)
+        told = {*plan.blocks, *absent}
         sizes = np.full_like(batch.sizes, plan.even_length) if plan.even_length else batch.sizes
         output = SchedulerOutput.make_empty()
         output.scheduled_new_reqs = list(plan.new.values())
         output.scheduled_cached_reqs = self._cached(plan, names, batch, sorted(told.difference(plan.new)))
         output.num_scheduled_tokens = dict(zip(names, sizes.tolist(), strict=True))
         output.total_num_scheduled_tokens = int(sizes.sum())
-        output.scheduled_spec_decode_tokens = chains
+        output.scheduled_spec_decode_tokens = _chains(names, batch, plan.even_length) if len(batch.parents) else {}
         output.num_common_prefix_blocks = [0] * self._num_groups
         output.new_block_ids_to_zero = plan.zeroed
         output.finished_req_ids = set(plan.ended)
@@ -132,10 +129,7 @@ class RunnerBooks:
 
 
 def _chains(names: Sequence[str], batch: StepBatch, even_length: int) -> dict[str, list[int]]:
-    """Return the drafted tokens of requests that have some, each as many as others where all have as many rows."""
-    each = zip(names, batch.ends.tolist(), batch.num_nodes.tolist(), strict=True)
-    return {
-        name: batch.token_ids[end - count : end].tolist() + [ANY_TOKEN] * (even_length - 1 - count)
-        for name, end, count in each
-        if count or even_length
-    }
+    """Return how many rows requests have behind their tokens, those that have some: as many tokens each, of which none counts (`feeding`)."""
+    counts = np.full_like(batch.num_nodes, even_length - 1) if even_length else batch.num_nodes
+    any_tokens = [[ANY_TOKEN] * count for count in range(int(counts.max()) + 1)]
+    return {name: any_tokens[count] for name, count in zip(names, counts.tolist(), strict=True) if count}

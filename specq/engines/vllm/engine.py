@@ -25,7 +25,7 @@ from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
 from specq.runtime import reap, resolve
-from specq.verification import StepBatch, ahead, places_in_runs
+from specq.verification import StepBatch, ahead, places_in_runs, without_handles
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +46,7 @@ class Way(Loaded, Protocol):
     max_chain: int
     even_chains: Mapping[int, int]
     overlaps: bool
+    takes_unread: bool
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
@@ -84,7 +85,6 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
-    takes_unread = False  # drafts that are names of tokens would be checked, and sent to workers, as tokens
 
     def __init__(
         self,
@@ -117,6 +117,7 @@ class VllmEngine:
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
         self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
+        self.takes_unread = self._way.takes_unread
         self.even_chains = self._way.even_chains  # as of `specq.engines.even_chains`
         self.info = model_info(arguments, self._way, name, tensors)
 
@@ -139,11 +140,13 @@ class VllmEngine:
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
         """Begin a step; see `OverlappingEngine.launch`."""
         batch = StepBatch.of(steps)
+        if batch.drafted is not None and batch.drafted.values is not None:
+            batch = batch.known()
         check_asked(self, batch, tap)
         check_steps(batch, self._way.lengths(batch.session_ids), self.info)
         if len(batch.parents):
             self._check_chains(batch)
-        check_tokens(batch.token_ids, batch, self.info)
+        check_tokens(batch.token_ids if batch.drafted is None else without_handles(batch.token_ids), batch, self.info)
         self._check_room(batch)
         return self._way.launch(batch)
 

@@ -1,19 +1,31 @@
-"""Tokens that only the device knows, put into a step's rows where vLLM has put what the host knows."""
+"""Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and those that only the device knows.
+
+So its own tables never hold a token that was drafted, and requests with drafts need not be told of.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.books import RunnerBooks
+from specq.engines.vllm.rows import ANY_TOKEN
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import ends_of
+from specq.verification import StepBatch, ends_of, is_handle, places_in_runs, places_of
 from specq.verification.transfers import to_device
 
 FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills a step's tokens in
+
+
+class _Waiting(NamedTuple):
+    """A step whose rows are filled in next: its requests, and what the one before says, i32[judged] on the device."""
+
+    batch: StepBatch
+    names: list[str]
+    tokens: torch.Tensor | None
 
 
 class Feeding:
@@ -21,32 +33,48 @@ class Feeding:
 
     def __init__(self, runner: Any, books: RunnerBooks) -> None:
         self._input_ids, self._books, self._fill = runner.input_ids, books, getattr(runner, FILL)
-        self._waiting: tuple[Int32Array, torch.Tensor, list[str]] | None = None
+        self._waiting: _Waiting | None = None
         setattr(runner, FILL, self._fill_and_feed)
 
-    def prepare(self, fed_by: Int32Array | None, tokens: torch.Tensor | None, names: list[str]) -> None:
-        """Let the next step begin with `tokens` i32[judged] of the one before, as `StepBatch.fed_by` says; `names`: its requests."""
+    def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None) -> None:
+        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says."""
         assert self._waiting is None, "vLLM's runner has filled no tokens in"
-        if fed_by is not None:
-            assert tokens is not None
-            self._waiting = fed_by, tokens, names
+        if batch.fed_by is not None or len(batch.parents):
+            self._waiting = _Waiting(batch, names, tokens)
 
     def _fill_and_feed(self, output: SchedulerOutput, *arguments: Any, **options: Any) -> None:
-        self._fill(output, *arguments, **options)
         if self._waiting is None:
+            self._fill(output, *arguments, **options)
             return
-        (fed_by, tokens, names), self._waiting = self._waiting, None
+        (batch, names, tokens), self._waiting = self._waiting, None
         self._books.settle(names)
         sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
-        is_fed = fed_by >= 0
-        into = _first_rows(sizes, self._books.order)[is_fed]
-        feeders, rows = fed_by[is_fed], self._input_ids.gpu
-        if len(feeders) != len(tokens) or not _are_all(feeders):
-            tokens = tokens[to_device(feeders.astype(np.int64), tokens.device)]
-        if _are_all(into):
-            rows[: len(into)].copy_(tokens, non_blocking=True)
+        firsts = _first_rows(sizes, self._books.order)
+        rows = _node_rows(batch, firsts)
+        self._input_ids.np[rows] = np.maximum(batch.node_tokens, ANY_TOKEN)
+        self._fill(output, *arguments, **options)
+        if batch.fed_by is not None:
+            is_fed = batch.fed_by >= 0
+            assert tokens is not None
+            self._put(firsts[is_fed], tokens, batch.fed_by[is_fed])
+        if batch.drafted is not None:
+            is_unread = is_handle(batch.node_tokens)
+            self._put(rows[is_unread], batch.drafted.tokens, places_of(batch.node_tokens[is_unread]))
+
+    def _put(self, rows: IntpArray, tokens: torch.Tensor, places: Int32Array | IntpArray) -> None:
+        """Put the tokens at these places, which are on the device, into rows."""
+        into = self._input_ids.gpu
+        if len(places) != len(tokens) or not _are_all(places):
+            tokens = tokens[to_device(places.astype(np.int64), tokens.device)]
+        if _are_all(rows):
+            into[: len(rows)].copy_(tokens, non_blocking=True)
         else:
-            rows[to_device(into, rows.device)] = tokens
+            into[to_device(rows, into.device)] = tokens.to(into.dtype)
+
+
+def _node_rows(batch: StepBatch, firsts: IntpArray) -> IntpArray:
+    """Return the rows of all nodes, i64[nodes], where those of each session begin at `firsts` i64[n]."""
+    return (firsts + batch.num_tokens).repeat(batch.num_nodes) + places_in_runs(batch.num_nodes)
 
 
 def _first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:

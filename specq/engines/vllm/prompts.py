@@ -30,7 +30,7 @@ class Prompts:
 
     max_chain = MAX_CHAIN
     even_chains: Mapping[int, int] = {}
-    overlaps = False
+    overlaps = takes_unread = False
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
         self._asker = Asker(options)

@@ -81,7 +81,7 @@ class RunnerSteps:
         ):  # vLLM may still be copying what the books write: it waits for this, too, but later
             self._runner.prepare_inputs_event.synchronize()
         output = self._books.begin(plan, names, batch)
-        self._feeding.prepare(batch.fed_by, self._tokens_in_flight(batch), names)
+        self._feeding.prepare(batch, names, self._tokens_in_flight(batch))
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
         self.graphs.use(plan.even_length)

@@ -83,6 +83,9 @@ class Sessions:
         began = time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
+        self.takes_unread = (
+            self.overlaps and not self._workers.are_apart
+        )  # drafted tokens on the device are this process's
         # Where devices are several, one may have had no memory for some.
         differing = {
             length

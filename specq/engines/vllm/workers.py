@@ -35,19 +35,21 @@ def executor_of(config: VllmConfig) -> type[Executor]:
 class Workers:
     """The workers of `executor` (`specq.engines.vllm.worker`), each of which does the same; what the first says is taken.
 
+    are_apart  whether they are processes of their own
+
     Each method raises EngineLostError where something fails in one of them, or takes longer than vLLM has patience for: nobody knows what they have
     done of it, so it cannot be repeated.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._are_apart = isinstance(executor, MultiprocExecutor)
+        self.are_apart = isinstance(executor, MultiprocExecutor)
         self._flights = deque[Future[Any]]()  # what steps say, oldest first
 
     def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
         patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
-        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose, self._are_apart))
+        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose, self.are_apart))
         return found
 
     def leave_out(self, lengths: list[int]) -> None:
