@@ -28,9 +28,8 @@ from specq.gateway.fields import (
     is_list,
     is_object,
     is_text,
+    read_parts,
 )
-from specq.protocol import JobError
-from specq.text import UnsupportedPartError, joined_parts
 
 MAX_LENGTH = 2**31 - 1
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
@@ -140,15 +139,7 @@ def _read_message(place: int, message: Any) -> dict[str, Any]:
     if content is None and message["role"] in ("system", "developer", "user"):
         raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
     if isinstance(content, list):
-        content = _read_parts(f"{name}.content", content)
+        content = read_parts("messages", f"{name}.content", content)
     elif content is not None and not isinstance(content, str):
         raise ApiError(f"{name}.content must be a string or a list of parts", param="messages", code="invalid_type")
     return {**message, "content": content}
-
-
-def _read_parts(name: str, parts: list[Any]) -> str:
-    try:
-        return joined_parts(name, parts)
-    except JobError as error:
-        code = "unsupported_parameter" if isinstance(error, UnsupportedPartError) else "invalid_type"
-        raise ApiError(str(error), param="messages", code=code) from None

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from specq.gateway.errors import ApiError
+from specq.protocol import JobError
+from specq.text import UnsupportedPartError, joined_parts
 
 Check = Callable[[Any], bool]
 
@@ -153,6 +155,15 @@ def check(name: str, value: Any, kind: Check) -> Any:
     if not kind(value):
         raise ApiError(f"{name} is {_kind(value)}; it must be {_NAMES[kind]}", param=name, code="invalid_type")
     return value
+
+
+def read_parts(field: str, name: str, parts: list[Any], kinds: tuple[str, ...] = ("text",)) -> str:
+    """Return the parts of a message's content as one text; see `joined_parts`. `field` is the one that they stand in."""
+    try:
+        return joined_parts(name, parts, kinds)
+    except JobError as error:
+        code = "unsupported_parameter" if isinstance(error, UnsupportedPartError) else "invalid_type"
+        raise ApiError(str(error), param=field, code=code) from None
 
 
 def _except(values: tuple[Any, ...]) -> str:

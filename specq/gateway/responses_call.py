@@ -7,7 +7,18 @@ from typing import Any
 from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream
 from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.errors import ApiError
-from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION, check, check_known, given, is_object, is_text
+from specq.gateway.fields import (
+    IGNORED,
+    REFUSED,
+    SAMPLING,
+    SPECULATION,
+    check,
+    check_known,
+    given,
+    is_object,
+    is_text,
+    read_parts,
+)
 
 _CHAT = "use /v1/chat/completions for them"
 _OWN = (
@@ -119,14 +130,7 @@ def _message(name: str, item: Any) -> dict[str, Any]:
         raise ApiError(f'{name} must be a message with "role" and "content"', param="input", code="invalid_type")
     content = item.get("content")
     if isinstance(content, list):
-        content = "\n".join(_part(f"{name}.content[{place}]", part) for place, part in enumerate(content))
+        content = read_parts("input", f"{name}.content", content, _PARTS)
     if not isinstance(content, str):
         raise ApiError(f"{name}.content must be a string or a list of parts", param="input", code="invalid_type")
     return {"role": item["role"], "content": content}
-
-
-def _part(name: str, part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") in _PARTS else None
-    if not isinstance(text, str):
-        raise ApiError(f"{name} must be text (input_text or output_text)", param="input", code="unsupported_parameter")
-    return text

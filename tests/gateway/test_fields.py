@@ -211,6 +211,21 @@ def test_input_that_cannot_be_read(asked):
         responses_call.read({"input": asked})
 
 
+@pytest.mark.parametrize(
+    ("part", "message", "code"),
+    [
+        ({"type": "input_image"}, "is of type 'input_image'; only text is supported", "unsupported_parameter"),
+        ({"type": "input_text"}, 'must be {"type": "input_text", "text": ...}', "invalid_type"),
+        ("a", 'must be {"type": "input_text", "text": ...}', "invalid_type"),
+    ],
+)
+def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
+    with pytest.raises(ApiError) as refused:
+        responses_call.read({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}, part]}]})
+    assert f"input[0].content[1] {message}" in str(refused.value)
+    assert (refused.value.param, refused.value.code) == ("input", code)
+
+
 def test_input_becomes_a_chat():
     parts = [{"type": "input_text", "text": "a"}]
     call = responses_call.read({"instructions": "be brief", "input": [{"role": "user", "content": parts}]})
