@@ -30,7 +30,7 @@ from specq.verification import StepBatch, ahead, places_in_runs, without_handles
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 1.0  # of the profile at start
-EVEN_ROWS = 4  # of a session in the steps of that, so that large ones have whole graphs, too: those of many sessions
+ROWS_EACH = 4  # of a session in large steps of that, where these have whole graphs: as many sessions as drafts make such steps of
 COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
 HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
 
@@ -47,6 +47,7 @@ class Way(Loaded, Protocol):
     even_chains: Mapping[int, int]
     overlaps: bool
     takes_unread: bool
+    has_graphs: bool  # for steps of more than a row a session
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
@@ -158,7 +159,7 @@ class VllmEngine:
             patience_s=PATIENCE_S,
             most_sessions=self._most_sessions,
             block_slots=self._block_slots,
-            most_each=EVEN_ROWS if self.even_chains else 0,
+            most_each=ROWS_EACH if self._way.has_graphs else 0,
         )
 
     def shutdown(self) -> None:

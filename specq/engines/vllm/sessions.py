@@ -97,6 +97,7 @@ class Sessions:
             self._workers.leave_out(sorted(differing))
         graphs = {length: counts for length, counts in graphs.items() if length not in differing}
         self._graphs = {length: counts for length, counts in graphs.items() if length != MIXED}
+        self.has_graphs = bool(graphs)
         self.even_chains = {length - 1: counts[-1] for length, counts in self._graphs.items()}
         if graphs:
             log.info(
