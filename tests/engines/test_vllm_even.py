@@ -300,6 +300,9 @@ class Captures(list[Any]):
             each = metadata.max_query_len * (found.num_reqs if found.uniform else 1)
             assert each == len(metadata.slot_mapping) == found.num_tokens
             assert len(metadata.seq_lens) == found.num_reqs
+            assert (
+                int(metadata.seq_lens.max()) <= runner.max_model_len
+            )  # else attention reads behind the requests' block tables
             if error := self.errors.pop(len(self), None):
                 raise error
             yield
@@ -441,6 +444,29 @@ def test_vllm_finds_a_graph_for_each_mixed_step(runner: Any, monkeypatch: pytest
     own.leave_out([MIXED])
     assert len(captures.kept) == len(plain)
     assert decided(runner, [2, 2])[0] == CUDAGraphMode.NONE
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_no_graph_has_more_rows_than_the_longest_text(
+    directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM captures it with requests as long as the step, of whose blocks its tables have no more than such a text has."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from specq.engines.vllm.graphs import WholeGraphs, possible_graphs
+
+    if vllm_device != "cpu":
+        pytest.skip("there it would capture real ones")
+    engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_step_rows=128, options={"max_model_len": 40})
+    runner = engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    captures = Captures(runner, monkeypatch)
+    builder = type(runner.attn_groups[0][0].get_metadata_builder())
+    monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_: AttentionCGSupport.ALWAYS)
+    found = possible_graphs(runner)
+    assert WholeGraphs(runner).capture(found) == found == {MIXED: (4, 8, 16, 24, 32, 40)}
+    assert captures[0].num_tokens == 40
+    engine.shutdown()
 
 
 @pytest.mark.vllm

@@ -57,6 +57,7 @@ RUNNER_PARTS = (
     "input_ids",
     "kv_cache_config",
     "lora_config",
+    "max_model_len",
     "max_num_tokens",
     "model",
     "parallel_config",
