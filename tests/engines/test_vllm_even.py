@@ -466,6 +466,8 @@ def test_no_graph_has_more_rows_than_the_longest_text(
     found = possible_graphs(runner)
     assert WholeGraphs(runner).capture(found) == found == {MIXED: (4, 8, 16, 24, 32, 40)}
     assert captures[0].num_tokens == 40
+    monkeypatch.setattr(runner.compilation_config, "max_cudagraph_capture_size", 0)  # of sizes that no step can have
+    assert WholeGraphs(runner).capture(possible_graphs(runner)) == {}
     engine.shutdown()
 
 

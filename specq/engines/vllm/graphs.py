@@ -223,7 +223,8 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
         return {}
     most_rows = min(runner.compilation_config.max_cudagraph_capture_size or 0, runner.max_num_tokens)
     if support >= AttentionCGSupport.ALWAYS.value:  # vLLM captures them with requests that are as long as the step
-        return {MIXED: mixed_up_to(min(most_rows, runner.max_model_len))}
+        sizes = mixed_up_to(min(most_rows, runner.max_model_len))
+        return {MIXED: sizes} if sizes else {}
     found = graphs_up_to(min(most_rows, MOST_EVEN_ROWS), scheduling.max_num_seqs)
     return {length: counts for length, counts in found.items() if length <= (runner.reorder_batch_threshold or length)}
 
