@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
 
 MAX_PREFILL_ROWS = 512  # of a pass
+VERDICT_ROWS = 2  # of a session, at most, behind a verdict: a chain's last node, and the target's own token
+WARM_UP = -1  # the id of the first session of a warm-up; those of others are at least 0
 
 
 class Contexts:
@@ -59,6 +62,31 @@ class Contexts:
         asked for; None where there is no such thing."""
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
+
+    @property
+    def recorded_sizes(self) -> tuple[int, ...]:
+        """The rows of passes, as they are padded, that a GPU records when they are first run; none elsewhere."""
+        return self._forward.jumps if getattr(self._forward, "uses_graphs", False) else ()
+
+    def warm_up(self, most_sessions: int) -> None:
+        """Run a pass of each size that is recorded, so that none in service is the first of its kind, which takes some ten milliseconds: of many rows of one
+        session, as prompts have, and of few of each of up to so many sessions, as verdicts leave them."""
+        random = np.random.default_rng(1)
+        for num_sessions, num_tokens in _passes(self.recorded_sizes, most_sessions):
+            if num_sessions * num_tokens <= self.pool.free_slots and num_tokens <= self.info.max_length:
+                self._run_once(random.integers(0, self.info.num_tokens, (num_sessions, num_tokens), np.int32))
+
+    def _run_once(self, token_ids: Int32Array) -> None:
+        """Compute sessions, token_ids i32[sessions, n], and forget them."""
+        ids = [WARM_UP - i for i in range(len(token_ids))]
+        try:
+            for session_id, own in zip(ids, token_ids, strict=True):
+                self.open(session_id, own)
+            with self.alive():
+                self.compute(self.pool.places(ids))
+        finally:
+            for session_id in ids:
+                self.close(session_id)
 
     def open(self, session_id: int, token_ids: Int32Array) -> None:
         """Start a session; KV of earlier ones with the same beginning is shared."""
@@ -170,3 +198,13 @@ class Contexts:
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
         """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
         return np.minimum(token_ids, np.int32(self.info.vocab_size - 1))
+
+
+def _passes(sizes: Sequence[int], most_sessions: int) -> Iterator[tuple[int, int]]:
+    """Yield passes that are padded to each of these sizes, as numbers of sessions and of tokens of each; see `Contexts.warm_up`."""
+    for smaller, size in pairwise((0, *sizes)):
+        yield 1, size
+        few = min(size, VERDICT_ROWS * most_sessions)
+        each = 1 if few <= most_sessions else VERDICT_ROWS
+        if few > smaller:
+            yield few // each, each

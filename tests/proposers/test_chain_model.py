@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from specq.engines.torch import ForwardOutput, PackedRows
 from specq.proposers import Expansion
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.chain_source import NO_TOKEN, Chains
@@ -193,3 +196,54 @@ def test_profiling_leaves_no_session(directory):
     source = ChainModel(directory, device="cpu", kv_slots=4096)
     assert min(level_times(source, [1, 4], 3, {1, 2})) > 0
     source.open(-1, random_tokens(np.random.default_rng(7), 3), SamplingParams())
+
+
+class Recording:
+    """A forward pass that stands for one which is recorded for each padded size, of few rows of a session or of many: notes which were."""
+
+    uses_graphs, jumps = True, (1, 4, 8, 16, 24, 32, 48, 64, 1024)
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.recorded = inner, set[tuple[int, bool]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, rows: PackedRows) -> ForwardOutput:
+        most = int(np.diff(rows.row_starts).max())
+        self.recorded.add((next(size for size in self.jumps if size >= rows.num_rows), most <= 2))
+        return self._inner(rows)
+
+
+@pytest.mark.parametrize("most_sessions", [1, 5, 12, 64])
+def test_after_a_warm_up_no_pass_is_the_first_of_its_kind(directory, most_sessions):
+    """Whichever sessions draft, behind verdicts and behind prompts."""
+    source = ChainModel(directory, device="cpu", kv_slots=900)
+    forward = source.contexts._forward = Recording(source.contexts._forward)
+    source.contexts.warm_up(most_sessions)
+    assert source.free_slots == 900
+    known, rng = forward.recorded.copy(), np.random.default_rng(8)
+    assert known >= {(size, False) for size in Recording.jumps[1:-1]}
+    assert (1024, False) not in known  # there is no room for it
+    assert ((1024, True) in known) == (most_sessions == 64)  # who has two rows each
+    for session_id in range(most_sessions):
+        source.open(session_id, random_tokens(rng, int(rng.integers(3, 9))), SamplingParams())
+    for _ in range(20):
+        ids = sorted(rng.choice(most_sessions, int(rng.integers(1, most_sessions + 1)), replace=False).tolist())
+        source.contexts.compute(source.contexts.pool.places(ids)[: 64 // 8])
+        places = source.contexts.pool.places(
+            [i for i in ids if not source.contexts.num_pending(source.contexts.pool.places([i]))]
+        )
+        if len(places):
+            source.contexts.append(
+                places, counts := rng.integers(1, 3, len(places)), random_tokens(rng, int(counts.sum()))
+            )
+            source.contexts.compute(places[: 64 // 2])
+    assert forward.recorded <= known
+
+
+def test_where_nothing_is_recorded_no_pass_is_run_to_warm_up(directory):
+    source = ChainModel(directory, device="cpu", kv_slots=900)
+    assert source.contexts.recorded_sizes == ()
+    source.contexts._forward = None
+    source.contexts.warm_up(8)

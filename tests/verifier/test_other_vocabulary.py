@@ -11,10 +11,12 @@ import pytest
 from specq.config import TargetConfig
 from specq.models import resolve_model
 from specq.proposers import ProposerChains
+from specq.proposers.contexts import Contexts
 from specq.protocol import ConfigError, SamplingParams
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_info
 from specq.text import tokenizer_hash
+from specq.verifier.sources import making
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.interface import Setup
 from specq.verifier.sources.making import make
@@ -55,3 +57,18 @@ def test_it_drafts_chains_and_trees_in_the_targets_tokens(target: str, vocabular
     drafter.chains.open(1, np.array([1, 40, 50], np.int32), SamplingParams())
     drafter.chains.start([1], 3, 2)
     assert drafter.chains.finish().token_ids.max() < 350
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_where_passes_are_recorded_those_of_many_sessions_are_run_before_any_comes(
+    target: str, monkeypatch: pytest.MonkeyPatch, records: bool
+) -> None:
+    warmed, measured = list[int](), list[list[int]]()
+    monkeypatch.setattr(Contexts, "recorded_sizes", (1, 16) if records else ())
+    monkeypatch.setattr(Contexts, "warm_up", lambda _, most: warmed.append(most))
+    monkeypatch.setattr(making, "level_times", lambda _, sizes, *__: measured.append(sizes) or [0.001] * len(sizes))
+    config = TargetConfig(draft_model="tiny", vocabulary="text", max_sessions=200)
+    draft = resolve_model("tiny", "draft")
+    assert make(Setup(config, INFO, draft, "cpu", bool, target=target, draft_tokenizer=draft)) is not None
+    assert warmed == [200]
+    assert measured[0][-2:] == ([192, 200] if records else [48, 64])

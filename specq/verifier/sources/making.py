@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
+RECORDED_SESSIONS = (
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+)  # likewise, where what drafts for so many is recorded when it is first run
 
 
 def make(setup: Setup) -> ColocatedDrafter | None:
@@ -43,9 +51,11 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     source, trees = _for_target(chains, setup)
     num_masks = chains.contexts.num_masks
     chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # what one pass foresees
-    sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
+    most = {*RECORDED_SESSIONS, config.max_sessions} if chains.contexts.recorded_sizes else {1}
+    sizes = sorted(n for n in {*PROFILED_SESSIONS, *most} if n <= min(config.max_sessions, RECORDED_SESSIONS[-1]))
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
+    chains.contexts.warm_up(config.max_sessions)
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
     is_one_pass = num_masks > 0 and fits(chains.info, setup.info)  # drafts in another vocabulary may need more than one
