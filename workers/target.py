@@ -12,7 +12,7 @@ import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
-from specq.engines import ENGINES, Engine, EngineSpec, warm_up_taps
+from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import Tell, apply_cpu, teller
@@ -260,7 +260,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
     )
     sources = list(make_sources(setup))
-    prepare_taps(engine, sources, prefill_rows, config.max_sessions)
+    prepare_steps(engine, sources, prefill_rows, config.max_sessions)
     return Verifier(
         engine,
         curve,
@@ -277,11 +277,13 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     )
 
 
-def prepare_taps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
-    """Run steps of all sizes, up to so many rows, that give the hidden states which sources read: where an engine records a step when it is first
+def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
+    """Run steps of all sizes, up to so many rows, without and with the hidden states that sources read: where an engine records a step when it is first
     needed, sessions would wait for that."""
-    layers = tuple(sorted({layer for source in sources for layer in source.layers}))
-    if layers and engine.overlaps and engine.jumps:
-        started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
-        warm_up_taps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
-        log.info("taps_ready", layers=layers, seconds=round(time.monotonic() - started, 1))
+    if not (engine.overlaps and engine.jumps):
+        return
+    started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
+    read = tuple(sorted({layer for source in sources for layer in source.layers}))
+    for layers in sorted({(), read}):
+        warm_up_steps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
+    log.info("steps_ready", layers=read, seconds=round(time.monotonic() - started, 1))

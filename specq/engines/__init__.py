@@ -19,7 +19,7 @@ from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
 from specq.engines.launching import even_chains, launch, takes_unread, tidy
-from specq.engines.profiling import prefill, warm_up_taps
+from specq.engines.profiling import prefill, warm_up_steps
 from specq.runtime import Table
 
 ENGINES = Table(
@@ -51,5 +51,5 @@ __all__ = [
     "takes_unread",
     "tidy",
     "tokenizer_files",
-    "warm_up_taps",
+    "warm_up_steps",
 ]

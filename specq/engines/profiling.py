@@ -56,8 +56,8 @@ def step_times(
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def warm_up_taps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
-    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, so that none in service is the first of its kind: an
+def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
+    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, if there are some, so that none in service is the first of its kind: an
     engine may prepare a step of many rows of one session, and of few rows of each of many, in other ways."""
     random = np.random.default_rng(1)
     for size in sizes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from specq.engines.profiling import REPEATS, step_times, warm_up_taps
+from specq.engines.profiling import REPEATS, step_times, warm_up_steps
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.generic import GenericForward
@@ -32,6 +34,7 @@ from specq.testing.checkpoints import (
     reference_text,
 )
 from specq.verification import StepBatch
+from workers.target import prepare_steps
 
 GREEDY = SamplingParams()
 TOLERANCE = 1e-4
@@ -295,7 +298,7 @@ def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypa
         return output
 
     monkeypatch.setattr(engine, "step", noted)
-    warm_up_taps(engine, [1, 3, 40], (0, FINAL), 16)
+    warm_up_steps(engine, [1, 3, 40], (0, FINAL), 16)
     assert sorted(seen) == [(1, 1), (3, 1), (3, 3), (40, 1), (40, 16)]
     assert engine.free_slots == engine.info.kv_slots
 
@@ -357,3 +360,24 @@ def test_kv_that_could_not_be_copied_is_copied_with_the_next_step(llama: Path, m
     prefill(fresh, 2, text[:30])
     (expected,) = fresh.step([step]).judgements
     assert found.token_ids.tolist() == expected.token_ids.tolist()
+
+
+@pytest.mark.parametrize("layers", [(), (3, 1)])
+def test_steps_are_prepared_with_and_without_hidden_states_where_an_engine_records_them(
+    llama, layers, monkeypatch
+) -> None:
+    engine, seen = TorchEngine(str(llama), device="cpu", kv_slots=512), set[tuple[int, ...]]()
+    step = engine.step
+
+    def noted(steps, tap=NO_TAP):
+        seen.add(tap.layers)
+        return step(steps)
+
+    monkeypatch.setattr(engine, "step", noted)
+    source: Any = SimpleNamespace(layers=layers)
+    prepare_steps(engine, [source], 64, 8)
+    assert not seen
+    engine.overlaps, engine.jumps = True, (1, 16, 600)
+    prepare_steps(engine, [source], 64, 8)
+    assert seen == {(), tuple(sorted(layers))}
+    assert engine.free_slots == engine.info.kv_slots
