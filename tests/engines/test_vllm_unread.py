@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.even import graphs_up_to
 from specq.protocol.errors import SpecqError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
@@ -87,7 +88,7 @@ def check(
     assert sum(accepted) > 5
 
 
-@pytest.mark.parametrize(("seed", "width"), [(0, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("seed", "width", "is_even"), [(0, 1, False), (1, 3, True), (2, 2, True)])
 def test_texts_are_the_targets_own(
     engine: VllmEngine,
     own_texts: Any,
@@ -95,9 +96,12 @@ def test_texts_are_the_targets_own(
     vllm_device: str,
     seed: int,
     width: int,
+    is_even: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again."""
+    """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again; with rows that nobody asked for, and without."""
+    if is_even:
+        monkeypatch.setattr(engine._way, "_graphs", graphs_up_to(512, 64))
     check(engine, own_texts, checkpoint, vllm_device, seed, width, monkeypatch)
 
 
