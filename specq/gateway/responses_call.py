@@ -49,6 +49,9 @@ _REFUSED = {
     "previous_response_id": "specq stores no responses; send the conversation as input",
     "conversation": "specq stores no conversations; send it as input",
     "prompt": "specq stores no prompts; send input",
+    "max_tokens": "its name is max_output_tokens here",
+    "max_completion_tokens": "its name is max_output_tokens here",
+    "messages": "its name is input here",
     "max_tool_calls": "specq does not read tool calls yet",
     "n": _CHAT,
     "logprobs": _CHAT,
@@ -120,8 +123,10 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     asked = fields["input"]
     if isinstance(asked, str):
         return [*first, {"role": "user", "content": asked}]
-    if not isinstance(asked, list) or not asked:
+    if not isinstance(asked, list):
         raise ApiError("input must be a string or a list of messages", param="input", code="invalid_type")
+    if not asked:
+        raise ApiError("input is empty; it must have at least one message", param="input")
     return first + [_message(f"input[{place}]", item) for place, item in enumerate(asked)]
 
 

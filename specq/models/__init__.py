@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from specq.checkpoints import eagle_form, is_gguf, medusa_form, read_text
@@ -51,6 +52,7 @@ HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, which lie besid
 PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
+ALIKE = 0.8  # of a name of ours and one that is not: from there on it is taken for a slip, not for a name of the hub's
 _LICENCE = re.compile(r"licensed under ([\w.+-]*\w)")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -150,6 +152,11 @@ def find_model(name: str, role: str) -> str:
         return str(_packaged(name))
     if "/" not in name and (_HOME / name).is_dir():
         raise ConfigError(f"the pair {name!r} has no {role} model")
+    near = [] if "/" in name else get_close_matches(name, {model.name for model in known_models()}, n=1, cutoff=ALIKE)
+    if near:
+        raise ConfigError(
+            f"there is no model {name!r}; did you mean {near[0]!r}? `specq models` lists those that have names"
+        )
     return name
 
 

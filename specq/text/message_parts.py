@@ -22,7 +22,9 @@ def _text(name: str, part: Any, kinds: Sequence[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get("text") if kind in kinds else None
     if kind is not None and kind not in kinds:
-        raise UnsupportedPartError(f"{name} is of type {kind!r:.40}; only text is supported ({' or '.join(kinds)})")
+        raise UnsupportedPartError(
+            f"{name} is of type {kind!r:.40}; only text is supported, of type {' or '.join(map(repr, kinds))}"
+        )
     if not isinstance(text, str):
         raise JobError(f'{name} must be {{"type": "{kinds[0]}", "text": ...}}')
     return text

@@ -226,6 +226,19 @@ def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
     assert (refused.value.param, refused.value.code) == ("input", code)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "meant"), [("max_tokens", 8, "max_output_tokens"), ("messages", [], "input")]
+)
+def test_fields_of_chat_completions_are_told_what_they_are_here(field, value, meant):
+    with pytest.raises(ApiError, match=f"{field} is not supported: its name is {meant} here"):
+        responses_call.read({"input": "a", field: value})
+
+
+def test_an_empty_input_is_said_to_be_empty():
+    with pytest.raises(ApiError, match="input is empty; it must have at least one message"):
+        responses_call.read({"input": []})
+
+
 def test_input_becomes_a_chat():
     parts = [{"type": "input_text", "text": "a"}]
     call = responses_call.read({"instructions": "be brief", "input": [{"role": "user", "content": parts}]})

@@ -92,3 +92,16 @@ def test_a_parallel_draft_model_of_a_pair_has_a_name_of_its_own(tmp_path, monkey
     assert [(model.name, model.role) for model in known_models()] == [
         *(("small", "target"), ("small", "draft"), ("small-parallel", "draft"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("smolm2", "smollm2"), ("tinny", "tiny"), ("smollm2-paralel", "smollm2-parallel")]
+)
+def test_a_name_that_is_like_one_of_ours_is_taken_for_a_slip(name, meant):
+    with pytest.raises(ConfigError, match=f"there is no model '{name}'; did you mean '{meant}'"):
+        resolve_model(name, "target")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "someone/smolm2", "distilgpt2"])
+def test_other_names_are_the_hubs(name):
+    assert resolve_model(name, "target") == name
