@@ -229,6 +229,10 @@ class StepBatch(Sequence[SessionStep]):
         found.__dict__.pop("_steps", None)
         return found
 
+    def as_read(self) -> StepBatch:
+        """Return the same steps with the drafted tokens, if these have been read by now."""
+        return self if self.drafted is None or self.drafted.values is None else self._known
+
     def known(self) -> StepBatch:
         """Return the same steps with the drafted tokens, which have been read by now."""
         return self if self.drafted is None else self._known

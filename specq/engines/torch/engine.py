@@ -139,8 +139,7 @@ class TorchEngine:
             self._hold(before)
         if batch.fed_by is not None and after is not None and after.tokens is not None:
             batch = batch.fed(after.tokens[batch.fed_by])
-        if batch.drafted is not None and batch.drafted.values is not None:
-            batch = batch.known()
+        batch = batch.as_read()
         if (copies := self._pool.copies()).size:
             self._forward.kv.copy(copies)
             self._pool.note_copied()  # if that raises, the next step does it

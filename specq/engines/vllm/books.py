@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
+from specq.engines.vllm.even import row_counts
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.rows import ANY_TOKEN
 from specq.protocol import Int32Array, IntpArray
@@ -41,13 +42,13 @@ class RunnerBooks:
         absent = (rows < 0).nonzero()[0].tolist()
         self._come_to(rows, batch, bool(absent))
         told = {*plan.blocks, *absent}
-        sizes = np.full_like(batch.sizes, plan.even_length) if plan.even_length else batch.sizes
+        sizes = row_counts(batch, plan.even_length)
         output = SchedulerOutput.make_empty()
         output.scheduled_new_reqs = list(plan.new.values())
         output.scheduled_cached_reqs = self._cached(plan, names, batch, sorted(told.difference(plan.new)))
         output.num_scheduled_tokens = dict(zip(names, sizes.tolist(), strict=True))
         output.total_num_scheduled_tokens = int(sizes.sum())
-        output.scheduled_spec_decode_tokens = _chains(names, batch, plan.even_length) if len(batch.parents) else {}
+        output.scheduled_spec_decode_tokens = _chains(names, sizes - batch.num_tokens) if len(batch.parents) else {}
         output.num_common_prefix_blocks = [0] * self._num_groups
         output.new_block_ids_to_zero = plan.zeroed
         output.finished_req_ids = set(plan.ended)
@@ -128,8 +129,7 @@ class RunnerBooks:
         return found
 
 
-def _chains(names: Sequence[str], batch: StepBatch, even_length: int) -> dict[str, list[int]]:
-    """Return how many rows requests have behind their tokens, those that have some: as many tokens each, of which none counts (`feeding`)."""
-    counts = np.full_like(batch.num_nodes, even_length - 1) if even_length else batch.num_nodes
+def _chains(names: Sequence[str], counts: IntpArray) -> dict[str, list[int]]:
+    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them counts (`feeding`)."""
     any_tokens = [[ANY_TOKEN] * count for count in range(int(counts.max()) + 1)]
     return {name: any_tokens[count] for name, count in zip(names, counts.tolist(), strict=True) if count}

@@ -140,9 +140,7 @@ class VllmEngine:
 
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
         """Begin a step; see `OverlappingEngine.launch`."""
-        batch = StepBatch.of(steps)
-        if batch.drafted is not None and batch.drafted.values is not None:
-            batch = batch.known()
+        batch = StepBatch.of(steps).as_read()
         check_asked(self, batch, tap)
         check_steps(batch, self._way.lengths(batch.session_ids), self.info)
         if len(batch.parents):

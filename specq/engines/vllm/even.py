@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from specq.protocol import IntpArray
 from specq.verification import StepBatch
 
 # Rows of each session, and numbers of sessions, that graphs are captured for. A step takes the next larger of each.
 LENGTHS = (2, 3, 4, 5, 6, 8, 12, 17)
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_EVEN_ROWS = 512  # of these graphs
 
 MIXED = 0  # rows of each session where these have any number of rows
 # Rows of a step of such sessions, that graphs are captured for. A step takes the next larger.
@@ -46,6 +48,11 @@ def mixed_up_to(most_rows: int) -> tuple[int, ...]:
 def graph_rows(counts: Sequence[int], length: int, num_sessions: int) -> int:
     """Return the rows of the smallest graph for sessions with so many rows each; 0: there is none."""
     return next((length * count for count in counts if count >= num_sessions), 0)
+
+
+def row_counts(batch: StepBatch, length: int) -> IntpArray:
+    """Return how many rows each session of a step has, i64[n]: so many, or as many as were asked for where `length` is 0."""
+    return np.full_like(batch.sizes, length) if length else batch.sizes
 
 
 def even_length(batch: StepBatch, graphs: Graphs) -> int:

@@ -12,9 +12,8 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.books import RunnerBooks
-from specq.engines.vllm.rows import ANY_TOKEN
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import StepBatch, ends_of, is_handle, places_in_runs, places_of
+from specq.verification import StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
 from specq.verification.transfers import to_device
 
 FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills a step's tokens in
@@ -51,15 +50,16 @@ class Feeding:
         sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
         firsts = _first_rows(sizes, self._books.order)
         rows = _node_rows(batch, firsts)
-        self._input_ids.np[rows] = np.maximum(batch.node_tokens, ANY_TOKEN)
+        drafted = batch.node_tokens
+        self._input_ids.np[rows] = without_handles(drafted)
         self._fill(output, *arguments, **options)
         if batch.fed_by is not None:
             is_fed = batch.fed_by >= 0
             assert tokens is not None
             self._put(firsts[is_fed], tokens, batch.fed_by[is_fed])
         if batch.drafted is not None:
-            is_unread = is_handle(batch.node_tokens)
-            self._put(rows[is_unread], batch.drafted.tokens, places_of(batch.node_tokens[is_unread]))
+            is_unread = is_handle(drafted)
+            self._put(rows[is_unread], batch.drafted.tokens, places_of(drafted[is_unread]))
 
     def _put(self, rows: IntpArray, tokens: torch.Tensor, places: Int32Array | IntpArray) -> None:
         """Put the tokens at these places, which are on the device, into rows."""

@@ -5,9 +5,9 @@ whether a step has one; all other steps run in pieces, with attention between th
 H100 a 7B model's take 10 and 25 ms of the host's time, where the device needs 8.4 for 336 rows and 19 for 1,024.
 
 What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have (FlashAttention 3), so that prompts may be
-among them, there is one for each number of rows (`MixedDispatcher`). Else there is one for each number of sessions with so many rows each (`EvenDispatcher`).
+among them, there is one for each number of rows. Else there is one for each number of sessions with so many rows each.
 A graph is kept by its `BatchDescriptor`, which has both the rows and the requests of a step, and whether these have as many each, so they do not meet. The runner
-has one of these dispatchers in the place of its own: while it captures, and in each step.
+has a dispatcher of ours for one kind of graphs (`WholeDispatcher`) in the place of its own: while it captures, and in each step.
 """
 
 from __future__ import annotations
@@ -26,34 +26,25 @@ from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from specq.engines.vllm.even import MIXED, graph_rows, graphs_up_to, mixed_up_to
+from specq.engines.vllm.even import MIXED, MOST_EVEN_ROWS, graphs_up_to, mixed_up_to
 
 log = structlog.get_logger(__name__)
 
-MOST_EVEN_ROWS = 512
-
 
 class WholeDispatcher:
-    """Stands in for vLLM's `CudagraphDispatcher`; what has no whole graph here, `usual` dispatches.
+    """Stands in for vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that has its rows; what has none here, `usual` dispatches."""
 
-    captures_uniform   whether its graphs are for steps in which each request has as many rows
-    """
-
-    captures_uniform: bool
-
-    def __init__(self, usual: Any) -> None:
-        self._usual = usual
+    def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
+        """`descriptors` are the graphs, ascending: all for steps in which each request has as many rows, or all for others."""
+        self._descriptors, self._usual = descriptors, usual
+        self._are_even = descriptors[0].uniform
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._usual, name)
 
     def descriptors(self) -> list[BatchDescriptor]:
         """Return what is captured, largest first, as vLLM does."""
-        raise NotImplementedError
-
-    def find(self, num_rows: int) -> BatchDescriptor | None:
-        """Return the graph for a step of so many rows; None: there is none."""
-        raise NotImplementedError
+        return [*reversed(self._descriptors)]
 
     def dispatch(
         self,
@@ -68,62 +59,19 @@ class WholeDispatcher:
         may_be_whole = CUDAGraphMode.FULL not in (invalid_modes or ()) and (
             not valid_modes or CUDAGraphMode.FULL in valid_modes
         )
-        if uniform_decode == self.captures_uniform and may_be_whole and not has_lora:
-            descriptor = self.find(num_tokens)
+        if uniform_decode == self._are_even and may_be_whole and not has_lora:
+            descriptor = next((one for one in self._descriptors if one.num_tokens >= num_tokens), None)
             if descriptor is not None:
                 return CUDAGraphMode.FULL, descriptor
         found: tuple[CUDAGraphMode, BatchDescriptor] = self._usual.dispatch(
             num_tokens=num_tokens,
-            uniform_decode=uniform_decode and not self.captures_uniform,
+            uniform_decode=uniform_decode and not self._are_even,
             has_lora=has_lora,
             num_active_loras=num_active_loras,
             valid_modes=valid_modes,
             invalid_modes=invalid_modes,
         )
         return found
-
-
-class EvenDispatcher(WholeDispatcher):
-    """For steps of `length` rows a request, and at most so many requests."""
-
-    captures_uniform = True
-
-    def __init__(self, length: int, counts: Sequence[int], usual: Any) -> None:
-        super().__init__(usual)
-        self._length, self._counts = length, counts
-
-    def descriptors(self) -> list[BatchDescriptor]:
-        """See `WholeDispatcher`."""
-        return [self._descriptor(count * self._length) for count in reversed(self._counts)]
-
-    def find(self, num_rows: int) -> BatchDescriptor | None:
-        """See `WholeDispatcher`."""
-        rows = graph_rows(self._counts, self._length, -(-num_rows // self._length))
-        return self._descriptor(rows) if rows else None
-
-    def _descriptor(self, num_rows: int) -> BatchDescriptor:
-        return BatchDescriptor(num_rows, num_rows // self._length, True)
-
-
-class MixedDispatcher(WholeDispatcher):
-    """For steps of at most so many rows of at most so many requests, whichever has how many; a step of one row each is vLLM's own."""
-
-    captures_uniform = False
-
-    def __init__(self, sizes: Sequence[int], most_requests: int, usual: Any) -> None:
-        super().__init__(usual)
-        self._sizes, self._most_requests = sizes, most_requests
-
-    def descriptors(self) -> list[BatchDescriptor]:
-        """See `WholeDispatcher`."""
-        return [self._descriptor(size) for size in reversed(self._sizes)]
-
-    def find(self, num_rows: int) -> BatchDescriptor | None:
-        """See `WholeDispatcher`."""
-        return next((self._descriptor(size) for size in self._sizes if size >= num_rows), None)
-
-    def _descriptor(self, num_rows: int) -> BatchDescriptor:
-        return BatchDescriptor(num_rows, min(num_rows, self._most_requests), False)
 
 
 class WholeGraphs:
@@ -171,10 +119,15 @@ class WholeGraphs:
         return {length: kept[length] for length in graphs if length in self._dispatchers}
 
     def _dispatcher(self, length: int, counts: Sequence[int]) -> WholeDispatcher:
-        usual, _ = self._usual
-        if length == MIXED:
-            return MixedDispatcher(counts, self._runner.vllm_config.scheduler_config.max_num_seqs, usual)
-        return EvenDispatcher(length, counts, usual)
+        """Return what dispatches to graphs of one kind, as `possible_graphs` has them."""
+        most_requests = self._runner.vllm_config.scheduler_config.max_num_seqs
+        found = [
+            BatchDescriptor(count, min(count, most_requests), False)
+            if length == MIXED
+            else BatchDescriptor(count * length, count, True)
+            for count in counts
+        ]
+        return WholeDispatcher(found, self._usual[0])
 
     def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
         """Say what the runner captures, one number of rows after the other, and make it ready for that; `waiting`

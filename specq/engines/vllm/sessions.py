@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from specq.engines.room import free_slots
-from specq.engines.vllm.even import MIXED, even_length
+from specq.engines.vllm.even import MIXED, even_length, row_counts
 from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
@@ -83,19 +83,15 @@ class Sessions:
         began = time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
-        self.takes_unread = (
-            self.overlaps and not self._workers.are_apart
-        )  # drafted tokens on the device are this process's
+        # Drafted tokens on the device are this process's.
+        self.takes_unread = self.overlaps and not self._workers.are_apart
         # Where devices are several, one may have had no memory for some.
-        differing = {
-            length
-            for _, own, _ in installed
-            for length in own.keys() | graphs.keys()
-            if own.get(length) != graphs.get(length)
+        captured = [own for _, own, _ in installed]
+        graphs = {
+            length: counts for length, counts in graphs.items() if all(own.get(length) == counts for own in captured)
         }
-        if differing:
-            self._workers.leave_out(sorted(differing))
-        graphs = {length: counts for length, counts in graphs.items() if length not in differing}
+        if left_out := set().union(*captured) - graphs.keys():
+            self._workers.leave_out(sorted(left_out))
         self._graphs = {length: counts for length, counts in graphs.items() if length != MIXED}
         self.has_graphs = bool(graphs)
         self.even_chains = {length - 1: counts[-1] for length, counts in self._graphs.items()}
@@ -232,7 +228,7 @@ class Sessions:
             even_length=even,
             feeds=flight.feeds,
         )
-        sizes = np.full_like(batch.sizes, even) if even else batch.sizes
+        sizes = row_counts(batch, even)
         ends = table.computed[members.places] + sizes
         needs_more = ends > table.rooms[members.places]
         if not are_same:

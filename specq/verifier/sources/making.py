@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
-RECORDED_SESSIONS = (
-    96,
-    128,
-    160,
-    192,
-    224,
-    256,
-)  # likewise, where what drafts for so many is recorded when it is first run
+# Likewise, where what drafts for so many is recorded when it is first run.
+RECORDED_SESSIONS = (96, 128, 160, 192, 224, 256)
 
 
 def make(setup: Setup) -> ColocatedDrafter | None:
@@ -51,8 +45,9 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     source, trees = _for_target(chains, setup)
     num_masks = chains.contexts.num_masks
     chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # what one pass foresees
-    most = {*RECORDED_SESSIONS, config.max_sessions} if chains.contexts.recorded_sizes else {1}
-    sizes = sorted(n for n in {*PROFILED_SESSIONS, *most} if n <= min(config.max_sessions, RECORDED_SESSIONS[-1]))
+    most = min(config.max_sessions, RECORDED_SESSIONS[-1])
+    profiled = {*PROFILED_SESSIONS, *RECORDED_SESSIONS, most} if chains.contexts.recorded_sizes else PROFILED_SESSIONS
+    sizes = sorted(sessions for sessions in profiled if sessions <= most)
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
     chains.contexts.warm_up(config.max_sessions)
