@@ -345,7 +345,7 @@ class Verifier:
 
     def _budget(self) -> Budget:
         unread_vocab = self.engine.info.vocab_size if self._flights.newest is None else 0
-        return Budget(self.curve, self.min_accept_prob, unread_vocab)
+        return Budget(self.curve, self.min_accept_prob, unread_vocab, self.max_step_rows)
 
     def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
         """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""

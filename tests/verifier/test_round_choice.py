@@ -82,6 +82,20 @@ def test_a_single_pass_for_all_levels_makes_chains_deep():
     assert dear.best(4, FLAT) == 0
 
 
+@pytest.mark.parametrize(("max_rows", "depth"), [(512, 3), (511, 3), (384, 2), (300, 2), (256, 1), (130, 0), (128, 0)])
+def test_no_level_is_drafted_for_which_a_step_has_no_rows(max_rows, depth):
+    """Of 128 sessions; the last level need not have rows for all, if those that it has bring what it takes."""
+    own, level_s = choice(0.0005), 0.0005
+    for _ in range(200):
+        own.learn_chains([MOST], [MOST])
+    assert own.best(128, FLAT) == MOST
+    assert own.choose(128, FLAT, max_rows=max_rows) == depth
+    own.foresee(128, FLAT, max_rows)
+    assert own.choose(128, FLAT, max_rows=max_rows) == depth
+    rates = [(128 + min(128 * i, max_rows - 128)) / (0.004 + i * level_s) for i in range(MOST + 1)]
+    assert int(np.argmax(rates)) == depth
+
+
 def test_counts_are_of_positions():
     """A chain that was judged up to its third token; two were accepted."""
     own = choice(0.001)

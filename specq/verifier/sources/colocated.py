@@ -71,6 +71,7 @@ class _Begun:
     began: float
     is_usual: bool  # contexts were computed but for the last round's tokens
     curve: StepCurve  # of the target's steps
+    max_rows: int  # of such a step
 
     @property
     def session_ids(self) -> list[int]:
@@ -140,7 +141,7 @@ class ColocatedDrafter(DraftSource):
         self._drop_gone()
         rooms = _rooms(sessions)
         left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
-        depth = self.choice.choose(len(left), budget.curve, other_load) if left else 0
+        depth = self.choice.choose(len(left), budget.curve, other_load, budget.max_rows) if left else 0
         if not depth:
             left, depth = [session for session in left if session.waits], self.choice.most
         if left != self._all_known:
@@ -149,7 +150,7 @@ class ColocatedDrafter(DraftSource):
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
-            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve))
+            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
@@ -262,7 +263,7 @@ class ColocatedDrafter(DraftSource):
             scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         put_tokens(trees, drafted.values, scores)
-        self.choice.foresee(len(begun.sessions), begun.curve)  # before the device waits for it
+        self.choice.foresee(len(begun.sessions), begun.curve, begun.max_rows)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""

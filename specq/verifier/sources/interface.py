@@ -23,17 +23,22 @@ from specq.verifier.shares import Shares
 from specq.verifier.step_curve import StepCurve
 
 
+UNBOUNDED = 1 << 30
+
+
 class Budget(NamedTuple):
     """What a source may know of the next step.
 
     curve            the seconds that a step takes, by its rows
     min_accept_prob  the least cumulative acceptance probability with which verifying a node paid in the last step
     unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0: none may
+    max_rows         of a step without prompts
     """
 
     curve: StepCurve
     min_accept_prob: float
     unread_vocab: int = 0
+    max_rows: int = UNBOUNDED
 
 
 class Setup(NamedTuple):

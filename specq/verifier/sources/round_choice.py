@@ -3,8 +3,8 @@
 Drafting in the verifier's process delays the next step, so a level of the chains must bring more tokens a second than the round
 without it. Three things are known: how likely the target commits a chain's i-th token given those before it, from what became
 of earlier chains; what a level takes, measured at start-up and in service; and what the step takes (`StepCurve`), host work
-included. The depth with the most tokens a second wins; 0 is a legal answer. Where it is 0, chains are tried now and then, and
-more rarely each time they lose again. No clock: times are given.
+included, and its rows: what has none is not verified, and brings nothing. The depth with the most tokens a second wins; 0 is a
+legal answer. Where it is 0, chains are tried now and then, and more rarely each time they lose again. No clock: times are given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.protocol import Float64Array
+from specq.verifier.sources.interface import UNBOUNDED
 from specq.verifier.step_curve import StepCurve
 
 MEMORY = 400.0  # chains after which a count has faded to 1/e
@@ -49,11 +50,13 @@ class RoundChoice:
         """Return how many tokens the deepest chain is expected to bring."""
         return float(np.cumprod(self.accept_probs()).sum())
 
-    def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
-        """Return the depth for a round of this many sessions, each with one row in the step beside its chain."""
+    def choose(
+        self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD, max_rows: int = UNBOUNDED
+    ) -> int:
+        """Return the depth for a round of this many sessions, each with one row in the step beside its chain; max_rows: of the step."""
         foreseen, self._foreseen = self._foreseen, None
         is_foreseen = foreseen is not None and foreseen[0] == num_sessions and other == NO_LOAD
-        best = foreseen[1] if foreseen is not None and is_foreseen else self.best(num_sessions, curve, other)
+        best = foreseen[1] if foreseen is not None and is_foreseen else self.best(num_sessions, curve, other, max_rows)
         if best:
             self._patience = self._until_trial = LEAST_PATIENCE
             return best
@@ -63,18 +66,18 @@ class RoundChoice:
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
 
-    def foresee(self, num_sessions: int, curve: StepCurve) -> None:
+    def foresee(self, num_sessions: int, curve: StepCurve, max_rows: int = UNBOUNDED) -> None:
         """Look now for what `choose` will look for next, if as many sessions are drafted for alone then."""
-        self._foreseen = num_sessions, self.best(num_sessions, curve)
+        self._foreseen = num_sessions, self.best(num_sessions, curve, max_rows=max_rows)
 
-    def best(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
+    def best(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD, max_rows: int = UNBOUNDED) -> int:
         """Return the depth with the most tokens a second for a round of this many sessions."""
         depths = np.arange(self.most + 1)
-        of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.accept_probs()))))
-        tokens = other.tokens + num_sessions * of_chains
-        steps = np.array(
-            [curve(other.rows + num_sessions * (1 + depth), num_sessions * depth) for depth in depths.tolist()]
-        )
+        num_rows = other.rows + num_sessions
+        num_nodes = np.minimum(num_sessions * depths, max(max_rows - num_rows, 0))  # that are verified, level by level
+        of_levels = np.cumprod(self.accept_probs()) * np.diff(num_nodes)
+        tokens = other.tokens + num_sessions + np.concatenate(([0.0], np.cumsum(of_levels)))
+        steps = np.array([curve(num_rows + count, count) for count in num_nodes.tolist()])
         drafts = np.minimum(depths, 1) * self.most if self._is_one_pass else depths  # in levels
         return int(np.argmax(tokens / (steps + drafts * self.levels(num_sessions))))
 
