@@ -9,7 +9,8 @@ parent (`DeviceLines`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,14 +49,22 @@ class DeviceLines:
 class DeviceTokens:
     """Tokens of one source, which are read once.
 
-    tokens   i32[n] on the device, each of them one of the target's
+    tokens   i32[n] on the device, each of them one of the target's; None where they are known on the host alone
     values   i32[n], the same on the host once they are read; -1 where they could not be
     tree     where they are nodes of which the parents are not known: their lines. Of each tree a step has the first nodes, or all
+    awaiting called with `values` when they are read
     """
 
     tokens: Any
     values: Int32Array | None = None
     tree: DeviceLines | None = None
+    awaiting: list[Callable[[Int32Array], object]] = field(default_factory=list)
+
+    def read(self, values: Int32Array) -> None:
+        """Take in what was read."""
+        self.values = values
+        for tell in self.awaiting:
+            tell(values)
 
 
 def handles(places: npt.NDArray[np.integer[Any]]) -> Int32Array:

@@ -1,5 +1,6 @@
-"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and print the texts of both as JSON, and what is said when the
-second process fails; for `tests/end_to_end/test_vllm.py`. On a CPU the processes judge as they would on a GPU."""
+"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and with drafts that the host reads when a step is launched and
+without drafts, and print the texts of all as JSON, and what is said when the second process fails; for `tests/end_to_end/test_vllm.py`. On a CPU the
+processes judge as they would on a GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from specq.protocol.errors import EngineLostError
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint
 from tests.devices import vllm_arguments
+from tests.engines import test_unread_chains as drafts
 from tests.engines.overlapping import GREEDY, let_judge, serve
 
 
@@ -30,8 +32,37 @@ def let_fail(worker: Any) -> None:
         worker.worker.specq_steps.judge = fail
 
 
+def serve_unread(engine: VllmEngine, directory: Path, kind: str) -> dict[str, Any]:
+    """Return what is said without drafts and with unread ones; see `main`."""
+    way: Any = engine._way
+    own = drafts.serve(engine, None, 0)
+    way._core.collective_rpc(partial(let_judge, True))
+    engine.overlaps = engine.takes_unread = way.overlaps = True
+    accepted, numbers, collect, sender = list[int](), set[int](), way._collect, way._workers.late
+
+    def noted(flight: Any) -> Any:
+        output = collect(flight)
+        if flight.batch.drafted is not None:
+            accepted.append(int((output.judgements.num_tokens - 1).sum()))
+        return output
+
+    def sent(number: int, token_ids: Any, send: Any = sender.send) -> None:
+        numbers.add(number)
+        send(number, token_ids)
+
+    way._collect, sender.send = noted, sent
+    drafter = drafts.make_drafter(directory, "cuda" if kind == "cuda" else "cpu as a gpu", 0, 1)
+    return {
+        "own": own,
+        "unread": drafts.serve(engine, drafter, 0),
+        "accepted": sum(accepted),
+        "late": len(numbers),
+    }
+
+
 def main(directory: str, kind: str) -> None:
-    """Print {"together": texts, "apart": texts} of sessions by id, and "lost": an error."""
+    """Print {"together": texts, "apart": texts}, {"own": texts, "unread": texts} of sessions by id, "accepted": drafted tokens, "late": how many
+    steps waited for some, and "lost": an error."""
     arguments = vllm_arguments(kind) | {"dtype": "float32"}
     arguments["options"] = arguments.get("options", {}) | {"tensor_parallel_size": 2}
     engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, way="sessions", **arguments)
@@ -42,6 +73,7 @@ def main(directory: str, kind: str) -> None:
             way._core.collective_rpc(partial(let_judge, overlaps))
             engine.overlaps = way.overlaps = overlaps
             texts[name] = serve(engine)
+        texts |= serve_unread(engine, Path(directory), kind)
         way._core.collective_rpc(let_fail)
         engine.open(0, np.array([5, 6], np.int32))
         try:

@@ -1,6 +1,7 @@
 """Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and those that only the device knows.
 
-So its own tables never hold a token that was drafted, and requests with drafts need not be told of.
+So its own tables never hold a token that was drafted, and requests with drafts need not be told of. In a process of its own a worker waits for tokens
+that the host has not read (`late_tokens`) when all else is ready.
 """
 
 from __future__ import annotations
@@ -12,40 +13,56 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.books import RunnerBooks
+from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
+from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
 from specq.verification.transfers import to_device
 
 FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills a step's tokens in
+FORWARD = "_model_forward"  # with which it launches the model
 
 
 class _Waiting(NamedTuple):
-    """A step whose rows are filled in next: its requests, and what the one before says, i32[judged] on the device."""
+    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and `late` as of `Plan`."""
 
     batch: StepBatch
     names: list[str]
     tokens: torch.Tensor | None
+    late: int
+
+
+class _Late(NamedTuple):
+    """Rows for whose tokens a step waits, the places of these, for which they stand, and `late` as of `Plan`."""
+
+    drafted: DeviceTokens
+    rows: IntpArray
+    places: IntpArray
+    number: int
 
 
 class Feeding:
-    """Stands in for `FILL` of `runner`."""
+    """Stands in for `FILL` of `runner`, and for `FORWARD` where tokens may come late."""
 
-    def __init__(self, runner: Any, books: RunnerBooks) -> None:
+    def __init__(self, runner: Any, books: RunnerBooks, receiver: TokenReceiver | None = None) -> None:
         self._input_ids, self._books, self._fill = runner.input_ids, books, getattr(runner, FILL)
         self._waiting: _Waiting | None = None
+        self._late: _Late | None = None
+        self._receiver, self._forward = receiver, getattr(runner, FORWARD)
         setattr(runner, FILL, self._fill_and_feed)
+        if receiver is not None:
+            setattr(runner, FORWARD, self._await_and_forward)
 
-    def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None) -> None:
-        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says."""
+    def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None, late: int = 0) -> None:
+        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says; `late` as of `Plan`."""
         assert self._waiting is None, "vLLM's runner has filled no tokens in"
         if batch.fed_by is not None or len(batch.parents):
-            self._waiting = _Waiting(batch, names, tokens)
+            self._waiting = _Waiting(batch, names, tokens, late)
 
     def _fill_and_feed(self, output: SchedulerOutput, *arguments: Any, **options: Any) -> None:
         if self._waiting is None:
             self._fill(output, *arguments, **options)
             return
-        (batch, names, tokens), self._waiting = self._waiting, None
+        (batch, names, tokens, late), self._waiting = self._waiting, None
         self._books.settle(names)
         sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
         firsts = _first_rows(sizes, self._books.order)
@@ -59,7 +76,22 @@ class Feeding:
             self._put(firsts[is_fed], tokens, batch.fed_by[is_fed])
         if batch.drafted is not None:
             is_unread = is_handle(drafted)
-            self._put(rows[is_unread], batch.drafted.tokens, places_of(drafted[is_unread]))
+            unread = rows[is_unread], places_of(drafted[is_unread])
+            if late:
+                self._late = _Late(batch.drafted, *unread, late)
+            else:
+                self._put(unread[0], batch.drafted.tokens, unread[1])
+
+    def _await_and_forward(self, *arguments: Any, **options: Any) -> Any:
+        """Launch the model when the tokens are there for which the step waits."""
+        late, self._late = self._late, None
+        if late is not None:
+            assert self._receiver is not None
+            found = self._receiver.take(late.number)
+            late.drafted.read(found)
+            tokens = np.maximum(found[late.places], 0)  # any token where there is none: its row is rejected
+            self._put(late.rows, to_device(tokens, self._input_ids.gpu.device), np.arange(len(tokens)))
+        return self._forward(*arguments, **options)
 
     def _put(self, rows: IntpArray, tokens: torch.Tensor, places: Int32Array | IntpArray) -> None:
         """Put the tokens at these places, which are on the device, into rows."""

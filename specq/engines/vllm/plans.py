@@ -28,6 +28,7 @@ class Plan:
     zeroed       new blocks that the workers have to zero
     even_length  rows that each request has, if that is more than were asked for; 0: as many as were
     feeds        whether the next step may begin with what this one says
+    late         the number under which drafted tokens come that the host has not read (`late_tokens`); 0: there are none
     """
 
     request_ids: list[str] | None
@@ -39,6 +40,7 @@ class Plan:
     blocks: dict[int, Blocks] = field(default_factory=dict)
     ended: Sequence[str] = ()
     zeroed: list[int] | None = None
+    late: int = 0
 
 
 class Told:

@@ -21,6 +21,7 @@ from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.books import RunnerBooks
 from specq.engines.vllm.feeding import Feeding
 from specq.engines.vllm.graphs import WholeGraphs
+from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.plans import Plan, Told
 from specq.engines.vllm.rows import judged_rows, said_tokens
 from specq.protocol import IntpArray
@@ -55,15 +56,22 @@ class DraftedElsewhere:
 
 
 class RunnerSteps:
-    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that has nothing else to do."""
+    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that has nothing else to do; `late`:
+    where drafted tokens come from then."""
 
     def __init__(
-        self, runner: Any, execute: Callable[[SchedulerOutput], Any], *, verbose: bool, is_apart: bool
+        self,
+        runner: Any,
+        execute: Callable[[SchedulerOutput], Any],
+        *,
+        verbose: bool,
+        is_apart: bool,
+        late: TokenReceiver | None = None,
     ) -> None:
         self._runner, self._execute, self._verbose, self._is_apart = runner, execute, verbose, is_apart
         self.graphs = WholeGraphs(runner)
         self._told, self._books = Told(), RunnerBooks(runner)
-        self._feeding = Feeding(runner, self._books)
+        self._feeding = Feeding(runner, self._books, late)
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
@@ -81,12 +89,13 @@ class RunnerSteps:
         ):  # vLLM may still be copying what the books write: it waits for this, too, but later
             self._runner.prepare_inputs_event.synchronize()
         output = self._books.begin(plan, names, batch)
-        self._feeding.prepare(batch, names, self._tokens_in_flight(batch))
+        self._feeding.prepare(batch, names, self._tokens_in_flight(batch), plan.late)
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
         self.graphs.use(plan.even_length)
         self._execute(output)
         self._books.settle(names)
+        batch = batch.as_read()
         logits = self._logits(batch, plan.even_length)
         judging = self.judge(batch, logits)
         if len(logits) and not self._has_judged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -35,7 +36,7 @@ from specq.protocol import (
     StepOutput,
 )
 from specq.protocol import SamplingParams as JobParams
-from specq.verification import StepBatch
+from specq.verification import DeviceTokens, StepBatch
 from specq.verification.begun import says_own
 
 log = structlog.get_logger(__name__)
@@ -83,8 +84,8 @@ class Sessions:
         began = time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
-        # Drafted tokens on the device are this process's.
-        self.takes_unread = self.overlaps and not self._workers.are_apart
+        # Drafted tokens on the device are this process's; other processes are sent them.
+        self.takes_unread = self.overlaps and (self._workers.late is not None or not self._workers.are_apart)
         # Where devices are several, one may have had no memory for some.
         captured = [own for _, own, _ in installed]
         graphs = {
@@ -181,6 +182,10 @@ class Sessions:
         plan = self._plan(flight, goes_on=goes_on)
         self._newest, self._free_slots = flight, None
         self._workers.launch(plan)
+        if plan.late:
+            assert batch.drafted is not None
+            assert self._workers.late is not None
+            batch.drafted.awaiting.append(partial(self._workers.late.send, plan.late))
         self._table.launch(batch, places, feeds=flight.feeds)
         return flight
 
@@ -228,6 +233,8 @@ class Sessions:
             even_length=even,
             feeds=flight.feeds,
         )
+        if plan.batch is not None and batch.drafted is not None and self._workers.late is not None:
+            plan.batch.drafted, plan.late = DeviceTokens(None), self._workers.late.next_number()
         sizes = row_counts(batch, even)
         ends = table.computed[members.places] + sizes
         needs_more = ends > table.rooms[members.places]
@@ -273,3 +280,4 @@ class Sessions:
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
         self._core.shutdown()
+        self._workers.close()

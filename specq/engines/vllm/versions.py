@@ -44,6 +44,7 @@ def ways_to_try(version: str) -> tuple[str, ...]:
 
 # What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
 RUNNER_PARTS = (
+    "_model_forward",
     "_prepare_input_ids",
     "attn_groups",
     "capture_model",

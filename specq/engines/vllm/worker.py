@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.graphs import possible_graphs
+from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
@@ -28,10 +30,12 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
-    def specq_install(self, verbose: bool, is_apart: bool) -> tuple[bool, dict[int, Sequence[int]], int]:
+    def specq_install(
+        self, verbose: bool, is_apart: bool, addresses: Sequence[str] = ()
+    ) -> tuple[bool, dict[int, Sequence[int]], int]:
         """Make ready for steps; return whether they overlap with the host, which whole graphs there are beside vLLM's, as of
-        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own. EngineError if this vLLM's runner
-        is another one."""
+        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own; addresses: where each worker is sent
+        drafted tokens (`late_tokens`). EngineError if this vLLM's runner is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
@@ -39,8 +43,9 @@ class JudgingWorker:
         # Where vLLM schedules asynchronously, its runner knows of tokens that were not sampled yet; specq has a way of its own for these.
         self.model_runner.use_async_scheduling = self.model_runner.use_async_spec_decode = False
         self._specq_is_apart = is_apart
+        late = TokenReceiver(addresses[self.rank], envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) if addresses else None
         self.specq_steps = RunnerSteps(
-            self.model_runner, self.execute_model, verbose=verbose and self.rank == 0, is_apart=is_apart
+            self.model_runner, self.execute_model, verbose=verbose and self.rank == 0, is_apart=is_apart, late=late
         )
         graphs = self.specq_steps.graphs
         captured = graphs.capture(possible_graphs(self.model_runner))

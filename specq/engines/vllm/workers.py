@@ -17,6 +17,7 @@ from vllm.config import VllmConfig
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from specq.engines.vllm.late_tokens import TokenSender
 from specq.engines.vllm.plans import Plan
 from specq.protocol import EngineLostError
 from specq.verification import Judgements
@@ -36,6 +37,7 @@ class Workers:
     """The workers of `executor` (`specq.engines.vllm.worker`), each of which does the same; what the first says is taken.
 
     are_apart  whether they are processes of their own
+    late       sends them drafted tokens, where they are all on this machine
 
     Each method raises EngineLostError where something fails in one of them, or takes longer than vLLM has patience for: nobody knows what they have
     done of it, so it cannot be repeated.
@@ -44,12 +46,17 @@ class Workers:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.are_apart = isinstance(executor, MultiprocExecutor)
+        self.late: TokenSender | None = None
         self._flights = deque[Future[Any]]()  # what steps say, oldest first
 
     def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
+        if self.are_apart and self._executor.local_world_size == self._executor.world_size:
+            self.late = TokenSender(self._executor.world_size)
+        addresses = self.late.addresses if self.late is not None else []
         patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
-        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, (verbose, self.are_apart))
+        arguments = (verbose, self.are_apart, addresses)
+        found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, arguments)
         return found
 
     def leave_out(self, lengths: list[int]) -> None:
@@ -67,6 +74,11 @@ class Workers:
         """Wait for the oldest step and return its judgements."""
         found: Judgements = self._answer(self._flights.popleft())
         return found
+
+    def close(self) -> None:
+        """Let go of what they are told through."""
+        if self.late is not None:
+            self.late.close()
 
     def discard(self) -> None:
         """Forget the newest step; see `RunnerSteps.discard`."""

@@ -257,12 +257,14 @@ class ColocatedDrafter(DraftSource):
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
         chains, scores = self._finish(begun, clock, is_launched=True), None
         if chains is None:
-            drafted.values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
+            values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
         else:
-            drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
+            values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
+        drafted.read(values)
+        if chains is not None:
             scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
-        put_tokens(trees, drafted.values, scores)
+        put_tokens(trees, values, scores)
         self.choice.foresee(len(begun.sessions), begun.curve, begun.max_rows)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:

@@ -187,7 +187,7 @@ class EagleDrafter(DraftSource):
         (begun, drafted), self._unread = self._unread, None
         trees = next(session.trees for session in begun.sessions if session.place != NONE)
         grown = self._read(begun)
-        drafted.values = grown.token_ids.reshape(-1)
+        drafted.read(grown.token_ids.reshape(-1))
         if drafted.tree is not None:
             drafted.tree.parents = grown.parents.reshape(-1)
         put_read(trees, drafted, grown)

@@ -22,7 +22,6 @@ from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 from specq.verifier.step_curve import StepCurve
 
-
 UNBOUNDED = 1 << 30
 
 

@@ -50,9 +50,7 @@ class RoundChoice:
         """Return how many tokens the deepest chain is expected to bring."""
         return float(np.cumprod(self.accept_probs()).sum())
 
-    def choose(
-        self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD, max_rows: int = UNBOUNDED
-    ) -> int:
+    def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD, max_rows: int = UNBOUNDED) -> int:
         """Return the depth for a round of this many sessions, each with one row in the step beside its chain; max_rows: of the step."""
         foreseen, self._foreseen = self._foreseen, None
         is_foreseen = foreseen is not None and foreseen[0] == num_sessions and other == NO_LOAD

@@ -199,7 +199,7 @@ class SourceSet:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
             self._drop(source, "read", error)
-            drafted.values = np.full(len(drafted.tokens), NO_TOKEN, np.int32)
+            drafted.read(np.full(len(drafted.tokens), NO_TOKEN, np.int32))
         self._end_waiting(clock)
         return True
 

@@ -1,0 +1,76 @@
+"""Drafted tokens on their way to worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specq.engines.vllm.late_tokens import TokenReceiver, TokenSender
+from specq.protocol import EngineError
+from specq.verification import DeviceTokens
+
+SOME, OTHERS, NONE = (np.array(tokens, np.int32) for tokens in ([5, -1, 151_935], [7], []))
+
+
+@pytest.fixture
+def sender() -> Iterator[TokenSender]:
+    made = TokenSender(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def receivers(sender: TokenSender) -> Iterator[list[TokenReceiver]]:
+    made = [TokenReceiver(address, 5.0) for address in sender.addresses]
+    yield made
+    for receiver in made:
+        receiver.close()
+
+
+@pytest.mark.parametrize("tokens", [SOME, NONE], ids=["some", "none"])
+def test_each_worker_takes_what_was_sent(
+    sender: TokenSender, receivers: list[TokenReceiver], tokens: np.ndarray
+) -> None:
+    number = sender.next_number()
+    sender.send(number, tokens)
+    for receiver in receivers:
+        found = receiver.take(number)
+        assert found.dtype == np.int32
+        assert found.tolist() == tokens.tolist()
+
+
+def test_tokens_of_steps_that_failed_are_dropped(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
+    """A step whose drafts could not be read may be sent them twice."""
+    first, second = sender.next_number(), sender.next_number()
+    assert 0 < first < second
+    for number, tokens in ((first, SOME), (first, NONE), (second, OTHERS)):
+        sender.send(number, tokens)
+    assert receivers[1].take(second).tolist() == OTHERS.tolist()
+
+
+def test_a_step_does_not_wait_for_ever(sender: TokenSender) -> None:
+    receiver = TokenReceiver(sender.addresses[0], 0.05)
+    with pytest.raises(EngineError, match="did not come"):
+        receiver.take(1)
+    receiver.close()
+
+
+def test_nothing_is_left_behind() -> None:
+    """Others of this machine may not look into the folder either."""
+    made = TokenSender(1)
+    folder = Path(made.addresses[0].removeprefix("ipc://")).parent
+    assert folder.stat().st_mode & 0o077 == 0
+    made.close()
+    made.close()
+    assert not folder.exists()
+
+
+def test_whoever_awaits_tokens_is_told_when_they_are_read() -> None:
+    told, tokens = list[list[int]](), DeviceTokens(None)
+    tokens.awaiting += [lambda values: told.append(values.tolist())] * 2
+    tokens.read(SOME)
+    assert told == [SOME.tolist()] * 2
+    assert tokens.values is SOME
