@@ -25,6 +25,8 @@ _WISHED = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # workers have nothing to save
+    # Else each worker asks the first one's store for something to dump, and complains at the end if that one was quicker to go.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # is compiled at start-up, and never used: specq samples
 }
 
