@@ -223,6 +223,20 @@ def test_a_shared_prefix_is_computed_once(directory, vllm_device):
     engine.shutdown()
 
 
+def test_a_block_is_shared_once_a_new_session_has_filled_it(directory, vllm_device):
+    """Also where that session, whose context ends with the block, had room for it as soon as it was opened."""
+    engine = VllmEngine(str(directory), kv_slots=512, way="sessions", **vllm_arguments(vllm_device))
+    block_size, found = engine._block_slots, []
+    tokens = random_tokens(np.random.default_rng(5), 2 * block_size + 1).tolist()
+    for session_id, length in enumerate((block_size + 1, 2 * block_size, 2 * block_size + 1)):
+        text = Text(session_id, tokens[:length])
+        text.kv_len = engine.open(session_id, np.array(text.prompt, np.int32))
+        found.append(text.kv_len)
+        run(engine, [text.step()], {session_id: text})
+    assert found == [0, block_size, 2 * block_size]
+    engine.shutdown()
+
+
 def test_text_stays_right_where_sessions_are_evicted_and_opened_again(directory, vllm_device):
     """Eight sessions that grow to twice the room; each ends with the text that transformers says."""
     engine = VllmEngine(str(directory), kv_slots=256, way="sessions", **vllm_arguments(vllm_device))

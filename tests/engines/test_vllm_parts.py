@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import structlog
 
-from specq.engines.room import free_slots
+from specq.engines.room import Slacks, free_slots
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment
 from specq.engines.vllm.refusals import refusal
@@ -30,6 +30,17 @@ def test_free_slots_fit_however_they_are_divided_and_no_more_do(num_free, block_
     divided = [rows for rows in itertools.product(range(most), repeat=len(slacks)) if sum(rows) < most]
     assert all(fits(num_free, block_size, slacks, rows) for rows in divided if sum(rows) <= found)
     assert not all(fits(num_free, block_size, slacks, rows) for rows in divided if sum(rows) == found + 1)
+
+
+@pytest.mark.parametrize("slacks", [(2,), (40, 20), (20, 3, 40, 0)])
+def test_sessions_may_be_added_while_each_can_have_a_block(slacks):
+    added = Slacks.of(16, np.array(slacks[:1]))
+    for i, slack in enumerate(slacks[1:], 2):
+        added.add(slack)
+        assert added.free_slots(5) == free_slots(5, 16, np.array(slacks[:i]))
+    first = Slacks.of(16, np.zeros(0, np.intp))
+    first.add(slacks[0])
+    assert first == Slacks.of(16, np.array(slacks[:1]))
 
 
 def test_without_sessions_all_blocks_are_free():

@@ -62,7 +62,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
 
     def room(self, holding: Holding) -> int:
         """Return how many tokens fit into the request's blocks."""
-        return int(min(map(len, self.kv_cache_manager.get_block_ids(holding.request.request_id))) * self.block_size)
+        return int(min(map(len, self.kv_cache_manager.get_blocks(holding.request.request_id).blocks)) * self.block_size)
 
     def allocate(self, holding: Holding, unsaid: list[int], num_computed: int, num_tokens: int) -> None:
         """Take the KV that so many more tokens of a request need, which must be free; its full blocks are cached. `unsaid`: see `Holding.tell`."""

@@ -18,7 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from specq.engines.room import free_slots
+from specq.engines.room import Slacks, free_slots
 from specq.engines.vllm.even import MIXED, even_length, row_counts
 from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.plans import Plan
@@ -32,7 +32,6 @@ from specq.protocol import (
     EngineLostError,
     Int32Array,
     IntpArray,
-    SessionStep,
     StepOutput,
 )
 from specq.protocol import SamplingParams as JobParams
@@ -110,7 +109,7 @@ class Sessions:
         self._held: dict[int, Holding] = {}  # by place
         self._numbers = count()  # a session that is opened again is another request
         self._newest: SessionFlight | None = None  # the step from which a plan tells the workers what is different
-        self._free_slots: int | None = None
+        self._slacks: Slacks | None = None  # of the open sessions; None: to be looked at anew
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
         self.vocab_size = config.model_config.get_vocab_size()
         self.max_length = config.model_config.max_model_len
@@ -135,9 +134,12 @@ class Sessions:
         """See `specq.engines.Engine.free_slots`."""
         if self._has_lost:
             raise EngineLostError("a worker process of vLLM's is gone; its own message says which and why")
-        if self._free_slots is None:
-            self._free_slots = free_slots(self._scheduler.num_free, self._scheduler.block_size, self._table.slacks())
-        return self._free_slots
+        num_free, block_size = self._scheduler.num_free, self._scheduler.block_size
+        if self._slacks is None:
+            self._slacks = Slacks.of(block_size, self._table.slacks())
+        if self._slacks.count > num_free + 1:
+            return free_slots(num_free, block_size, self._table.slacks())
+        return self._slacks.free_slots(num_free)
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a request; return how many of its tokens have KV."""
@@ -152,9 +154,10 @@ class Sessions:
         )
         holding = self._scheduler.hold(request)
         num_computed = int(request.num_computed_tokens)
-        place = self._table.add(session_id, token_ids, num_computed, self._scheduler.room(holding))
-        self._held[place] = holding
-        self._free_slots = None
+        room = self._scheduler.room(holding)
+        self._held[self._table.add(session_id, token_ids, num_computed, room)] = holding
+        if self._slacks is not None:
+            self._slacks.add(room - num_computed)
         return num_computed
 
     def close(self, session_id: int) -> None:
@@ -162,7 +165,7 @@ class Sessions:
         place = self._table.remove(session_id)
         if place is not None:
             self._scheduler.drop(self._held.pop(place))
-            self._newest, self._free_slots = None, None
+            self._newest = self._slacks = None
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
         """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
@@ -180,7 +183,7 @@ class Sessions:
         feeds = newest.feeds if newest is not None and goes_on else self.overlaps and says_own(batch)
         flight = SessionFlight(batch, members, feeds, self._collect, self._discard)
         plan = self._plan(flight, goes_on=goes_on)
-        self._newest, self._free_slots = flight, None
+        self._newest, self._slacks = flight, None
         self._workers.launch(plan)
         if plan.late:
             assert batch.drafted is not None
@@ -192,14 +195,14 @@ class Sessions:
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
         judgements = self._workers.collect()
-        self._free_slots = None
+        self._slacks = None
         self._table.commit(flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.feeds)
         return StepOutput(judgements)
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. The blocks that it took stay their sessions'."""
         self._workers.discard()
-        self._newest, self._free_slots = None, None
+        self._newest = self._slacks = None
         self._table.revert(flight.batch, flight.members.places, self._are_open(flight), feeds=flight.feeds)
 
     def _are_open(self, flight: SessionFlight) -> BoolArray:
@@ -237,15 +240,18 @@ class Sessions:
             plan.batch.drafted, plan.late = DeviceTokens(None), self._workers.late.next_number()
         sizes = row_counts(batch, even)
         ends = table.computed[members.places] + sizes
-        needs_more = ends > table.rooms[members.places]
+        needs_more = has_news = ends > table.rooms[members.places]
         if not are_same:
-            needs_more |= [holding.num_sent is None for holding in members.holdings]
-        has_grown = needs_more.nonzero()[0].tolist()
-        for i in has_grown:
+            is_new = np.array([holding.num_sent is None for holding in members.holdings], np.bool_)
+            has_news = needs_more | is_new
+            # Others may share a block from when its first session fills it, also where that had room for it from the start.
+            block_size = self._scheduler.block_size
+            needs_more |= is_new & (ends // block_size > table.computed[members.places] // block_size)
+        for i in needs_more.nonzero()[0].tolist():
             place, holding = int(members.places[i]), members.holdings[i]
             self._scheduler.allocate(holding, table.take_unsaid(place), int(table.computed[place]), int(sizes[i]))
             table.rooms[place] = self._scheduler.room(holding)
-        self._scheduler.announce(plan, members.holdings, has_grown)
+        self._scheduler.announce(plan, members.holdings, has_news.nonzero()[0].tolist())
         return plan
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
@@ -261,21 +267,18 @@ class Sessions:
 
     def _check_transcripts(self, batch: StepBatch, places: IntpArray) -> None:
         """Raise EngineError unless each step goes on with its request's own tokens, and is judged at their end only."""
-        fed_by = np.full(len(batch), -1) if batch.fed_by is None else batch.fed_by
-        lengths = self._table.lengths[places]
-        for step, feeder, length, place in zip(batch, fed_by.tolist(), lengths.tolist(), places.tolist(), strict=True):
-            if feeder < 0:
-                self._check_tokens(step, place)
-            if step.judged != (step.base_len == length):
-                raise EngineError(
-                    f"session {step.session_id}: a step is judged at the end of its transcript, and only there"
-                )
-
-    def _check_tokens(self, step: SessionStep, place: int) -> None:
-        holding = self._held[place]
-        holding.tell(self._table.take_unsaid(place))
-        if step.token_ids.tolist() != holding.request.all_token_ids[step.start : step.base_len]:
-            raise EngineError(f"session {step.session_id}: the step's tokens are not those of its transcript")
+        is_wrong = batch.is_judged != (batch.base_lens == self._table.lengths[places])
+        if is_wrong.any():
+            session_id = batch.session_ids[int(is_wrong.argmax())]
+            raise EngineError(f"session {session_id}: a step is judged at the end of its transcript, and only there")
+        own = np.arange(len(batch)) if batch.fed_by is None else (batch.fed_by < 0).nonzero()[0]
+        token_ids, firsts = batch.token_ids.tolist(), (batch.ends - batch.sizes)[own].tolist()
+        spans = zip(firsts, batch.starts[own].tolist(), batch.base_lens[own].tolist(), strict=True)
+        for i, place, (first, start, end) in zip(own.tolist(), places[own].tolist(), spans, strict=True):
+            holding = self._held[place]
+            holding.tell(self._table.take_unsaid(place))
+            if token_ids[first : first + end - start] != holding.request.all_token_ids[start:end]:
+                raise EngineError(f"session {batch.session_ids[i]}: the step's tokens are not those of its transcript")
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
