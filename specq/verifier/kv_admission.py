@@ -66,15 +66,14 @@ def admit(
             continue
         if _fits(session, parked, engine, num_open, is_alone=is_alone):
             with faults.of(session, "opened"):
-                session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
+                session.kv_len = engine.open(session.session_id, session.context())
                 session.is_open, is_alone = True, False
                 num_open += 1
                 prefixes.add(session, session.kv_len)
     if not may_evict and engine.free_slots < num_open:
         return ()
-    opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
-    while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
-        _evict(parked.pop() if parked else opened.pop(), engine)
+    if engine.free_slots < _num_open(turn):
+        _make_room(running, turn, parked, engine)
     return [session for session in turn if session.is_open and session not in faults]
 
 
@@ -85,6 +84,13 @@ def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Ses
         return running
     free_slots = engine.free_slots
     return ([s for s in running if s.is_open or s.length < free_slots] or running)[:most]
+
+
+def _make_room(running: Iterable[Session], turn: Sequence[Session], parked: list[Session], engine: Engine) -> None:
+    """Evict sessions until the others whose turn it is have room for a row each."""
+    opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
+    while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
+        _evict(parked.pop() if parked else opened.pop(), engine)
 
 
 def _num_open(sessions: Iterable[Session]) -> int:
@@ -133,7 +139,7 @@ class _Prefixes:
     """
 
     def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
-        self._known: dict[int, set[tuple[int, ...]]] = {}
+        self._known: dict[int, set[bytes]] = {}
         for session, kv_len in prefilling:
             if session.is_open:
                 self.add(session, kv_len)
@@ -146,17 +152,16 @@ class _Prefixes:
         """Note what an open session is about to compute, so many of whose tokens have KV."""
         least = kv_len + SHARED_PREFIX
         if least < session.length and least != session.waited_for:
-            self._known.setdefault(least, set()).add(tuple(session.token_ids[:least]))
+            self._known.setdefault(least, set()).add(session.context()[:least].tobytes())
 
     def awaited_by(self, session: Session) -> int:
         """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which others compute; 0: of none. Its
         last token is computed in any case."""
-        shared = (
-            least
-            for least, prefixes in self._known.items()
-            if least < session.length and tuple(session.token_ids[:least]) in prefixes
-        )
-        return max(shared, default=0)
+        context, num_shared = session.context(), 0
+        for least, prefixes in self._known.items():
+            if num_shared < least < len(context) and context[:least].tobytes() in prefixes:
+                num_shared = least
+        return num_shared
 
 
 def _evict(session: Session, engine: Engine) -> None:

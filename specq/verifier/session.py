@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
+
 from specq.drafting import longest_chain
 from specq.protocol import (
     MODES,
     NO_SCRATCH,
     History,
+    Int32Array,
     LogprobRecord,
     Open,
     SamplingParams,
@@ -72,6 +75,7 @@ class Session:
         self.follows_own = not self.takes_distributions and rule.follows_own(message.params)  # as of `Strategy`
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
+        self._context = message.token_ids  # the same, as far as it was asked for as an array
         self._past = Past(message.params, message.prompt_len, end_ids)
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
@@ -161,6 +165,12 @@ class Session:
     def num_pending(self) -> int:
         """Committed tokens whose KV is not there yet; 1 for a decoding session."""
         return self.length - int(self.kv_len)
+
+    def context(self) -> Int32Array:
+        """Return the transcript as an array, i32[length]. It is made anew when tokens have come since it was last asked for."""
+        if len(self._context) < self.length:
+            self._context = np.array(self.token_ids, np.int32)
+        return self._context
 
     def history(self) -> History | None:
         """Return what judging needs of the past, if the parameters ask for it."""

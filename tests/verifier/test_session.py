@@ -24,6 +24,14 @@ from tests.verifier.sessions import (
 )
 
 
+def test_a_context_is_the_transcript_as_it_has_grown() -> None:
+    """An engine that evicted a session is given it when it opens it again."""
+    session = make_session([1, 2, 3])
+    assert session.context().tolist() == [1, 2, 3]
+    session.token_ids += [4, 5]
+    assert session.context().tolist() == [1, 2, 3, 4, 5]
+
+
 def test_a_chain_hangs_from_the_context() -> None:
     """Nodes graft one below the other."""
     session = make_session()

@@ -109,6 +109,7 @@ ALONE: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "sampled_accepted": ("f8", (NUM_BINS,)),
 }
 COLUMNS = {"nodes": NODES, "sessions": {**SESSIONS, **STATES}, "lanes": LANES, "groups": GROUPS}
+WHICH = {kind: i for i, kind in enumerate(COLUMNS)}  # in `room` and `num_free`
 STACKS = {"nodes": "free_nodes", "sessions": "free_sessions", "lanes": "free_lanes", "groups": "free_groups"}
 
 
@@ -157,14 +158,14 @@ class Arrays:
 
     def make_room(self, kind: str, count: int) -> None:
         """Grow until this many places of a kind are free."""
-        which = list(COLUMNS).index(kind)
+        which = WHICH[kind]
         room = int(self.room[which])
         missing = count - int(self.num_free[which])
         if missing > 0:
             self._grow_to(kind, room * 2 ** int(np.ceil(np.log2((room + missing) / room))))
 
     def _grow_to(self, kind: str, room: int) -> None:
-        which, stack = list(COLUMNS).index(kind), STACKS[kind]
+        which, stack = WHICH[kind], STACKS[kind]
         before, num_free = int(self.room[which]), int(self.num_free[which])
         free = np.concatenate([np.arange(room - 1, before - 1, -1), getattr(self, stack)[:num_free]])
         for name, (dtype, shape) in COLUMNS[kind].items():
@@ -181,12 +182,12 @@ class Arrays:
     def take(self, kind: str) -> int:
         """Return a free place of a kind, which is taken now."""
         self.make_room(kind, 1)
-        which = list(COLUMNS).index(kind)
+        which = WHICH[kind]
         self.num_free[which] -= 1
         return int(getattr(self, STACKS[kind])[self.num_free[which]])
 
     def give(self, kind: str, place: int) -> None:
         """Give a place back."""
-        which = list(COLUMNS).index(kind)
+        which = WHICH[kind]
         getattr(self, STACKS[kind])[self.num_free[which]] = place
         self.num_free[which] += 1

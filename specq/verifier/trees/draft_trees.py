@@ -158,8 +158,9 @@ class DraftTrees(Arrays):
             getattr(self, name)[session] = 0
         self.first_root[session], self.takes_distributions[session] = NONE, takes_distributions
         self.length[session] = len(token_ids)
-        newest = np.arange(max(0, len(token_ids) - WINDOW), len(token_ids))
-        self.recent[session, newest % WINDOW] = token_ids[newest]
+        first = max(0, len(token_ids) - WINDOW)
+        recent, newest, at = self.recent[session], token_ids[first:], first % WINDOW
+        recent[at : at + len(newest)], recent[:at] = newest[: WINDOW - at], newest[WINDOW - at :]
         return session
 
     def close(self, session: int) -> None:
