@@ -95,7 +95,7 @@ class OverlappingEngine(Engine, Protocol):
     A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
 
     It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`). Any engine may say for which
-    chains it is quicker (`specq.engines.even_chains`).
+    chains it is quicker (`specq.engines.even_chains`), and whether it launches steps in other processes (`specq.engines.is_apart`).
     """
 
     takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)

@@ -29,6 +29,11 @@ def takes_unread(engine: Engine) -> bool:
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
 
 
+def is_apart(engine: Engine) -> bool:
+    """Return whether processes of their own launch an engine's steps, while the host goes on: so the sooner they are told of the next step, the better."""
+    return engine.overlaps and bool(getattr(engine, "is_apart", False))
+
+
 def even_chains(engine: Engine) -> Mapping[int, int]:
     """Return, of an engine that takes chains, numbers of nodes -> the most sessions of a step that may all have chains of so many, if it computes
     such a step quicker than one whose chains differ; shorter chains it makes as long. Empty: lengths are of no matter."""

@@ -49,9 +49,11 @@ class LateEngine(ToyEngine):
 
     failing   steps whose collection raises, by the number of their launch: the errors
     most      steps that were ever in flight at once; num_discarded
+    is_apart  as of an engine whose steps other processes launch
     """
 
     overlaps = takes_unread = True
+    is_apart = False
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         super().__init__(info, max_chain=max_chain)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
-from specq.engines import Engine, check_works, even_chains, tidy
+from specq.engines import Engine, check_works, even_chains, is_apart, tidy
 from specq.protocol import (
     Ack,
     Clock,
@@ -43,7 +44,7 @@ from specq.verification import Judgements
 from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
 from specq.verifier.bursts import Bursts, is_burst
 from specq.verifier.early_steps import EarlySteps
-from specq.verifier.flights import Flight, Flights
+from specq.verifier.flights import Done, Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
@@ -61,11 +62,26 @@ from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
-
 MAX_MIN_ACCEPT_PROB = 9999
 SLOWER = 4.0  # times as long as is expected, that a step may take on a machine that others have begun to use
 MOST_SILENT_MS = 600_000
 MOST_PROMPT_ROWS = 64  # of a step that says something of the sources of drafts
+
+
+class Landed(NamedTuple):
+    """A step that has ended, and what was committed of it.
+
+    done      what came of its parts; failed: what is said of the sessions at fault
+    ended     when the host had its answer; waited_s: for so long, if another one was in flight behind it
+    """
+
+    flight: Flight
+    done: Done
+    rounds: Rounds
+    faults: Faults
+    failed: list[Message]
+    ended: float
+    waited_s: float | None
 
 
 class Verifier:
@@ -111,7 +127,7 @@ class Verifier:
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
         self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
-        self._even_chains = even_chains(engine)
+        self._even_chains, self._is_apart = even_chains(engine), is_apart(engine)
         self._early = EarlySteps(engine, self.sources, self.arms)
         self._round_trips, self._bursts = RoundTrips(MOST_ROUND_TRIP_S), Bursts()
         self._faults = Faults()  # of the next step
@@ -245,6 +261,8 @@ class Verifier:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, self._faults, began = self._faults, Faults(), clock()
         self._bursts.begin_step()
+        older, self._flights.older = self._flights.older, None
+        landed = None if older is None else self._land(older, clock)
         self._follow_load()
         if self._is_filling:
             self._is_filling = False
@@ -254,14 +272,34 @@ class Verifier:
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):
-            return self._finish(before, faults, clock)
+            if landed is None:
+                return self._finish(before, faults, clock)
+            self._flights.newest = before
+            return self._tell(landed, clock).and_of(self._fail(faults))
         flight = self._begin_step(before, faults, began, clock)
         if before is None and not self._can_follow(flight):
-            return self._finish(flight, faults, clock)
+            reports = NO_REPORTS if landed is None else self._tell(landed, clock)
+            return reports.before(self._finish(flight, faults, clock))
         self._keep(flight)
+        if landed is not None or (before is not None and self._is_apart and flight.parts):
+            return self._go_on(before, flight, landed, faults, clock)
         if before is None:
             return NO_REPORTS.and_of(self._fail(faults))
         reports = self._finish(before, faults, clock)
+        self._check_works(flight, faults)
+        return reports
+
+    def _go_on(
+        self, before: Flight | None, flight: Flight, landed: Landed | None, faults: Faults, clock: Callable[[], float]
+    ) -> Reports:
+        """Leave two steps in flight, or the one that there is; return what is said of the one that has landed."""
+        if before is not None:
+            if flight.parts:
+                self._flights.older = before
+            else:  # no session goes on behind it
+                self._keep(before)
+        reports = NO_REPORTS if landed is None else self._tell(landed, clock)
+        reports = reports.and_of(self._fail(faults))
         self._check_works(flight, faults)
         return reports
 
@@ -292,6 +330,11 @@ class Verifier:
 
     def _finish(self, flight: Flight, faults: Faults, clock: Callable[[], float]) -> Reports:
         """Wait for a step, commit what it gave, and return what is said of it."""
+        return self._tell(self._land(flight, clock, faults), clock)
+
+    def _land(self, flight: Flight, clock: Callable[[], float], faults: Faults | None = None) -> Landed:
+        """Wait for a step, commit what it gave, and give up the sessions at fault; `faults`: of what was planned with it."""
+        faults = Faults() if faults is None else faults
         asked_at, is_followed = clock(), self._flights.newest is not None
         done = self._flights.collect(flight, faults)
         ended = clock()
@@ -299,10 +342,18 @@ class Verifier:
         self.sessions.has_flight = self._flights.newest is not None
         rounds = in_one([self._commit(flight, shares, output, ended, faults) for shares, output in done])
         self.sessions.changed()
+        self._is_filling = is_burst(flight.shares.prompts()[1], len(flight.shares))
+        failed = self._fail(faults)
+        if not done:
+            self._check_works(flight, faults)
+        return Landed(flight, done, rounds, faults, failed, ended, ended - asked_at if is_followed else None)
+
+    def _tell(self, landed: Landed, clock: Callable[[], float]) -> Reports:
+        """Learn from a step that has landed, and return what is said of it."""
+        flight, done, rounds, faults, failed, ended, waited_s = landed
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
-        self.sources.observe(rounds, done, ended - started, clock, ended - asked_at if is_followed else None)
-        self._is_filling = is_burst(flight.shares.prompts()[1], len(flight.shares))
+        self.sources.observe(rounds, done, ended - started, clock, waited_s)
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         tidy(self.engine)
@@ -310,12 +361,11 @@ class Verifier:
         self._bursts.end(rounds.num_finished, ended)
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         self.meter.note_all(moments, done, flight.num_rows, rounds)
-        verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, faults)
+        own = Faults()
+        verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, own)
         if self.tracer.is_on:
             trace_step(self.tracer, flight.shares, rounds, moments, clock())
-        failed = self._fail(faults)
-        if not done:
-            self._check_works(flight, faults)
+        failed = [*failed, *self._fail(own)]
         return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(REMOTE in self.arms.allowed))
 
     def _check_works(self, flight: Flight, faults: Faults) -> None:

@@ -5,6 +5,9 @@ takes one token that the device knows first, and no draft, and the next step wai
 host must know of a session (`specq.verifier.early_steps`). What is found out late, such as the end of a text, costs a row of the next step and
 nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
 failed step is repeated with some of its sessions.
+
+Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are sent and handled: the older one is
+collected first of all then, and the next one launched at once, before it is told what the former gave.
 """
 
 from __future__ import annotations
@@ -65,12 +68,13 @@ class Flight:
 
 
 class Flights:
-    """Launches and collects the steps of a verifier; `newest` is the one that stays in flight, if one does."""
+    """Launches and collects the steps of a verifier; `newest` is the one that stays in flight, if one does, and `older` the one before it, if two do."""
 
     def __init__(self, engine: Engine, tap: Callable[[Shares], Tap]) -> None:
         """`tap` returns the hidden states that are wanted of a step."""
         self._engine, self._tap = engine, tap
         self.newest: Flight | None = None
+        self.older: Flight | None = None
 
     def launch(self, flight: Flight, before: Flight | None, faults: Faults) -> None:
         """Launch a step behind the one in flight, if there is one; sessions for which that raises are left out."""

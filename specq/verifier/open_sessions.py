@@ -97,7 +97,8 @@ class OpenSessions(dict[int, Session]):
     def num_pending(self) -> int:
         """Return how many tokens the sessions that take part in the next step have without KV."""
         places = [session.place for session in self.running()]
-        return int((self._trees.length[places] - self._trees.kv_len[places]).sum())
+        pending = self._trees.length[places] - self._trees.kv_len[places]
+        return int(np.maximum(pending, 0).sum())  # of those in flight none is known yet
 
     def decoding(self) -> list[Session]:
         """Return the sessions whose next step gives a token."""
@@ -123,7 +124,7 @@ class OpenSessions(dict[int, Session]):
         t = self._trees
         length = t.length[places]
         num_pending = length - t.kv_len[places]
-        foreseen = length + (num_pending == 0) if self.has_flight else length
+        foreseen = length + np.maximum(1 - num_pending, 0) if self.has_flight else length
         may_run = (t.has_ended[places] == 0) & (foreseen - t.journaled[places] <= self._max_uncommitted)
         if self.has_flight:
             may_run &= foreseen < t.limit[places]

@@ -50,9 +50,14 @@ def engine(started: VllmEngine):
     assert started.free_slots == started.info.kv_slots
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_texts_are_the_same_with_a_step_in_flight(engine: VllmEngine, seed: int) -> None:
-    """Sessions come, stop, wait, are closed and opened again; prompts are computed in parts, and shared."""
+def test_texts_are_the_same_with_a_step_in_flight(
+    engine: VllmEngine, seed: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions come, stop, wait, are closed and opened again, with two steps in flight as where worker processes launch them; prompts are computed in
+    parts, and shared."""
+    monkeypatch.setattr(engine, "is_apart", is_apart)
     found = [serve(overlapping(engine, overlaps), seed) for overlaps in (True, False)]
     assert found[0] == found[1]
     assert len(found[0]) == NUM - 2

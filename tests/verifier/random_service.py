@@ -38,6 +38,7 @@ class FailingAtOnce(ToyEngine):
     """The same, without overlap."""
 
     bad: set[int]
+    is_apart: bool
 
     def step(self, steps, tap=None):  # type: ignore[no-untyped-def]
         if self.bad.intersection(step.session_id for step in steps):
@@ -75,11 +76,14 @@ class Job:
 class Service:
     """The verifier, and what was heard of each job that is open."""
 
-    def __init__(self, random: Random, *, overlaps: bool = True, has_chains: bool = False) -> None:
+    def __init__(
+        self, random: Random, *, overlaps: bool = True, is_apart: bool = False, has_chains: bool = False
+    ) -> None:
         self.random, self.now = random, 0.0
         kind = FailingLater if overlaps else FailingAtOnce
         self.engine = kind(toy_info(kv_slots=random.choice([60, 90, 400])))
         self.engine.bad = set()
+        self.engine.is_apart = is_apart
         self.chains = UnreadToyChains(ToyProposer(wrong_every=random.choice([0, 3, 5])) if has_chains else None)
         self.verifier = Verifier(
             self.engine,
@@ -239,9 +243,11 @@ class Service:
         assert self.verifier.trees.num_nodes == 0
 
 
-def serve(random: Random, num_acts: int, *, overlaps: bool = True, has_chains: bool = False) -> Service:
+def serve(
+    random: Random, num_acts: int, *, overlaps: bool = True, is_apart: bool = False, has_chains: bool = False
+) -> Service:
     """Serve at random; raises AssertionError where what is said is not what the target says."""
-    service = Service(random, overlaps=overlaps, has_chains=has_chains)
+    service = Service(random, overlaps=overlaps, is_apart=is_apart, has_chains=has_chains)
     for _ in range(num_acts):
         service.act()
     service.end()

@@ -32,6 +32,7 @@ from tests.verifier.random_service import serve
 PROMPT = [5, 6, 7]
 PLAIN = Speculation(mode="plain")
 NUM_ACTS = 60
+KINDS = [{"overlaps": True}, {"overlaps": True, "is_apart": True}, {"overlaps": False}]  # of engines
 
 
 def make_verifier(engine: ToyEngine | None = None, **options: Any) -> Verifier:
@@ -67,17 +68,17 @@ def run(verifier: Verifier) -> dict[int, list[int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(random=st.randoms(use_true_random=True), overlaps=st.booleans())
-def test_texts_are_the_targets_own(random: Random, overlaps: bool) -> None:
+@given(random=st.randoms(use_true_random=True), kind=st.sampled_from(KINDS))
+def test_texts_are_the_targets_own(random: Random, kind: dict[str, bool]) -> None:
     """With sessions that come and go, stop, are drafted for, wait for the journal, and with steps that fail."""
-    serve(random, NUM_ACTS, overlaps=overlaps)
+    serve(random, NUM_ACTS, **kind)
 
 
 @settings(max_examples=40, deadline=None)
-@given(random=st.randoms(use_true_random=True), overlaps=st.booleans())
-def test_texts_with_chains_are_the_targets_own(random: Random, overlaps: bool) -> None:
+@given(random=st.randoms(use_true_random=True), kind=st.sampled_from(KINDS))
+def test_texts_with_chains_are_the_targets_own(random: Random, kind: dict[str, bool]) -> None:
     """With a colocated drafter whose chains are verified before they are read, or cannot be read; and drafts of others beside it."""
-    serve(random, NUM_ACTS, overlaps=overlaps, has_chains=True)
+    serve(random, NUM_ACTS, **kind, has_chains=True)
 
 
 def test_chains_are_verified_unread_in_the_random_service() -> None:
@@ -123,18 +124,19 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
 }
 
 
-def _serve_some(*, has_chains: bool = False) -> None:
+def _serve_some(*, is_apart: bool = False, has_chains: bool = False) -> None:
     for seed in range(40):
-        serve(Random(seed), NUM_ACTS, has_chains=has_chains)
+        serve(Random(seed), NUM_ACTS, is_apart=is_apart, has_chains=has_chains)
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_random_service_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_random_service_finds(name: str, is_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above is worth: each of these mistakes breaks a rule within a few runs."""
     owner, attribute, mutant = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, mutant)
     with pytest.raises((AssertionError, SpecqError, KeyError)):  # the text is wrong, or a check of the engine's fails
-        _serve_some()
+        _serve_some(is_apart=is_apart)
 
 
 CHAIN_MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
@@ -169,6 +171,69 @@ def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
     assert engine.num_launched == 12  # the end by length is foreseen
 
 
+def apart(engine: LateEngine | None = None) -> LateEngine:
+    """Return an engine whose steps other processes launch."""
+    engine = engine or LateEngine()
+    engine.is_apart = True
+    return engine
+
+
+def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps are in flight while the host does other things; a third is never launched beside them, and no token is computed twice."""
+    engine = apart()
+    verifier, told = make_verifier(engine), list[int]()
+    monkeypatch.setattr(verifier.sources, "observe", lambda *_: told.append(engine.num_launched))
+    open_session(verifier)
+    assert [step(verifier), step(verifier)] == [[], []]
+    assert (len(engine.flights), engine.most, told) == (2, 2, [])
+    (verdict,) = step(verifier)
+    assert verdict.token_ids.tolist() == toy_text(PROMPT, 1)
+    assert (len(engine.flights), engine.most, told) == (2, 2, [3])
+    assert verdict.token_ids.tolist() + run(verifier)[7] == toy_text(PROMPT, 12)
+    assert told == [*range(3, 13), 12, 12]  # the end by length is foreseen
+    assert engine.num_launched == 12
+
+
+def test_what_is_closed_or_stops_beside_two_steps_in_flight_says_nothing_more() -> None:
+    """A text that stops wastes one row, as elsewhere."""
+    engine, text = apart(), toy_text(PROMPT, 12)
+    verifier = make_verifier(engine)
+    open_session(verifier, 7, stop_token_ids=(text[3],))
+    open_session(verifier, 8, tokens_left=30)
+    for _ in range(2):
+        step(verifier)
+    verifier.handle(Close(session_id=8, epoch=1), 0.0)
+    assert run(verifier) == {7: text[:4]}
+    assert engine.num_launched == 4 + 1
+    verifier.handle(Close(session_id=7, epoch=1), 0.0)
+    assert engine.free_slots == engine.info.kv_slots
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_of_two_steps_in_flight_the_older_may_fail(number: int) -> None:
+    """The newer one is discarded then, and every session goes on; what had ended is said before what came of the repetition."""
+    engine = apart()
+    engine.failing[number] = RuntimeError("once")
+    verifier = make_verifier(engine)
+    for session_id in (7, 8):
+        open_session(verifier, session_id)
+    assert run(verifier) == {7: toy_text(PROMPT, 12), 8: toy_text(PROMPT, 12)}
+    assert engine.num_discarded == 1
+
+
+def test_a_burst_is_awaited_beside_two_steps_in_flight() -> None:
+    """Of those in flight no token is known to be pending."""
+    verifier = make_verifier(apart())
+    open_session(verifier, 7, tokens_left=30)
+    for _ in range(4):
+        step(verifier)
+    assert verifier.sessions.num_pending() == 0
+    open_session(verifier, 8)
+    assert verifier.sessions.num_pending() == len(PROMPT)
+
+
 @pytest.mark.parametrize(
     "what", [{"stop_token_ids": (toy_text(PROMPT, 4)[3],)}, {"stop": "string"}], ids=["id", "text"]
 )
@@ -196,9 +261,11 @@ def test_what_was_closed_says_nothing_more() -> None:
     assert engine.free_slots == engine.info.kv_slots - len(engine.contexts[8])
 
 
-def test_a_session_joins_while_others_run() -> None:
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_session_joins_while_others_run(is_apart: bool) -> None:
     """A step that computes its prompt is followed as any other."""
     engine = LateEngine()
+    engine.is_apart = is_apart
     verifier = make_verifier(engine, max_step_rows=2)
     open_session(verifier, 7, 20)
     for _ in range(6):
@@ -206,7 +273,7 @@ def test_a_session_joins_while_others_run() -> None:
     open_session(verifier, 8, 20)
     said = 0
     while verifier.has_work:
-        assert len(engine.flights) == 1  # it never drains
+        assert len(engine.flights) >= 1  # it never drains
         said += sum(len(verdict.token_ids) for verdict in step(verifier))
     assert verifier.sessions[8].token_ids == PROMPT + toy_text(PROMPT, 20)
     assert said > 20
@@ -305,7 +372,7 @@ def test_nodes_that_come_while_a_step_is_in_flight_are_verified_after_it() -> No
 def test_a_session_far_ahead_of_the_journal_pauses_at_the_same_token() -> None:
     """As far ahead as without overlap."""
     found = []
-    for engine in (LateEngine(), ToyEngine()):
+    for engine in (LateEngine(), apart(), ToyEngine()):
         verifier = make_verifier(engine, max_uncommitted=5)
         open_session(verifier, tokens_left=50)
         run(verifier)
@@ -313,7 +380,7 @@ def test_a_session_far_ahead_of_the_journal_pauses_at_the_same_token() -> None:
         verifier.handle(Ack(session_id=7, epoch=1, length=9), 0.0)
         run(verifier)
         found.append(verifier.sessions[7].length)
-    assert found == [9, 15, 9, 15]
+    assert found == [9, 15] * 3
 
 
 def test_what_is_told_is_what_is_committed() -> None:
@@ -376,9 +443,11 @@ def test_a_prompt_that_is_in_flight_is_not_waited_for_where_it_shares_no_more() 
     assert verifier.sessions[8].is_open
 
 
-def test_nobody_is_evicted_from_a_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_nobody_is_evicted_from_a_step_in_flight(is_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room, it ends first."""
     engine = LateEngine(toy_info(kv_slots=30))
+    engine.is_apart = is_apart
     verifier = make_verifier(engine)
     evict = kv_admission._evict
 

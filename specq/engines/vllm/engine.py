@@ -47,6 +47,7 @@ class Way(Loaded, Protocol):
     even_chains: Mapping[int, int]
     overlaps: bool
     takes_unread: bool
+    is_apart: bool  # whether workers have processes of their own
     has_graphs: bool  # for steps of more than a row a session
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
@@ -118,7 +119,7 @@ class VllmEngine:
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
         self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
-        self.takes_unread = self._way.takes_unread
+        self.takes_unread, self.is_apart = self._way.takes_unread, self._way.is_apart
         self.even_chains = self._way.even_chains  # as of `specq.engines.even_chains`
         self.info = model_info(arguments, self._way, name, tensors)
 

@@ -30,7 +30,7 @@ class Prompts:
 
     max_chain = MAX_CHAIN
     even_chains: Mapping[int, int] = {}
-    overlaps = takes_unread = has_graphs = False
+    overlaps = takes_unread = is_apart = has_graphs = False
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
         self._asker = Asker(options)

@@ -80,7 +80,7 @@ class Sessions:
         self._has_lost = False
         self._core = EngineCore(config, executor_of(config), log_stats=False, executor_fail_callback=self._lose)
         self._workers = Workers(self._core.model_executor)
-        began = time.monotonic()
+        self.is_apart, began = self._workers.are_apart, time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
         # Drafted tokens on the device are this process's; other processes are sent them.
