@@ -258,6 +258,8 @@ class LoadLevel:
             gain = tried.log_rate - (self.before.log_rate + window.log_rate) / 2
             self._compare(arm, gain, tried.variance + (self.before.variance + window.variance) / 4)
             self.tried = None
+            if arm == self.used:  # from now on, so its own window says what is usual
+                window = tried
         self.before, self.step = window, window.step
         self.num_sessions = window.verdicts / window.steps or self.num_sessions
         self._forget_trials(self.traffic.fall(window))

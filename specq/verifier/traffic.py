@@ -30,9 +30,9 @@ class Traffic:
     def fall(self, window: Window) -> float:
         """Take in a window of the arm in use; return by how much less its rounds gave than was usual, as a logarithm, if that is evident, else 0.
         What they give is usual from then on."""
-        if not window.verdicts or not window.tokens:
+        if not window.decoded:
             return 0.0
-        now = math.log(window.tokens / window.verdicts)
+        now = math.log(window.decoded / window.verdicts)
         if self.usual is None:
             self.usual = now
             return 0.0

@@ -18,9 +18,10 @@ FEW_STEPS, FEW_S = 4, 0.1
 
 @dataclass(slots=True)
 class Window:
-    """What was measured of one arm without a break for another."""
+    """What was measured of one arm without a break for another; `decoded`: the tokens of those steps whose verdicts count, which compute no prompts."""
 
     tokens: int = 0
+    decoded: int = 0
     seconds: float = 0.0
     steps: int = 0
     verdicts: int = 0
@@ -46,6 +47,7 @@ class Window:
         self.seconds += seconds
         self.steps += steps
         self.verdicts += verdicts
+        self.decoded += tokens if verdicts else 0
         self.senders |= senders
         of_tokens, of_seconds, of_both = self.squares
         self.squares = of_tokens + tokens**2, of_seconds + seconds**2, of_both + tokens * seconds

@@ -7,7 +7,7 @@ import pytest
 
 from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
 from specq.verifier.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
-from specq.verifier.window import LEAST_STEPS, WINDOW_S
+from specq.verifier.window import LEAST_STEPS, WINDOW_S, Window
 
 STEP_S = 0.01
 NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({COLOCATED})
@@ -152,11 +152,13 @@ def test_a_machine_that_slows_down_says_nothing_about_drafts():
 
 
 def test_the_answer_changes_with_what_is_measured():
-    """Drafts that were useless bring something now, and are used again."""
+    """Drafts that were useless bring something now, and are used again: first by whichever arm with them is tried first, at last by the best."""
     arms = Service()
     arms.serve(60, rates_of(remote=0.8, suffix=1.1))
     assert arms.share(L) > 0.7
     arms.serve(60, rates_of(remote=1.4, suffix=1.1))
+    assert arms.serve(60, rates_of(remote=1.4, suffix=1.1)) > 0.9
+    assert arms.share(RL) + arms.share(R) > 0.95
     arms.serve(60, rates_of(remote=1.4, suffix=1.1))
     assert arms.share(RL) > 0.8
 
@@ -331,3 +333,28 @@ def test_a_passage_that_is_hard_to_foresee_does_not_silence_drafts(passage_s, of
     service.serve(4.0, easy)
     service.serve(3.0, easy)
     assert service.share(R) > 0.9
+
+
+def test_an_arm_that_wins_by_the_window_after_its_trial_is_compared_with_itself_from_then_on() -> None:
+    """The window after it is of the arm that was in use: not what the new one's rounds give, and not what the next trial is held against."""
+
+    def served(tokens: int, step_s: float, senders: frozenset[str]) -> Window:
+        found = Window()
+        for _ in range(20):
+            found.add(tokens, step_s, 8, senders)
+        return found
+
+    drafted, plain = (lambda: served(24, 0.03, C)), (lambda: served(8, 0.0085, NONE))
+    level = LoadLevel.of(C)
+    for of_arm in (drafted, plain, drafted):
+        level.window = of_arm()
+        level.close(C)
+    assert level.used == NONE, "the trial has won"
+    assert level.before.log_rate == pytest.approx(plain().log_rate)
+    assert level.trial == C
+    for of_arm in (drafted, plain, plain):
+        level.window = of_arm()
+        level.close(C)
+    former = level.challengers[C]
+    assert former.gain == pytest.approx(math.log(800 / (8 / 0.0085)))
+    assert former.weight > 1, "what its trials said is not forgotten"

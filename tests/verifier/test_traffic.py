@@ -36,6 +36,20 @@ def test_a_slower_machine_and_fewer_sessions_say_nothing() -> None:
     assert not traffic.fall(window([3] * 20, verdicts=1))
 
 
+def test_steps_that_compute_prompts_say_nothing() -> None:
+    """Their sessions do not count, so nor do their tokens: else a plain decoder that is done with a burst of prompts would give less."""
+    traffic = settled(window([8] * 20))
+    mixed = window([8] * 5)
+    for _ in range(40):
+        mixed.add(8, 0.01, 0, steps=0)
+    for _ in range(3):
+        assert not traffic.fall(mixed)
+    assert not traffic.fall(window([8] * 20))
+    only_prompts = Window()
+    only_prompts.add(8, 0.01, 0, steps=0)
+    assert not traffic.fall(only_prompts)
+
+
 def test_what_lies_within_noise_says_nothing() -> None:
     """Of few steps of one session, each of which gives 1 or 5 tokens."""
     traffic = settled(window([1, 5] * 10, verdicts=1))
