@@ -33,6 +33,7 @@ NEEDS_VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, re
 
 VLLM_KINDS = ("cpu", "cuda")  # that tests know
 VLLM_BYTES = 8 << 30  # of a GPU, for each vLLM of the tests: some are there at a time
+VLLM_KV_BYTES = 1 << 30
 
 
 class Choice(NamedTuple):
@@ -72,8 +73,11 @@ def _device_type() -> str:
 
 def vllm_arguments(kind: str) -> dict[str, Any]:
     """Return what the vLLM engine or proposer is made with on a kind of device: float32, as what it is compared with, and of a
-    GPU a small share only."""
+    GPU a small share only, which is not measured: vLLM refuses to where an engine of the test before is being freed."""
     if kind == "cpu":
         return {}  # float32 is the default there
     share = min(0.9, VLLM_BYTES / torch.cuda.get_device_properties(0).total_memory)
-    return {"dtype": "float32", "options": {"gpu_memory_utilization": round(share, 3)}}
+    return {
+        "dtype": "float32",
+        "options": {"gpu_memory_utilization": round(share, 3), "kv_cache_memory_bytes": VLLM_KV_BYTES},
+    }
