@@ -263,6 +263,8 @@ class Verifier:
         self._bursts.begin_step()
         older, self._flights.older = self._flights.older, None
         landed = None if older is None else self._land(older, clock)
+        if landed is not None and self._flights.newest is None:  # it failed, and what was launched behind it is gone
+            return self._tell(landed, clock).and_of(self._fail(faults))
         self._follow_load()
         if self._is_filling:
             self._is_filling = False
@@ -278,13 +280,10 @@ class Verifier:
             return self._tell(landed, clock).and_of(self._fail(faults))
         flight = self._begin_step(before, faults, began, clock)
         if before is None and not self._can_follow(flight):
-            reports = NO_REPORTS if landed is None else self._tell(landed, clock)
-            return reports.before(self._finish(flight, faults, clock))
+            return self._finish(flight, faults, clock)
         self._keep(flight)
-        if landed is not None or (before is not None and self._is_apart and flight.parts):
+        if before is None or landed is not None or (self._is_apart and flight.parts):
             return self._go_on(before, flight, landed, faults, clock)
-        if before is None:
-            return NO_REPORTS.and_of(self._fail(faults))
         reports = self._finish(before, faults, clock)
         self._check_works(flight, faults)
         return reports
@@ -292,12 +291,11 @@ class Verifier:
     def _go_on(
         self, before: Flight | None, flight: Flight, landed: Landed | None, faults: Faults, clock: Callable[[], float]
     ) -> Reports:
-        """Leave two steps in flight, or the one that there is; return what is said of the one that has landed."""
-        if before is not None:
-            if flight.parts:
-                self._flights.older = before
-            else:  # no session goes on behind it
-                self._keep(before)
+        """Leave two steps in flight, or one where no session goes on behind it; return what is said of the one that has landed."""
+        if flight.parts:
+            self._flights.older = before
+        elif before is not None:
+            self._keep(before)
         reports = NO_REPORTS if landed is None else self._tell(landed, clock)
         reports = reports.and_of(self._fail(faults))
         self._check_works(flight, faults)

@@ -47,10 +47,6 @@ class Reports(Sequence[Message]):
         """Return the same with further messages."""
         return Reports(self._verdicts, [*self._messages, *messages], self._activations) if messages else self
 
-    def before(self, others: Reports) -> Reports:
-        """Return the same and then what others say."""
-        return Reports(None, [*self, *others]) if len(self) else others
-
     def behind(self, activations: Sequence[Activations]) -> Reports:
         """Return the same behind hidden states: who reads them has them when it learns of the tokens."""
         return Reports(self._verdicts, self._messages, activations) if activations else self

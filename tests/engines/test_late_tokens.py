@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specq.engines.vllm.late_tokens import TokenReceiver, TokenSender
+from specq.engines.vllm.late_tokens import HELLO, TokenReceiver, TokenSender
 from specq.protocol import EngineError
 from specq.verification import DeviceTokens
 
@@ -25,6 +26,10 @@ def sender() -> Iterator[TokenSender]:
 @pytest.fixture
 def receivers(sender: TokenSender) -> Iterator[list[TokenReceiver]]:
     made = [TokenReceiver(address, 5.0) for address in sender.addresses]
+    sender.connect()
+    for receiver in made:
+        assert not len(receiver.take(HELLO))
+    sender.hide()
     yield made
     for receiver in made:
         receiver.close()
@@ -45,7 +50,7 @@ def test_each_worker_takes_what_was_sent(
 def test_tokens_of_steps_that_failed_are_dropped(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
     """A step whose drafts could not be read may be sent them twice."""
     first, second = sender.next_number(), sender.next_number()
-    assert 0 < first < second
+    assert HELLO < first < second
     for number, tokens in ((first, SOME), (first, NONE), (second, OTHERS)):
         sender.send(number, tokens)
     assert receivers[1].take(second).tolist() == OTHERS.tolist()
@@ -63,9 +68,36 @@ def test_nothing_is_left_behind() -> None:
     made = TokenSender(1)
     folder = Path(made.addresses[0].removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o077 == 0
-    made.close()
-    made.close()
+    made.hide()
     assert not folder.exists()
+    made.close()
+    made.close()
+
+
+def test_a_worker_that_is_gone_stops_nobody(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
+    """Nor do many messages that nobody takes: that the worker is lost, is found out elsewhere."""
+    receivers[1].close()
+    for _ in range(3000):
+        number = sender.next_number()
+        sender.send(number, SOME)
+        assert receivers[0].take(number).tolist() == SOME.tolist()
+
+
+def test_nobody_waits_for_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch, sender: TokenSender) -> None:
+    receiver = TokenReceiver(sender.addresses[0], 60.0)
+    monkeypatch.setattr("specq.engines.vllm.late_tokens.os.getppid", lambda: 1 << 30)
+    with pytest.raises(EngineError, match="did not come"):
+        receiver.take(1)
+    receiver.close()
+
+
+def test_names_that_are_too_long_for_sockets_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(EngineError, match="TMPDIR"):
+        TokenSender(2)
+    assert not list(folder.iterdir())
 
 
 def test_whoever_awaits_tokens_is_told_when_they_are_read() -> None:

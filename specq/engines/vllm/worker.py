@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specq.engines.vllm.answers import Answer
 from specq.engines.vllm.graphs import possible_graphs
-from specq.engines.vllm.late_tokens import TokenReceiver
+from specq.engines.vllm.late_tokens import HELLO, TokenReceiver
 from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.runner import RunnerSteps
 from specq.engines.vllm.versions import missing_parts
@@ -44,12 +44,18 @@ class JudgingWorker:
         self.model_runner.use_async_scheduling = self.model_runner.use_async_spec_decode = False
         self._specq_is_apart = is_apart
         late = TokenReceiver(addresses[self.rank], envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) if addresses else None
+        self.specq_late = late
         self.specq_steps = RunnerSteps(
             self.model_runner, self.execute_model, verbose=verbose and self.rank == 0, is_apart=is_apart, late=late
         )
         graphs = self.specq_steps.graphs
         captured = graphs.capture(possible_graphs(self.model_runner))
         return self.specq_steps.overlaps, captured, graphs.num_bytes
+
+    def specq_greet(self) -> None:
+        """Wait for the host's first message (`late_tokens`)."""
+        assert self.specq_late is not None
+        self.specq_late.take(HELLO)
 
     def specq_leave_out(self, lengths: list[int]) -> None:
         """See `WholeGraphs.leave_out`."""

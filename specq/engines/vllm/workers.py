@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import structlog
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.v1.executor.abstract import Executor
@@ -19,8 +20,10 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from specq.engines.vllm.late_tokens import TokenSender
 from specq.engines.vllm.plans import Plan
-from specq.protocol import EngineLostError
+from specq.protocol import EngineError, EngineLostError
 from specq.verification import Judgements
+
+log = structlog.get_logger(__name__)
 
 Installed = tuple[bool, dict[int, Sequence[int]], int]
 
@@ -51,13 +54,26 @@ class Workers:
 
     def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
-        if self.are_apart and self._executor.local_world_size == self._executor.world_size:
-            self.late = TokenSender(self._executor.world_size)
-        addresses = self.late.addresses if self.late is not None else []
+        late = self._sender()
         patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
-        arguments = (verbose, self.are_apart, addresses)
+        arguments = (verbose, self.are_apart, late.addresses if late is not None else [])
         found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, arguments)
+        if late is not None:
+            late.connect()
+            self._executor.collective_rpc("specq_greet", patience_s)
+            late.hide()
+        self.late = late
         return found
+
+    def _sender(self) -> TokenSender | None:
+        """Return what sends drafted tokens, where workers are processes, all on this machine."""
+        if not self.are_apart or self._executor.local_world_size != self._executor.world_size:
+            return None
+        try:
+            return TokenSender(self._executor.world_size)
+        except EngineError as error:
+            log.warning("drafts_are_read_first", reason=str(error))
+            return None
 
     def leave_out(self, lengths: list[int]) -> None:
         """See `JudgingWorker.specq_leave_out`."""
