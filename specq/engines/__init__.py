@@ -18,7 +18,7 @@ from specq.engines.checkpoint import (
 from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
-from specq.engines.launching import even_chains, is_apart, launch, takes_unread, tidy
+from specq.engines.launching import Computed, even_chains, is_apart, launch, takes_unread, tidy
 from specq.engines.profiling import prefill, warm_up_steps
 from specq.runtime import Table
 
@@ -33,6 +33,7 @@ ENGINES = Table(
 
 __all__ = [
     "ENGINES",
+    "Computed",
     "Engine",
     "EngineSpec",
     "Launched",

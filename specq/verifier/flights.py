@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import structlog
 
-from specq.engines import Engine, Launched, launch
+from specq.engines import Computed, Engine, Launched, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.kv_admission import Prefill
@@ -77,9 +76,20 @@ class Flights:
         self.older: Flight | None = None
 
     def launch(self, flight: Flight, before: Flight | None, faults: Faults) -> None:
-        """Launch a step behind the one in flight, if there is one; sessions for which that raises are left out."""
-        after = None if before is None else before.parts[0][1]
-        flight.parts = in_halves(flight.shares, partial(self._launch, after), faults, "computed", retry=True)
+        """Launch a step behind the one in flight, if there is one. Where that raises, some of its sessions are computed one half after the other, and
+        those for which it raises are left out; but nothing is while another step is in flight, which only one can follow, or drafts are unread."""
+        shares, after = flight.shares, None if before is None else before.parts[0][1]
+        if not len(shares):
+            return
+        try:
+            flight.parts = [(shares, self._launch(after, shares))]
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `Faults.of`
+            log.warning("step_not_launched", num_sessions=len(shares), **traced(error))
+            if before is None and shares.batch.as_read().drafted is None:
+                done = in_halves(shares, self._compute, faults, "computed", retry=True)
+                flight.parts = [(own, Computed(output)) for own, output in done]
 
     def _launch(self, after: Launched | None, shares: Shares) -> Launched:
         launched = launch(self._engine, shares.batch, self._tap(shares), after)

@@ -11,7 +11,7 @@ import numpy as np
 from specq.engines.checks import PROBE
 from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.step_output import StepOutput
+from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
 from specq.verifier.core import Verifier
@@ -25,6 +25,18 @@ class FailingLater(LateEngine):
     """Steps with a session of `bad` raise, whenever they are collected."""
 
     bad: set[int]
+    num_refused = 0  # launches that raise next
+    broken_rule = ""  # by a launch: a verifier takes what is raised then for a failure, and goes on
+
+    def launch(self, steps, tap=NO_TAP, after=None):  # type: ignore[no-untyped-def]
+        if self.num_refused and [step.session_id for step in steps] != [PROBE]:
+            self.num_refused -= 1
+            raise RuntimeError("once")
+        try:
+            return super().launch(steps, tap, after)
+        except AssertionError as error:
+            self.broken_rule = str(error)
+            raise
 
     def collect(self, late: LateStep) -> StepOutput:
         if late.batch.session_ids == [PROBE]:
@@ -109,7 +121,7 @@ class Service:
         """Do something, and step now and then."""
         does = (
             [self.open] * 3
-            + [self.close, self.reopen, self.fail, self.spoil, self.lose]
+            + [self.close, self.reopen, self.fail, self.refuse, self.spoil, self.lose]
             + [self.acknowledge, self.draft] * 2
             + [self.step] * 6
         )
@@ -146,6 +158,11 @@ class Service:
         """Let one of the next steps fail once, whoever is in it."""
         if isinstance(self.engine, LateEngine) and not self.engine.failing:
             self.engine.failing[self.engine.num_launched + self.random.randrange(1, 4)] = RuntimeError("once")
+
+    def refuse(self) -> None:
+        """Let the next launch raise, or the next two."""
+        if isinstance(self.engine, FailingLater):
+            self.engine.num_refused = self.random.choice([1, 2])
 
     def spoil(self) -> None:
         """Let all further steps with some session fail."""
@@ -188,6 +205,7 @@ class Service:
             return
         for message in self.verifier.step(self.clock):
             self.hear(message)
+        assert not getattr(self.engine, "broken_rule", ""), self.engine.broken_rule
 
     def clock(self) -> float:
         self.now += 0.001
