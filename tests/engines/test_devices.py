@@ -39,5 +39,6 @@ def test_vllm_itself_is_asked(monkeypatch, device_type):
 def test_of_a_gpu_each_vllm_takes_a_small_share(monkeypatch, gib, share):
     memory = SimpleNamespace(total_memory=gib << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
-    assert devices.vllm_arguments("cuda") == {"dtype": "float32", "options": {"gpu_memory_utilization": share}}
+    options = {"gpu_memory_utilization": share, "kv_cache_memory_bytes": devices.VLLM_KV_BYTES}
+    assert devices.vllm_arguments("cuda") == {"dtype": "float32", "options": options}
     assert devices.vllm_arguments("cpu") == {}
