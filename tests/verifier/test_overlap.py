@@ -171,9 +171,9 @@ def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
     assert engine.num_launched == 12  # the end by length is foreseen
 
 
-def apart(engine: LateEngine | None = None) -> LateEngine:
+def apart() -> LateEngine:
     """Return an engine whose steps other processes launch."""
-    engine = engine or LateEngine()
+    engine = LateEngine()
     engine.is_apart = True
     return engine
 
@@ -264,8 +264,7 @@ def test_what_was_closed_says_nothing_more() -> None:
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_a_session_joins_while_others_run(is_apart: bool) -> None:
     """A step that computes its prompt is followed as any other."""
-    engine = LateEngine()
-    engine.is_apart = is_apart
+    engine = apart() if is_apart else LateEngine()
     verifier = make_verifier(engine, max_step_rows=2)
     open_session(verifier, 7, 20)
     for _ in range(6):
@@ -273,7 +272,7 @@ def test_a_session_joins_while_others_run(is_apart: bool) -> None:
     open_session(verifier, 8, 20)
     said = 0
     while verifier.has_work:
-        assert len(engine.flights) >= 1  # it never drains
+        assert len(engine.flights) in ((1, 2) if is_apart else (1,))  # it never drains
         said += sum(len(verdict.token_ids) for verdict in step(verifier))
     assert verifier.sessions[8].token_ids == PROMPT + toy_text(PROMPT, 20)
     assert said > 20

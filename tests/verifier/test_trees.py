@@ -191,7 +191,6 @@ def test_so_they_are_in_long_runs(seed: int) -> None:
     play(Both(), Random(seed), 80)
 
 
-@needs_compiler
 @pytest.mark.parametrize("length", [1, WINDOW, WINDOW + 5, 2 * WINDOW + 1])
 def test_an_opened_session_has_its_newest_tokens_where_late_drafts_look_for_them(length: int) -> None:
     trees, tokens = DraftTrees(), np.arange(length, dtype=np.int32)
@@ -200,6 +199,7 @@ def test_an_opened_session_has_its_newest_tokens_where_late_drafts_look_for_them
     assert trees.recent[place, newest % WINDOW].tolist() == newest.tolist()
 
 
+@needs_compiler
 def test_the_struct_has_the_columns() -> None:
     """C and Python name as many columns, and count the same."""
     library = kernels()
