@@ -80,7 +80,7 @@ class LateEngine(ToyEngine):
         """See `OverlappingEngine.launch`."""
         check_asked(self, steps, tap)
         batch = StepBatch.of(steps)
-        assert len(self.flights) < 2, "two steps are in flight already"
+        assert len(self.flights) < (3 if self.is_apart else 2), "so many steps are in flight already"
         assert after is (self.flights[-1] if self.flights else None), "the step that is in flight is not named"
         if int(batch.num_rows.sum()) > self.free_slots:
             raise EngineError("no slots")

@@ -262,9 +262,11 @@ class Verifier:
         faults, self._faults, began = self._faults, Faults(), clock()
         self._bursts.begin_step()
         older, self._flights.older = self._flights.older, None
-        landed = None if older is None else self._land(older, clock)
-        if landed is not None and self._flights.newest is None:  # it failed, and what was launched behind it is gone
-            return self._tell(landed, clock).and_of(self._fail(faults))
+        oldest: Flight | Landed | None = older
+        if older is not None and not self._all_go_on():
+            oldest = self._land(older, clock)
+            if self._flights.newest is None:  # it failed, and what was launched behind it is gone
+                return self._tell_oldest(oldest, faults, clock)
         self._follow_load()
         if self._is_filling:
             self._is_filling = False
@@ -274,32 +276,48 @@ class Verifier:
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):
-            if landed is None:
+            if oldest is None:
                 return self._finish(before, faults, clock)
             self._flights.newest = before
-            return self._tell(landed, clock).and_of(self._fail(faults))
+            return self._tell_oldest(oldest, faults, clock)
         flight = self._begin_step(before, faults, began, clock)
         if before is None and not self._can_follow(flight):
             return self._finish(flight, faults, clock)
         self._keep(flight)
-        if before is None or landed is not None or (self._is_apart and flight.parts):
-            return self._go_on(before, flight, landed, faults, clock)
+        if before is None or oldest is not None or (self._is_apart and flight.parts):
+            return self._go_on(before, flight, oldest, faults, clock)
         reports = self._finish(before, faults, clock)
         self._check_works(flight, faults)
         return reports
 
+    def _all_go_on(self) -> bool:
+        """Return whether the next step is one of the same sessions as the newest, each a token further, so that it can be planned before the steps in
+        flight have said anything."""
+        newest = self._flights.newest
+        return newest is not None and not self._is_filling and self.sessions.all_go_on(newest.shares.places)
+
     def _go_on(
-        self, before: Flight | None, flight: Flight, landed: Landed | None, faults: Faults, clock: Callable[[], float]
+        self,
+        before: Flight | None,
+        flight: Flight,
+        oldest: Flight | Landed | None,
+        faults: Faults,
+        clock: Callable[[], float],
     ) -> Reports:
-        """Leave two steps in flight, or one where no session goes on behind it; return what is said of the one that has landed."""
+        """Leave two steps in flight, or one where no session goes on behind it; return what is said of the oldest one."""
         if flight.parts:
             self._flights.older = before
         elif before is not None:
             self._keep(before)
-        reports = NO_REPORTS if landed is None else self._tell(landed, clock)
-        reports = reports.and_of(self._fail(faults))
+        reports = self._tell_oldest(oldest, faults, clock)
         self._check_works(flight, faults)
         return reports
+
+    def _tell_oldest(self, oldest: Flight | Landed | None, faults: Faults, clock: Callable[[], float]) -> Reports:
+        """Return what is said of the oldest step, for which the host waits unless it has landed; and of the sessions at fault in the next one."""
+        landed = self._land(oldest, clock) if isinstance(oldest, Flight) else oldest
+        reports = NO_REPORTS if landed is None else self._tell(landed, clock)
+        return reports.and_of(self._fail(faults))
 
     def _keep(self, flight: Flight) -> None:
         """Leave a step in flight until the next call."""

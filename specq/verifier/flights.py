@@ -6,8 +6,9 @@ host must know of a session (`specq.verifier.early_steps`). What is found out la
 nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
 failed step is repeated with some of its sessions.
 
-Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are sent and handled: the older one is
-collected first of all then, and the next one launched at once, before it is told what the former gave.
+Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are sent and handled. A next step of
+the same sessions, each a token further, is launched behind both of them, before the older one is collected: so the processes always know what comes next. Else
+that one is collected first of all, and the next one launched before anything is told of it.
 """
 
 from __future__ import annotations
@@ -117,21 +118,22 @@ class Flights:
                 raise
             except Exception as error:  # noqa: BLE001 - see `Faults.of`
                 log.warning("step_failed", num_sessions=len(shares), **traced(error))
-                self._discard_newest()
+                self._discard_behind()
                 done += in_halves(_again(shares), self._compute, faults, "computed", retry=True)
         return done
 
     def _compute(self, shares: Shares) -> StepOutput:
         return self._launch(None, shares).collect()
 
-    def _discard_newest(self) -> None:
-        """Forget the step that was launched last: its sessions are as they were."""
-        flight, self.newest = self.newest, None
-        for shares, launched in flight.parts if flight is not None else ():
-            launched.discard()
-            for session, start in zip(shares.sessions, shares.batch.starts.tolist(), strict=True):
-                if session.is_open:
-                    session.kv_len = start
+    def _discard_behind(self) -> None:
+        """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they were."""
+        behind, self.newest, self.older = (self.newest, self.older), None, None
+        for flight in behind:
+            for shares, launched in flight.parts if flight is not None else ():
+                launched.discard()
+                for session, start in zip(shares.sessions, shares.batch.starts.tolist(), strict=True):
+                    if session.is_open:
+                        session.kv_len = start
 
 
 def _again(shares: Shares) -> Shares:

@@ -94,6 +94,18 @@ class OpenSessions(dict[int, Session]):
         states = self._states()
         return _chosen(states.sessions, states.joins)
 
+    def all_go_on(self, places: IntpArray) -> bool:
+        """Return whether those that take part now are the sessions at these places, in this order, and all of their tokens have KV, or will have it
+        when what is in flight has ended; none needs a token that the host does not know."""
+        states, trees = self._states(), self._trees
+        assert self._order is not None
+        own = self._order[1][states.runs]
+        return (
+            np.array_equal(own, places)
+            and np.count_nonzero(states.joins) == len(own)
+            and not np.count_nonzero(trees.length[own] > trees.kv_len[own])
+        )
+
     def num_pending(self) -> int:
         """Return how many tokens the sessions that take part in the next step have without KV."""
         places = [session.place for session in self.running()]

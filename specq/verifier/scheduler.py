@@ -233,7 +233,7 @@ def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: Dev
 def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
     """Return `StepBatch.fed_by`, given the step in flight."""
     trees = chunks.sessions[0].trees
-    is_fed = trees.length[chunks.places] == chunks.starts
+    is_fed = trees.length[chunks.places] <= chunks.starts
     if not np.count_nonzero(is_fed):
         return None
     judged = before.judged().places

@@ -139,6 +139,7 @@ def test_texts_are_the_same_with_a_step_in_flight_in_two_processes(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     texts = json.loads(done.stdout.splitlines()[-1])
     assert texts["together"] == texts["apart"]
+    assert texts["most"] == 3
     assert texts["unread"] == texts["own"]
     assert texts["late"] > 5
     assert texts["accepted"] > 5

@@ -37,6 +37,19 @@ def let_judge(overlaps: bool, worker: Any) -> None:
         steps.judge = judge_later if overlaps else judge_each
 
 
+def counted(engine: Any) -> list[int]:
+    """Return a list that gets, with each step that the engine launches from now on, how many are in flight then."""
+    workers, found = engine._way._workers, list[int]()
+    launch = type(workers).launch
+
+    def launched(plan: Any) -> None:
+        launch(workers, plan)
+        found.append(len(workers._flights))
+
+    workers.launch = launched
+    return found
+
+
 def opening(session_id: int, epoch: int = 1) -> Open:
     """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped; each ends elsewhere."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))

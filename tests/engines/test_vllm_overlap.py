@@ -18,7 +18,7 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
-from tests.engines.overlapping import GREEDY, NUM, let_judge, plain, serve
+from tests.engines.overlapping import GREEDY, NUM, counted, let_judge, plain, serve
 from tests.engines.test_vllm_arrays import chain
 
 pytestmark = NEEDS_VLLM
@@ -55,11 +55,13 @@ def engine(started: VllmEngine):
 def test_texts_are_the_same_with_a_step_in_flight(
     engine: VllmEngine, seed: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions come, stop, wait, are closed and opened again, with two steps in flight as where worker processes launch them; prompts are computed in
-    parts, and shared."""
+    """Sessions come, stop, wait, are closed and opened again, with up to three steps in flight as where worker processes launch them; prompts are
+    computed in parts, and shared."""
     monkeypatch.setattr(engine, "is_apart", is_apart)
+    in_flight = counted(engine)
     found = [serve(overlapping(engine, overlaps), seed) for overlaps in (True, False)]
     assert found[0] == found[1]
+    assert max(in_flight) == (3 if is_apart else 2)
     assert len(found[0]) == NUM - 2
 
 

@@ -18,7 +18,7 @@ from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint
 from tests.devices import vllm_arguments
 from tests.engines import test_unread_chains as drafts
-from tests.engines.overlapping import GREEDY, let_judge, serve
+from tests.engines.overlapping import GREEDY, counted, let_judge, serve
 
 
 def fail(*_: Any) -> None:
@@ -61,18 +61,20 @@ def serve_unread(engine: VllmEngine, directory: Path, kind: str) -> dict[str, An
 
 
 def main(directory: str, kind: str) -> None:
-    """Print {"together": texts, "apart": texts}, {"own": texts, "unread": texts} of sessions by id, "accepted": drafted tokens, "late": how many
-    steps waited for some, and "lost": an error."""
+    """Print {"together": texts, "apart": texts}, {"own": texts, "unread": texts} of sessions by id, "most": steps in flight at once, "accepted": drafted
+    tokens, "late": how many steps waited for some, and "lost": an error."""
     arguments = vllm_arguments(kind) | {"dtype": "float32"}
     arguments["options"] = arguments.get("options", {}) | {"tensor_parallel_size": 2}
     engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, way="sessions", **arguments)
     try:
         way: Any = engine._way
         texts: dict[str, Any] = {}
+        in_flight = counted(engine)
         for name, overlaps in (("together", True), ("apart", False)):
             way._core.collective_rpc(partial(let_judge, overlaps))
             engine.overlaps = way.overlaps = overlaps
             texts[name] = serve(engine)
+        texts["most"] = max(in_flight)
         texts |= serve_unread(engine, Path(directory), kind)
         way._core.collective_rpc(let_fail)
         engine.open(0, np.array([5, 6], np.int32))

@@ -97,14 +97,25 @@ def _next_ones(chunks: Any, before: Any, fed_by: Any = scheduler._fed_by) -> Any
     return None if found is None else np.where(found > 0, found - 1, found)
 
 
-def _keeps_the_newest(self: Flights) -> None:
-    self.newest = None
+def _keeps_those_behind(self: Flights) -> None:
+    self.newest = self.older = None
 
 
 def _forgets_starts(self: Flights) -> None:
-    flight, self.newest = self.newest, None
-    for _, launched in flight.parts if flight is not None else ():
-        launched.discard()
+    behind, self.newest, self.older = (self.newest, self.older), None, None
+    for flight in behind:
+        for _, launched in flight.parts if flight is not None else ():
+            launched.discard()
+
+
+def _discards_one(self: Flights, discard: Any = Flights._discard_behind) -> None:
+    older, self.older = self.older, None
+    discard(self)
+    self.newest = older
+
+
+def _lets_all_go_on(self: OpenSessions, _: Any) -> bool:
+    return True
 
 
 def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> Any:
@@ -115,8 +126,8 @@ def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> An
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
     "a session is fed with another's token": (scheduler, "_fed_by", _next_ones),
-    "a step behind one that failed is not discarded": (Flights, "_discard_newest", _keeps_the_newest),
-    "sessions of a discarded step are not as they were": (Flights, "_discard_newest", _forgets_starts),
+    "a step behind one that failed is not discarded": (Flights, "_discard_behind", _keeps_those_behind),
+    "sessions of a discarded step are not as they were": (Flights, "_discard_behind", _forgets_starts),
     "any step is followed": (Flights, "can_follow", lambda self, flight, _: self._engine.overlaps and flight.parts),
     "all are fed, whatever their tokens depend on": (OpenSessions, "_look", _forgets_histories),
     "steps are repeated with tokens that were not known": (StepBatch, "fed", lambda self, _: self),
@@ -137,6 +148,21 @@ def test_the_random_service_finds(name: str, is_apart: bool, monkeypatch: pytest
     monkeypatch.setattr(owner, attribute, mutant)
     with pytest.raises((AssertionError, SpecqError, KeyError)):  # the text is wrong, or a check of the engine's fails
         _serve_some(is_apart=is_apart)
+
+
+APART_MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "of two steps behind one that failed the newest alone is discarded": (Flights, "_discard_behind", _discards_one),
+    "any step is planned behind two others": (OpenSessions, "all_go_on", _lets_all_go_on),
+}
+
+
+@pytest.mark.parametrize("name", APART_MUTANTS)
+def test_the_random_service_with_steps_launched_by_others_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where three steps may be in flight."""
+    owner, attribute, mutant = APART_MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    with pytest.raises((AssertionError, SpecqError, KeyError)):
+        _serve_some(is_apart=True)
 
 
 CHAIN_MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
@@ -181,7 +207,7 @@ def apart() -> LateEngine:
 def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two steps are in flight while the host does other things; a third is never launched beside them, and no token is computed twice."""
+    """Two steps are in flight while the host does other things, and a third is launched before it waits for the oldest; no token is computed twice."""
     engine = apart()
     verifier, told = make_verifier(engine), list[int]()
     monkeypatch.setattr(verifier.sources, "observe", lambda *_: told.append(engine.num_launched))
@@ -190,14 +216,14 @@ def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
     assert (len(engine.flights), engine.most, told) == (2, 2, [])
     (verdict,) = step(verifier)
     assert verdict.token_ids.tolist() == toy_text(PROMPT, 1)
-    assert (len(engine.flights), engine.most, told) == (2, 2, [3])
+    assert (len(engine.flights), engine.most, told) == (2, 3, [3])
     assert verdict.token_ids.tolist() + run(verifier)[7] == toy_text(PROMPT, 12)
     assert told == [*range(3, 13), 12, 12]  # the end by length is foreseen
     assert engine.num_launched == 12
 
 
 def test_what_is_closed_or_stops_beside_two_steps_in_flight_says_nothing_more() -> None:
-    """A text that stops wastes one row, as elsewhere."""
+    """A text that stops wastes two rows, one more than elsewhere."""
     engine, text = apart(), toy_text(PROMPT, 12)
     verifier = make_verifier(engine)
     open_session(verifier, 7, stop_token_ids=(text[3],))
@@ -206,21 +232,21 @@ def test_what_is_closed_or_stops_beside_two_steps_in_flight_says_nothing_more() 
         step(verifier)
     verifier.handle(Close(session_id=8, epoch=1), 0.0)
     assert run(verifier) == {7: text[:4]}
-    assert engine.num_launched == 4 + 1
+    assert engine.num_launched == 4 + 2
     verifier.handle(Close(session_id=7, epoch=1), 0.0)
     assert engine.free_slots == engine.info.kv_slots
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_of_two_steps_in_flight_the_older_may_fail(number: int) -> None:
-    """The newer one is discarded then, and every session goes on; what had ended is said before what came of the repetition."""
+def test_of_the_steps_in_flight_the_oldest_may_fail(number: int) -> None:
+    """The two launched behind it are discarded then, and every session goes on; what had ended is said before what came of the repetition."""
     engine = apart()
     engine.failing[number] = RuntimeError("once")
     verifier = make_verifier(engine)
     for session_id in (7, 8):
         open_session(verifier, session_id)
     assert run(verifier) == {7: toy_text(PROMPT, 12), 8: toy_text(PROMPT, 12)}
-    assert engine.num_discarded == 1
+    assert engine.num_discarded == 2
 
 
 def test_a_burst_is_awaited_beside_two_steps_in_flight() -> None:
