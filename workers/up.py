@@ -88,6 +88,8 @@ def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequen
     section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
     if section.bind.endswith(":*"):
         raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
+    if connect_address(section.bind) == address:
+        raise ConfigError(f"serve.bind and broker.bind are both at {address}; give each a port of its own")
     return Member(GATEWAY, ("serve", *to_arguments(section), *extra), section.cores, section.bind)
 
 
@@ -204,8 +206,23 @@ class Group:
                 reap(process, max(1.0, deadline - time.monotonic()))
 
 
-def _check_free(address: str) -> None:
-    """Raise ConfigError if another process listens there: its workers would be taken for ours that are ready."""
+def _check_free(members: Sequence[Member]) -> None:
+    """Raise ConfigError if another process listens at an address of ours: its workers, or its gateway, would be taken for ours
+    that are ready."""
+    _check_no_broker(members[0].about)
+    for address in (member.about for member in members if member.name == GATEWAY):
+        _check_no_server(address)
+
+
+def _check_no_server(address: str) -> None:
+    """Raise ConfigError if the gateway could not listen there."""
+    from workers.gateway import listen  # here, since without HTTP nobody needs a web server
+
+    listen(address).close()
+
+
+def _check_no_broker(address: str) -> None:
+    """Raise ConfigError if a process listens where the broker shall."""
     if address.startswith("tcp://") and listens(address):
         raise ConfigError(
             f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
@@ -263,7 +280,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
     group_members = members(telling(config), extra)
-    _check_free(group_members[0].about)
+    _check_free(group_members)
     with Group(group_members, keys_of_broker(config.broker)) as group:
         for line in (*notes(config), table(group)):
             click.echo(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import stat
 
 import httpx2
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
-from specq.config import Config, ServeConfig, UpConfig
+from specq.config import BrokerConfig, Config, ServeConfig, UpConfig
 from specq.gateway import ApiKeys
 from specq.protocol import Cancel, ConfigError, Submit
 from specq.testing.fake_broker import answer
@@ -68,6 +69,21 @@ def test_an_address_that_is_taken(spawn, serve):
     assert "is another server using it?" in second.output.read_text()
 
 
+def test_up_starts_nothing_where_its_http_address_is_taken(spawn, free_address, tmp_path):
+    """What listens there would be taken for its own gateway, which is then said to be ready."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
+        (tmp_path / "up.toml").write_text(f'[serve]\nbind = "{taken}"\n')
+        up = spawn("up", "--serve", "--model", "tiny", "--broker", free_address, "--config", str(tmp_path / "up.toml"))
+        status = up.wait(30)
+
+    said = up.output.read_text()
+    assert status == 2
+    assert f"cannot bind {taken}" in said
+    assert "chooses another address" in said
+    assert "gateway" not in said  # nothing was started, and nothing is said to be ready
+
+
 def test_keys_api_shows_a_key_once(tmp_path):
     path = tmp_path / "api.toml"
     made = CliRunner().invoke(main, ["keys", "api", "alice", "--file", str(path), "--max-priority", "3"])
@@ -96,3 +112,11 @@ def test_up_starts_it_too():
     assert "--api-keys x" in " ".join(gateway.arguments)
     with pytest.raises(ConfigError, match="give it a port"):
         members(Config(up=UpConfig(serve=True), serve=ServeConfig(bind="tcp://127.0.0.1:*")))
+    with pytest.raises(ConfigError, match=r"both at tcp://127\.0\.0\.1:6000; give each a port of its own"):
+        members(
+            Config(
+                up=UpConfig(serve=True),
+                broker=BrokerConfig(bind="tcp://*:6000", insecure=True),
+                serve=ServeConfig(bind="tcp://127.0.0.1:6000"),
+            )
+        )
