@@ -114,8 +114,8 @@ def listen(address: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot bind {address}: {error.strerror}; is another server using it? `bind` in [serve] of a --config, or "
-            "`specq serve --bind`, chooses another address"
+            f"cannot bind {address}: {error.strerror}; is another server using it? --bind, or `bind` in [serve] of a --config, "
+            "chooses another address"
         ) from None
     return listener
 

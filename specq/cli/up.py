@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ DRAFTING = (
     "lookahead_ngram",
     "lookahead_guesses",
 )
-SERVING = ("cors_origins",)  # and of [serve], as of `specq serve`
+SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [serve], as of `specq serve`
 
 
 @click.command()
@@ -54,9 +55,11 @@ def up(
     """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
     of_target, of_serve = ({name: values.pop(name) for name in names} for names in (DRAFTING, SERVING))
+    config = replace(config, up=override(config.up, **values))
+    if not config.up.serve:
+        _refuse_given(ctx, {"api_keys": api_keys, **of_serve})
     config = replace(
         config,
-        up=override(config.up, **values),
         broker=override(config.broker, bind=address, journal=journal, keys=keys),
         target=override(config.target, model=model, keys=keys, **of_target),
         draft=override(config.draft, model=draft_model, keys=keys),
@@ -66,3 +69,11 @@ def up(
     from workers.up import run  # here, since `--help` needs none of it
 
     ctx.exit(run(config, log_arguments))
+
+
+def _refuse_given(ctx: click.Context, of_serve: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option of the gateway that was given, where no gateway is started."""
+    flags = {one.name: one.opts[0] for one in ctx.command.params}
+    for name, value in of_serve.items():
+        if value is not None:
+            raise click.UsageError(f"{flags[name]} says how HTTP is served, which needs --serve as well")

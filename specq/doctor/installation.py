@@ -151,7 +151,10 @@ def http_port(bind: str, *, is_taken: bool) -> Check:
     if not is_taken:
         return Check("HTTP", OK, f"{bind} is free")
     return Check(
-        "HTTP", NOTE, f"{bind} is taken", "if that is no gateway of specq, set bind in [serve] to another port"
+        "HTTP",
+        NOTE,
+        f"{bind} is taken",
+        "if that is no gateway of specq, take another port: specq up --serve --bind tcp://127.0.0.1:PORT",
     )
 
 

@@ -352,6 +352,42 @@ def test_up_lets_pages_of_named_origins_ask(monkeypatch):
     assert given[0].serve.cors_origins == origins
 
 
+def test_up_says_where_http_is_served(monkeypatch):
+    """By the options of `specq serve`; what is given wins over the file, and nothing is given in vain."""
+    given = []
+    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    tls = ("--tls-cert", "c.pem", "--tls-key", "k.pem", "--hosts", "llm.example.org", "--api-keys", "a.toml")
+    assert _run("up", "--serve", "--bind", "tcp://127.0.0.1:9000").exit_code == 0
+    assert _run("up", "--serve", "--bind", "tcp://*:9000", *tls).exit_code == 0
+    assert [one.serve.bind for one in given] == ["tcp://127.0.0.1:9000", "tcp://*:9000"]
+    assert (given[1].serve.tls_cert, given[1].serve.tls_key, given[1].serve.hosts) == (
+        "c.pem",
+        "k.pem",
+        "llm.example.org",
+    )
+
+    in_the_open = _run("up", "--serve", "--bind", "tcp://*:9000")
+    assert "give --api-keys and --tls-cert" in in_the_open.stderr
+    assert "`insecure = true` in [serve]" in in_the_open.stderr
+    for flag, value in (
+        ("--bind", "tcp://127.0.0.1:9000"),
+        ("--api-keys", "a.toml"),
+        ("--cors-origin", "https://a.example"),
+    ):
+        in_vain = _run("up", flag, value)
+        assert in_vain.exit_code == 2
+        assert f"{flag} says how HTTP is served, which needs --serve as well" in in_vain.stderr
+    assert len(given) == 2
+
+
+def test_an_option_of_up_says_what_it_says_of_a_gateway():
+    up, serve = (
+        {one.opts[0]: one.help for one in resolve("command", COMMANDS, name).params} for name in ("up", "serve")
+    )
+    for option in ("--bind", "--tls-cert", "--tls-key", "--hosts", "--cors-origin"):
+        assert up[option] == serve[option]
+
+
 def test_an_option_of_up_says_what_it_says_of_a_verifier():
     """There is one definition of it: the key of its section."""
     up, worker = (

@@ -69,18 +69,17 @@ def test_an_address_that_is_taken(spawn, serve):
     assert "is another server using it?" in second.output.read_text()
 
 
-def test_up_starts_nothing_where_its_http_address_is_taken(spawn, free_address, tmp_path):
+def test_up_starts_nothing_where_its_http_address_is_taken(spawn, free_address):
     """What listens there would be taken for its own gateway, which is then said to be ready."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
-        (tmp_path / "up.toml").write_text(f'[serve]\nbind = "{taken}"\n')
-        up = spawn("up", "--serve", "--model", "tiny", "--broker", free_address, "--config", str(tmp_path / "up.toml"))
+        up = spawn("up", "--serve", "--bind", taken, "--model", "tiny", "--broker", free_address)
         status = up.wait(30)
 
     said = up.output.read_text()
     assert status == 2
     assert f"cannot bind {taken}" in said
-    assert "chooses another address" in said
+    assert "--bind, or `bind` in [serve] of a --config, chooses another address" in said
     assert "gateway" not in said  # nothing was started, and nothing is said to be ready
 
 
