@@ -23,15 +23,17 @@ from specq.gateway.fields import (
     SPECULATION,
     check,
     check_known,
+    check_role,
     given,
     is_flag,
     is_list,
     is_object,
     is_text,
-    read_parts,
+    read_content,
 )
 
 MAX_LENGTH = 2**31 - 1
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as at OpenAI
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
 KNOWN = (*_OWN, "top_logprobs", "tool_choice", "response_format", *_TEMPLATE, *SAMPLING, *SPECULATION)
@@ -135,11 +137,20 @@ def _read_message(place: int, message: Any) -> dict[str, Any]:
     name = f"messages[{place}]"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(f'{name} must be an object with "role" and "content"', param="messages", code="invalid_type")
+    role = check_role("messages", name, message["role"], ROLES)
     content = message.get("content")
-    if content is None and message["role"] in ("system", "developer", "user"):
-        raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
-    if isinstance(content, list):
-        content = read_parts("messages", f"{name}.content", content)
-    elif content is not None and not isinstance(content, str):
+    if content is None:
+        _check_may_lack_content(name, role, message)
+    elif isinstance(content, list):
+        content = read_content("messages", name, role, content)
+    elif not isinstance(content, str):
         raise ApiError(f"{name}.content must be a string or a list of parts", param="messages", code="invalid_type")
     return {**message, "content": content}
+
+
+def _check_may_lack_content(name: str, role: str, message: dict[str, Any]) -> None:
+    """Raise ApiError unless the message is an assistant's that called something."""
+    if role != "assistant":
+        raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
+    if not any(message.get(call) for call in ("tool_calls", "function_call")):
+        raise ApiError(f'{name} has neither "content" nor "tool_calls"', param="messages", code="missing_parameter")

@@ -30,6 +30,7 @@ KNOWN = (
     *SAMPLING,
     *SPECULATION,
 )
+_EMPTY: tuple[Any, ...] = ("", [])  # prompts that nothing follows from
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
 
@@ -62,19 +63,28 @@ def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if "prompt" not in fields:
         raise ApiError("prompt is missing", param="prompt", code="missing_parameter")
     prompt = fields["prompt"]
+    if prompt in _EMPTY:
+        raise _empty("prompt")
     if isinstance(prompt, str):
         return {"prompt": [prompt]}, 1
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, list):
         raise _wrong_prompt()
     if len(prompt) > MOST_CHOICES and isinstance(prompt[0], (str, list)):  # before each of them is looked at
         raise ApiError(f"{len(prompt)} prompts are more than {MOST_CHOICES} completions", param="prompt")
+    empty = [place for place, one in enumerate(prompt) if one in _EMPTY]
+    if empty:
+        raise _empty(f"prompt[{empty[0]}]")
     if all(isinstance(one, str) for one in prompt):
         return {"prompt": prompt}, len(prompt)
     if all(type(one) is int for one in prompt):
         return {"token_ids": [prompt]}, 1
-    if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in prompt):
+    if all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt):
         return {"token_ids": prompt}, len(prompt)
     raise _wrong_prompt()
+
+
+def _empty(name: str) -> ApiError:
+    return ApiError(f"{name} is empty; it must have at least one token", param="prompt", code="invalid_value")
 
 
 def _wrong_prompt() -> ApiError:

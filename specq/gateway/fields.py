@@ -12,7 +12,7 @@ Rule: a field that is in none of the tables of its endpoint is refused. To add o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specq.gateway.errors import ApiError
@@ -157,10 +157,24 @@ def check(name: str, value: Any, kind: Check) -> Any:
     return value
 
 
-def read_parts(field: str, name: str, parts: list[Any], kinds: tuple[str, ...] = ("text",)) -> str:
-    """Return the parts of a message's content as one text; see `joined_parts`. `field` is the one that they stand in."""
+def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
+    """Return the role of a message; raises ApiError for one that is not among `roles`. `name` is what the message is called there,
+    `field` the field that it stands in."""
+    if role not in roles:
+        known = ", ".join(roles)
+        raise ApiError(f"{name}.role is {role!r:.40}; it must be one of {known}", param=field, code="invalid_value")
+    return role
+
+
+def read_content(field: str, name: str, role: str, parts: list[Any], kinds: tuple[str, ...] = ("text",)) -> str:
+    """Return the parts of a message's content as one text; see `joined_parts`. `field` and `name` as of `check_role`.
+
+    Raises ApiError for what is no text, and where there are no parts; an assistant may have said nothing.
+    """
+    if not parts and role != "assistant":
+        raise ApiError(f"{name}.content is an empty list; it must have at least one part", param=field)
     try:
-        return joined_parts(name, parts, kinds)
+        return joined_parts(f"{name}.content", parts, kinds)
     except JobError as error:
         code = "unsupported_parameter" if isinstance(error, UnsupportedPartError) else "invalid_type"
         raise ApiError(str(error), param=field, code=code) from None

@@ -14,10 +14,11 @@ from specq.gateway.fields import (
     SPECULATION,
     check,
     check_known,
+    check_role,
     given,
     is_object,
     is_text,
-    read_parts,
+    read_content,
 )
 
 _CHAT = "use /v1/chat/completions for them"
@@ -63,6 +64,7 @@ _REFUSED = {
     "access_programs": "specq calls nothing",
     "image": "specq writes text only",
 }
+_ROLES = ("system", "developer", "user", "assistant")
 _PARTS = ("input_text", "output_text", "text")
 
 
@@ -133,9 +135,9 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
 def _message(name: str, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict) or not isinstance(item.get("role"), str) or item.get("type", "message") != "message":
         raise ApiError(f'{name} must be a message with "role" and "content"', param="input", code="invalid_type")
-    content = item.get("content")
+    role, content = check_role("input", name, item["role"], _ROLES), item.get("content")
     if isinstance(content, list):
-        content = read_parts("input", f"{name}.content", content, _PARTS)
+        content = read_content("input", name, role, content, _PARTS)
     if not isinstance(content, str):
         raise ApiError(f"{name}.content must be a string or a list of parts", param="input", code="invalid_type")
-    return {"role": item["role"], "content": content}
+    return {"role": role, "content": content}

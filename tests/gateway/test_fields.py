@@ -144,6 +144,70 @@ def test_messages_that_cannot_be_read(messages):
         chat_call.read({"messages": messages})
 
 
+@pytest.mark.parametrize("role", ["wizard", "User", "", "ipython", "user "])
+def test_a_role_that_there_is_not_is_named(role):
+    """With its message, and the roles that there are: a template would render it as it is, or leave the message out."""
+    said = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    chat_roles = "system, developer, user, assistant, tool, function"
+    cases = [
+        (chat_call.read, "messages", chat_roles),
+        (token_call.read_tokenize, "messages", chat_roles),
+        (responses_call.read, "input", "system, developer, user, assistant"),
+    ]
+    for read, field, roles in cases:
+        with pytest.raises(ApiError) as refused:
+            read({field: said})
+        assert str(refused.value) == f"{field}[1].role is {role!r}; it must be one of {roles}"
+        assert (refused.value.status, refused.value.param, refused.value.code) == (400, field, "invalid_value")
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_each_role_may_say_something_and_an_empty_text(role):
+    for content in ("a", ""):
+        said = [{"role": role, "content": content}]
+        assert chat_call.read({"messages": said}).arguments["messages"] == said
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "tool", "tool_call_id": "1"}, 'has no "content"'),
+        ({"role": "function", "name": "f", "content": None}, 'has no "content"'),
+        ({"role": "assistant"}, 'has neither "content" nor "tool_calls"'),
+        ({"role": "assistant", "content": None, "tool_calls": []}, 'has neither "content" nor "tool_calls"'),
+        ({"role": "user", "content": []}, ".content is an empty list; it must have at least one part"),
+    ],
+)
+def test_a_message_without_content_is_refused(message, reason):
+    with pytest.raises(ApiError) as refused:
+        chat_call.read({"messages": [{"role": "user", "content": "a"}, message]})
+    assert str(refused.value) in (f"messages[1] {reason}", f"messages[1]{reason}")
+
+
+def test_an_assistant_may_have_said_nothing():
+    """As one that was stopped at once, or that called a tool."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    read = chat_call.read({"messages": [{"role": "assistant", "content": []}, called]})
+    assert read.arguments["messages"] == [{"role": "assistant", "content": ""}, called]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [("", "prompt"), ([], "prompt"), ([""], "prompt[0]"), (["a", ""], "prompt[1]"), ([[1], []], "prompt[1]")],
+)
+def test_an_empty_prompt_is_refused(prompt, name):
+    with pytest.raises(ApiError) as refused:
+        completion_call.read({"prompt": prompt})
+    assert str(refused.value) == f"{name} is empty; it must have at least one token"
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+
+
+def test_an_empty_part_of_the_input_is_refused():
+    with pytest.raises(ApiError, match=r"input\[0\]\.content is an empty list; it must have at least one part"):
+        responses_call.read({"input": [{"role": "user", "content": []}]})
+
+
 def test_parts_of_text_become_one():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = chat_call.read({"messages": [{"role": "user", "content": parts}]})
