@@ -15,6 +15,7 @@ import click
 from specq.chat import MOST_TOKENS, Chat, Settings, pen_for, with_history
 from specq.cli.options import section_options
 from specq.cli.parameters import given
+from specq.cli.standard_input import is_terminal, read_all, read_piped
 from specq.cli.waiting import WaitReport, wait_options
 from specq.client import AsyncClient, Client, check_values
 from specq.config import DEFAULT_BROKER, ClientConfig, Config, load, override
@@ -50,8 +51,8 @@ def chat(
     wait_seconds: float,
     **parameters: Any,
 ) -> None:
-    """Chat with a model; or answer one QUESTION and exit. In QUESTION, - stands for all of standard input, which is the question
-    where it is no terminal and none is given.
+    """Chat with a model; or answer one QUESTION and exit. What is piped in (specq chat "Sum this up:" < notes.txt) stands at the end of
+    the question, or where QUESTION has a -; without a QUESTION it is the question.
 
     Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped after it.
     """
@@ -78,14 +79,17 @@ def chat(
 
 
 def _question(words: tuple[str, ...]) -> str:
-    """Return what was asked on the command line or, where that is no terminal, standard input; "" for a conversation."""
-    if not words and not sys.stdin.isatty():
-        words = (STDIN,)
-    try:
-        text = " ".join(sys.stdin.read() if word == STDIN else word for word in words).strip()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"standard input is not valid {error.encoding}: {error.reason}") from None
-    if words and not text:
+    """Return what was asked on the command line and, where that is no terminal, standard input; "" for a conversation."""
+    if not words and is_terminal():
+        return ""
+    if not words:
+        parts = [read_all()]
+    elif STDIN in words:
+        parts = [read_all() if word == STDIN else word for word in words]
+    else:
+        parts = [*words, read_piped(_to_stderr)]
+    text = " ".join(parts).strip()
+    if not text:
         raise click.UsageError("the question is empty")
     return text
 

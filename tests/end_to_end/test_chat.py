@@ -13,6 +13,9 @@ from typing import Self
 
 import pytest
 
+from specq.protocol import Submit
+from specq.testing.fake_broker import CODEC, FakeBroker
+
 SPECQ = (sys.executable, "-m", "specq")
 TINY = ("chat", "--model", "tiny", "--max-tokens", "12")
 PATIENCE_S, HANG_UP_S = 60, 10  # the first less than a test may take
@@ -24,6 +27,32 @@ def test_with_a_broker_named_nothing_is_started(free_address):
     assert (done.returncode, done.stdout) == (1, "")
     assert f"no broker answered at {free_address}" in done.stderr
     assert "starting" not in done.stderr
+
+
+def _asked_of(broker: FakeBroker) -> str:
+    """Return the prompt of the only job."""
+    (job,) = broker.wait_for(Submit)
+    return CODEC.decode(job.prompt_ids, skip_special=False)
+
+
+def test_what_is_piped_in_is_part_of_the_question(broker, own_cache):
+    """At its end, without a word that asks for it."""
+    command = [*SPECQ, "chat", "--broker", broker.address, "Sum this up:"]
+    done = subprocess.run(command, input="eggs\n", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "Sum this up: eggs" in _asked_of(broker)
+
+
+@pytest.mark.slow
+def test_an_open_pipe_that_nobody_writes_to_is_not_waited_for(broker, own_cache):
+    """As test runners leave it to what they start: the question is asked, and what was not read is said."""
+    read_end, write_end = os.pipe()
+    command = [*SPECQ, "chat", "--broker", broker.address, "What is it?"]
+    with os.fdopen(read_end, "rb") as ours, os.fdopen(write_end, "wb"):
+        done = subprocess.run(command, stdin=ours, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "nothing came on standard input within 5 s; going on without it" in done.stderr
+    assert "What is it?" in _asked_of(broker)
 
 
 def test_an_empty_question_is_refused():
