@@ -14,7 +14,7 @@ def main() -> None:
     texts = set()
     with specq.Client(BROKER) as client:
         for mode in ("plain", "sync", "async"):
-            result = client.generate("Once upon a time", max_tokens=48, temperature=0.8, seed=11, mode=mode)
+            result = client.generate("def fibonacci(n):\n", max_tokens=96, temperature=0.8, seed=11, mode=mode)
             texts.add(result.text)
             print(f"{mode:>5}: {result.stats['rounds']} rounds, {result.stats['accepted_tokens']} accepted drafts")
     if len(texts) > 1:

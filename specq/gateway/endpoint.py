@@ -19,7 +19,19 @@ from specq.runtime import traced
 
 log = structlog.get_logger(__name__)
 
+NOT_FOUND = 404
 CLIENT_GONE = 499  # nobody sees it; logs of web servers call it so
+_NOT_SERVED = {  # what OpenAI's API has at these paths, and at those below
+    "/v1/embeddings": "embeddings",
+    "/v1/moderations": "moderations",
+    "/v1/images": "images",
+    "/v1/audio": "audio",
+    "/v1/files": "files",
+    "/v1/batches": "batches over HTTP; `specq submit` takes a file of prompts",
+    "/v1/fine_tuning": "fine-tuning over HTTP; `specq train` trains what drafts",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "threads",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +69,8 @@ def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Re
 
 def of_http(request: Request, error: Any) -> Response:
     """Return Starlette's own refusals (no such path, wrong method) in OpenAI's format."""
-    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    path = request.url.path
+    what = next((what for prefix, what in _NOT_SERVED.items() if path == prefix or path.startswith(f"{prefix}/")), "")
+    said = f"specq has no {what}" if what and error.status_code == NOT_FOUND else error.detail
+    message = f"{said}: {request.method} {path[:200]}"
     return error_response(ApiError(message, error.status_code, headers=error.headers or {}))

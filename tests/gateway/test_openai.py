@@ -283,6 +283,16 @@ def test_what_is_not_there(http, method, path, status):
     assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
 
 
+@pytest.mark.parametrize(
+    ("path", "what"), [("/v1/embeddings", "embeddings"), ("/v1/images/generations", "images"), ("/v1/imagesque", None)]
+)
+def test_what_openai_has_and_specq_has_not_is_named(http, path, what):
+    response = http.post(path, json={"input": "a"})
+
+    expected = f"specq has no {what}: POST {path}" if what else f"Not Found: POST {path}"
+    assert (response.status_code, response.json()["error"]["message"]) == (404, expected)
+
+
 def test_metrics(http):
     """Requests by path and status; the pipeline behind is in test_metrics.py."""
     http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
