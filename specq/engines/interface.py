@@ -81,7 +81,7 @@ class Launched(Protocol):
 
     def collect(self) -> StepOutput:
         """Wait for the step and return what `Engine.step` does. Steps are collected in the order in which they were launched. If
-        this raises, the step has changed nothing, and a step that was launched after it must be discarded."""
+        this raises, the step has changed nothing, and those that were launched after it must be discarded, the newest first."""
         ...
 
     def discard(self) -> None:
@@ -90,7 +90,7 @@ class Launched(Protocol):
 
 
 class OverlappingEngine(Engine, Protocol):
-    """An engine whose next step may be launched before the last one is collected; at most two are in flight.
+    """An engine whose next step may be launched before the last one is collected; at most two are in flight, or three where processes of their own launch them.
 
     A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
 
@@ -101,7 +101,7 @@ class OverlappingEngine(Engine, Protocol):
     takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)
 
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
-        """Begin a step: `step` is `launch(...).collect()`. `after`: the step that is in flight, if there is one. Each step's `start`
+        """Begin a step: `step` is `launch(...).collect()`. `after`: the newest step in flight, if there is one. Each step's `start`
         equals the KV length as it will be when that is collected. Raises as `step` does, with nothing changed."""
         ...
 

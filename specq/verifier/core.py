@@ -331,7 +331,7 @@ class Verifier:
         return self._flights.can_follow(flight, partial(self._early.awaits, self.curve))
 
     def _begin_step(self, before: Flight | None, faults: Faults, began: float, clock: Callable[[], float]) -> Flight:
-        """Plan and launch a step, behind the one in flight if there is one."""
+        """Plan and launch a step, behind the newest one in flight if there is one."""
         drafted = clock()
         shares = self._schedule(faults, before)
         flight = Flight(shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock())
@@ -414,7 +414,7 @@ class Verifier:
         return Budget(self.curve, self.min_accept_prob, unread_vocab, self.max_step_rows)
 
     def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
-        """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""
+        """Return the shares of those sessions that can be planned together, behind the newest step in flight if there is one."""
         self.sessions.drafted()
         opened = self._admit(self.sessions.running(), before, faults)
         planned = in_halves(opened, partial(self._plan, before), faults, "planned")

@@ -77,7 +77,7 @@ class Flights:
         self.older: Flight | None = None
 
     def launch(self, flight: Flight, before: Flight | None, faults: Faults) -> None:
-        """Launch a step behind the one in flight, if there is one. Where that raises, some of its sessions are computed one half after the other, and
+        """Launch a step behind the newest one in flight, if there is one. Where that raises, some of its sessions are computed one half after the other, and
         those for which it raises are left out; but nothing is while another step is in flight, which only one can follow, or drafts are unread."""
         shares, after = flight.shares, None if before is None else before.parts[0][1]
         if not len(shares):

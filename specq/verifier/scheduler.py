@@ -84,7 +84,7 @@ def plan(
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
+    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the newest step in flight, if there is one, which feeds the
     sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
     trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`: seconds that a step without
     nodes takes less than the curve says, since the next is launched early.
@@ -231,7 +231,7 @@ def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: Dev
 
 
 def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
-    """Return `StepBatch.fed_by`, given the step in flight."""
+    """Return `StepBatch.fed_by`, given the newest step in flight."""
     trees = chunks.sessions[0].trees
     is_fed = trees.length[chunks.places] <= chunks.starts
     if not np.count_nonzero(is_fed):
