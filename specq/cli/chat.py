@@ -16,7 +16,7 @@ from specq.chat import MOST_TOKENS, Chat, Settings, pen_for, with_history
 from specq.cli.options import section_options
 from specq.cli.parameters import given
 from specq.cli.standard_input import is_terminal, read_all, read_piped
-from specq.cli.waiting import WaitReport, wait_options
+from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
 from specq.config import DEFAULT_BROKER, ClientConfig, Config, load, override
 from specq.protocol import JobError
@@ -116,16 +116,23 @@ def _is_served(client: ClientConfig, model: str, draft_model: str) -> bool:
     """Tell whether a broker at the usual address has what was asked for."""
     if draft_model:
         return False
-    with Client(client.broker, timeout_s=PROBE_S) as probe:
+    models = _served_models(client)
+    return models is not None and (not model or model in models)
+
+
+def _served_models(client: ClientConfig) -> list[str] | None:
+    """Return the names of the models that a broker serves; None where no broker answers within PROBE_S."""
+    with Client(client.broker, keys=client.keys, timeout_s=PROBE_S) as probe:
         try:
-            models = probe.status()["models"]
+            return list(probe.status()["models"])
         except JobError:
-            return False
-    return not model or model in models
+            return None
 
 
 def _connect(config: Config, model: str, wait_s: float) -> _Place:
-    report, client = WaitReport(wait_s), config.client
+    client = config.client
+    look = lambda: served_instead(model, _served_models(client) or (), client.broker) if model else ""  # noqa: E731 - asked at each wait
+    report = WaitReport(wait_s, look=look)
     connected = AsyncClient(
         client.broker, model=model, timeout_s=client.timeout_s, keys=client.keys, wait_s=wait_s, on_wait=report
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from specq.cli.options import Seconds
+from specq.models import could_be_target
+from specq.protocol import ConfigError, did_you_mean
 
 EVERY_S = 15.0  # between two lines about the same wait
 
@@ -40,17 +42,30 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
 
 
 class WaitReport:
-    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is there."""
+    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is there.
 
-    def __init__(self, wait_s: float, every_s: float = EVERY_S) -> None:
-        self._wait_s, self._every_s, self._started = wait_s, every_s, time.monotonic()
+    `look` returns what else is to be said of the wait, "" for nothing; what it raises ends the wait.
+    """
+
+    def __init__(self, wait_s: float, every_s: float = EVERY_S, look: Callable[[], str] = str) -> None:
+        self._wait_s, self._every_s, self._look, self._started = wait_s, every_s, look, time.monotonic()
         self._what, self._is_over = "", threading.Event()
 
     def __call__(self, what: str) -> None:
+        note = self._looked()
         is_first, self._what = not self._what, what
-        click.echo(f"specq: waiting for {what}, at most {self._wait_s:g} s (--no-wait: fail instead)", err=True)
+        click.echo(f"specq: waiting for {what}{note}, at most {self._wait_s:g} s (--no-wait: fail instead)", err=True)
         if is_first:
             threading.Thread(target=self._repeat, daemon=True).start()
+
+    def _looked(self) -> str:
+        """Return what else is to be said, in brackets."""
+        try:
+            note = self._look()
+        except BaseException:
+            self.stop()
+            raise
+        return f" ({note})" if note else ""
 
     def _repeat(self) -> None:
         while not self._is_over.wait(self._every_s):
@@ -66,3 +81,17 @@ class WaitReport:
         self.stop()
         if self._what:
             click.echo(f"specq: {model} is served, after {time.monotonic() - self._started:.0f} s", err=True)
+
+
+def served_instead(model: str, served: Sequence[str], address: str) -> str:
+    """Return what a broker serves instead of a model that is waited for; "" where nothing is served yet, or the model itself.
+
+    Raises ConfigError where others are served and no verifier could have a model of this name.
+    """
+    if not served or model in served:
+        return ""
+    hint = did_you_mean(model, served)
+    note = f"served are {', '.join(served)}" + (f"; {hint}" if hint else "")
+    if not could_be_target(model):
+        raise ConfigError(f"the model {model!r} is not served by the broker at {address}; {note}")
+    return note

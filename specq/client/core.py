@@ -255,7 +255,7 @@ class ClientCore:
         if message.code == "no_verifier":
             if key == TOKENIZER and now < request.verifier_until:
                 request.progress, request.patience = now, self._patience
-                return self._waits(request, f"a verifier to register with the broker at {self.address}")
+                return self._waits(request, self._wanted_verifier(request), message.reason)
             if request.is_own and request.progress is not None and now < request.progress + self.timeout_s:
                 return []
         return self._fail(key, message.code, message.reason)
@@ -337,11 +337,17 @@ class ClientCore:
         self._requests.outbox.append(GetStatus())
         return self._waits(request, f"a broker at {self.address}")
 
-    def _waits(self, request: Pending, what: str) -> list[Event]:
-        """Report what the tokenizer waits for, once."""
-        if request.waits_for == what:
+    def _wanted_verifier(self, request: Pending) -> str:
+        """Return which verifier the tokenizer waits for."""
+        asked = request.message()
+        of_model = f" of model {asked.model!r}" if isinstance(asked, FetchTokenizer) and asked.model else ""
+        return f"a verifier{of_model} to register with the broker at {self.address}"
+
+    def _waits(self, request: Pending, what: str, reason: str = "") -> list[Event]:
+        """Report what the tokenizer waits for, once, and again where the broker has another reason: it serves others now."""
+        if request.waits_for == (what, reason):
             return []
-        request.waits_for = what
+        request.waits_for = (what, reason)
         return [Waiting(TOKENIZER, what)]
 
     @property

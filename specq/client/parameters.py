@@ -10,14 +10,13 @@ make the verifier ignore.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from specq.client.job_options import LINE_OPTIONS
-from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, shown
+from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, did_you_mean, shown
 from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
@@ -38,9 +37,8 @@ class Parameters:
 
 def known_names(name: str, known: Sequence[str]) -> str:
     """Return the end of what is said of a name that is none: the one that it is like, and all that there are."""
-    near = difflib.get_close_matches(name[:64], known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}known are {', '.join(known)}"
+    hint = did_you_mean(name, known)
+    return f"{hint}{' ' if hint else ''}known are {', '.join(known)}"
 
 
 def read_parameters(given: dict[str, Any]) -> Parameters:

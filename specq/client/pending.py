@@ -32,7 +32,7 @@ class Pending:
     progress: float | None = None  # when the broker last said something in answer to it
     broker_until: float = -math.inf  # until when a broker is waited for that does not answer
     verifier_until: float = -math.inf  # until when a verifier is waited for
-    waits_for: str = ""
+    waits_for: tuple[str, str] = ("", "")  # what the user was last notified of, and the broker's reason then
     doomed: bool = False  # its tokens ended with "error"; the reason may still be on its way
 
     @property

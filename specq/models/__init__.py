@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from specq.checkpoints import eagle_form, is_gguf, medusa_form, read_text
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked
 from specq.models.shapes import PRESETS, Shape, parse_shape
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, did_you_mean
 
 __all__ = [
     "FALLBACK",
@@ -34,6 +33,7 @@ __all__ = [
     "SHOWN_PAIR",
     "KnownModel",
     "Shape",
+    "could_be_target",
     "default_model",
     "default_pair",
     "draft_for",
@@ -152,12 +152,17 @@ def find_model(name: str, role: str) -> str:
         return str(_packaged(name))
     if "/" not in name and (_HOME / name).is_dir():
         raise ConfigError(f"the pair {name!r} has no {role} model")
-    near = [] if "/" in name else get_close_matches(name, {model.name for model in known_models()}, n=1, cutoff=ALIKE)
-    if near:
-        raise ConfigError(
-            f"there is no model {name!r}; did you mean {near[0]!r}? `specq models` lists those that have names"
-        )
+    hint = "" if "/" in name else did_you_mean(name, {model.name for model in known_models()}, ALIKE)
+    if hint:
+        raise ConfigError(f"there is no model {name!r}; {hint} `specq models` lists those that have names")
     return name
+
+
+def could_be_target(name: str) -> bool:
+    """Return whether a verifier, of this machine or another, could load a target by this name: it is one of ours, a path, or a hub name with
+    a slash."""
+    is_ours = any((model.name, model.role) == (name, "target") for model in known_models())
+    return is_ours or "/" in name or is_gguf(name) or Path(name).expanduser().exists()
 
 
 def tokenizer_of(name: str, role: str) -> str:

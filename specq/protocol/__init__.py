@@ -15,6 +15,7 @@
     trace_events    what happens to a traced job, as numbers, and back
     worker_metrics  what workers count, as heartbeats carry it
     errors          the exceptions that specq raises
+    near_names      what is said of a name that is unknown, but like a known one
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
 """
@@ -113,6 +114,7 @@ from specq.protocol.messages import (
     Verdicts,
     Welcome,
 )
+from specq.protocol.near_names import did_you_mean
 from specq.protocol.nesting import MOST_LEVELS, is_too_deep
 from specq.protocol.origins import (
     COLOCATED,
@@ -313,6 +315,7 @@ __all__ = [
     "decode",
     "decode_header",
     "decode_scalars",
+    "did_you_mean",
     "encode",
     "ends_of_parts",
     "fits",

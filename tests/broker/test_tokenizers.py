@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from specq.protocol.bounds import PIECES
 from specq.protocol.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
@@ -93,3 +94,22 @@ def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
     for index, count in ((0, int(PIECES.high) + 1), (5, 2), (-1, 2), (0, 0)):
         assert piece(desk, VERIFIER, index, count) == []
     assert (kept(desk), desk.broker.state.counts["dropped_back"]) == (before, 54)
+
+
+@pytest.mark.parametrize(
+    ("served", "wanted", "said"),
+    [
+        ((), "smolm2", "no verifier of model 'smolm2' is registered with this broker; start one: "),
+        (("tiny",), "smolm2", "with this broker; served are tiny; start one: "),
+        (("tiny", "smollm2"), "smolm2", "; served are smollm2, tiny; did you mean 'smollm2'? Or start one: "),
+    ],
+)
+def test_who_asks_for_a_model_that_is_not_served_learns_what_is(served, wanted, said):
+    desk = Desk()
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    for name in served:
+        desk.hello(name.encode(), name=name)
+    (refused,) = desk.front(ANN, FetchTokenizer(model=wanted))
+    assert f"{said}specq worker --role target" in refused.reason
+    (refused,) = desk.submit(1, model=wanted)
+    assert (refused.code, said in refused.reason) == ("no_verifier", True)

@@ -125,3 +125,12 @@ def test_status():
     assert core.take_outbox() == [GetStatus(), GetStatus()]
     assert core.receive(Status(report={"models": []}), 1.1) == [StatusReport(STATUS, {"models": []})]
     assert core.receive(Status(report={"models": []}), 1.2) == []
+
+
+def test_a_verifier_of_a_model_is_waited_for_by_name():
+    """Again where the broker's reason has changed, since it may serve other models by then."""
+    core, said = ClientCore("tcp://there:1", 10.0), []
+    core.fetch_tokenizer("m", 0.0)
+    for now, reason in enumerate(("none", "none", "served are n", "served are n")):
+        said += core.receive(Failed(job_id=0, code="no_verifier", reason=reason), float(now))
+    assert said == [Waiting(TOKENIZER, "a verifier of model 'm' to register with the broker at tcp://there:1")] * 2

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Self
 
 import pytest
 
-from specq.protocol import Submit
-from specq.testing.fake_broker import CODEC, FakeBroker
+from specq.protocol import Failed, FetchTokenizer, GetStatus, Message, Status, Submit
+from specq.testing.fake_broker import CODEC, FakeBroker, answer
+from specq.testing.waiting import wait_until
 
 SPECQ = (sys.executable, "-m", "specq")
 TINY = ("chat", "--model", "tiny", "--max-tokens", "12")
@@ -53,6 +55,52 @@ def test_an_open_pipe_that_nobody_writes_to_is_not_waited_for(broker, own_cache)
     assert done.returncode == 0, done.stderr
     assert "nothing came on standard input within 5 s; going on without it" in done.stderr
     assert "What is it?" in _asked_of(broker)
+
+
+class OtherModels:
+    """What a broker answers that serves other models than the one that is asked for, until `is_served`."""
+
+    def __init__(self, *served: str) -> None:
+        self.served, self.is_served = served, False
+
+    def __call__(self, message: Message) -> Sequence[Message]:
+        if isinstance(message, GetStatus):
+            return [Status(report={"models": list(self.served)})]
+        if isinstance(message, FetchTokenizer) and not self.is_served:
+            return [Failed(job_id=0, code="no_verifier", reason=f"served are {', '.join(self.served)}")]
+        return answer(message)
+
+
+@pytest.mark.parametrize(("asked", "hint"), [("smolm2", "; did you mean 'smollm2'?"), ("nothing-alike", "")])
+def test_a_name_that_no_verifier_could_have_is_refused_at_once(spawn, asked, hint):
+    """Though `--wait-seconds` is 600 by default."""
+    with FakeBroker(OtherModels("smollm2")) as broker:
+        process = spawn("chat", "--broker", broker.address, "--model", asked, "hi")
+        assert process.wait(PATIENCE_S) == 2
+    said = f"specq: the model {asked!r} is not served by the broker at {broker.address}; served are smollm2{hint}\n"
+    assert process.output.read_text() == said
+
+
+def test_while_a_known_model_is_waited_for_it_is_said_what_is_served(spawn):
+    models = OtherModels("smollm2")
+    with FakeBroker(models) as broker:
+        process = spawn("chat", "--broker", broker.address, "--model", "tiny", "hi")
+        waits = (
+            f"specq: waiting for a verifier of model 'tiny' to register with the broker at {broker.address} "
+            "(served are smollm2), at most 600 s (--no-wait: fail instead)\n"
+        )
+        wait_until(lambda: waits in process.output.read_text(), PATIENCE_S)
+        models.is_served = True
+        process.wait(PATIENCE_S)
+    assert process.output.read_text().count("waiting for") == 1
+    assert "is served, after" in process.output.read_text()
+
+
+def test_who_does_not_want_to_wait_reads_what_is_served(spawn):
+    with FakeBroker(OtherModels("smollm2")) as broker:
+        process = spawn("chat", "--broker", broker.address, "--model", "tiny", "--no-wait", "hi")
+        assert process.wait(PATIENCE_S) == 1
+    assert process.output.read_text() == "specq: served are smollm2\n"
 
 
 def test_an_empty_question_is_refused():

@@ -98,7 +98,7 @@ class Intake:
             return "conflict", "" if is_same else f"job {message.job_id} exists with other content"
         verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
-            return "no_verifier", no_verifier(message.model)
+            return "no_verifier", no_verifier(message.model, self.state.workers.served_models())
         if reason := self.state.roles.refused_tenant(client, message.tenant):
             return "forbidden", reason
         if reason := overload(self.state, self._bucket(client, message.tenant)):

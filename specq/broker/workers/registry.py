@@ -126,6 +126,10 @@ class WorkerRegistry:
         targets = [w for w in self._workers.values() if w.hello.role == "target"]
         return [w for w in targets if model in ("", w.model.name)]
 
+    def served_models(self) -> list[str]:
+        """Return the names of the models of all verifiers, each once, in order."""
+        return sorted({worker.model.name for worker in self.verifiers()})
+
     def alike(self) -> list[list[Worker]]:
         """Return the verifiers that say the same, together."""
         groups: dict[tuple[str, str], list[Worker]] = {}

@@ -32,7 +32,7 @@ def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> di
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     report = {
         "time_s": round(now, 6),
-        "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
+        "models": state.workers.served_models(),
         "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,

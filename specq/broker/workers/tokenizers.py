@@ -6,9 +6,11 @@ are the pieces of one that is gone; clients that wait for these are served by an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specq.broker.effects import Send
 from specq.broker.state import State
-from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, encode
+from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, did_you_mean, encode, shown
 
 MAX_WAITING = 4096  # clients for one tokenizer
 
@@ -29,9 +31,8 @@ class Tokenizers:
         if not verifiers and self.state.clock.in_grace:
             return
         if not verifiers:
-            self.state.outbox.send_front(
-                client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model))
-            )
+            reason = no_verifier(message.model, self.state.workers.served_models())
+            self.state.outbox.send_front(client, Failed(job_id=0, code="no_verifier", reason=reason))
             return
         wanted = verifiers[0].model.tokenizer_hash
         if wanted in self._known:
@@ -87,7 +88,10 @@ class Tokenizers:
         self.state.outbox.add(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
 
 
-def no_verifier(model: str) -> str:
-    """Return the message for a client whose model nobody serves."""
-    wanted = f" of model {model!r}" if model else ""
-    return f"no verifier{wanted} is registered with this broker; start one: specq worker --role target"
+def no_verifier(model: str, served: Sequence[str]) -> str:
+    """Return the message for a client whose model nobody serves; `served`: the models that there are."""
+    wanted = f" of model {shown(model)}" if model else ""
+    others = f"; served are {', '.join(served)}" if served else ""
+    hint = did_you_mean(model, served)
+    how = f"{hint} Or start one" if hint else "start one"
+    return f"no verifier{wanted} is registered with this broker{others}; {how}: specq worker --role target"
