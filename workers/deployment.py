@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
-from specq.models import FALLBACK, PREFERRED, default_model, draft_for
+from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
 from specq.proposers import PROPOSERS
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores
@@ -128,6 +128,25 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
+
+
+def check_models(asked: Config, machine: Machine | None = None) -> None:
+    """Look for the models of the processes that would be started for a configuration; nothing is fetched, unpacked or loaded.
+
+    Raises ConfigError, with a worker's words, for a name or path that is none.
+    """
+    chosen = placed(asked, machine)
+    target, draft, proposer = chosen.target, chosen.draft, PROPOSERS.resolve(chosen.draft.proposer)
+    named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
+    if chosen.up.drafters and proposer.needs_model:
+        named += [
+            (draft.model, HEADS if proposer.reads_target else "draft"),
+            (draft.heads, HEADS),
+            (draft.target, "target"),
+        ]
+    for name, role in named:
+        if name:
+            find_model(name, role)
 
 
 def absent_sources(asked: Config, machine: Machine | None = None) -> frozenset[str]:

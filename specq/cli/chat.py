@@ -142,9 +142,10 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 def _start(config: Config, stack: ExitStack) -> _Place:
     """Start a broker and its workers, which end with the chat."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import absent_sources, notes, placed
+    from workers.deployment import absent_sources, check_models, notes, placed
     from workers.up import telling
 
+    check_models(config)
     started = time.monotonic()
     for line in notes(config):
         click.echo(f"specq: {line}", err=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
+from specq.protocol import ConfigError
 from specq.testing.secured import make_all
-from workers.deployment import CoreShares, Machine, divide_cores, notes, placed
+from workers.deployment import CoreShares, Machine, check_models, divide_cores, notes, placed
 from workers.up import members, pages
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
@@ -131,6 +132,34 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
     ]
     asked = Config(target=TargetConfig(model="tiny"))
     assert notes(asked, LAPTOP) == []
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(target=TargetConfig(model="tiny", draft_model="/none")),
+        Config(target=TargetConfig(model="tiny"), draft=DraftConfig(model="/none"), up=UpConfig(drafters=1)),
+        Config(target=TargetConfig(model="tiny"), draft=DraftConfig(heads="/none"), up=UpConfig(drafters=1)),
+        Config(target=TargetConfig(model="tiny"), draft=DraftConfig(target="/none"), up=UpConfig(drafters=1)),
+    ],
+)
+def test_models_of_every_process_are_looked_for(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"there is no .* /none"):
+        check_models(config, LAPTOP)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(target=TargetConfig(model="tiny", heads="smollm2", draft_model="tiny")),
+        Config(target=TargetConfig(model="someone/a-model"), draft=DraftConfig(model="someone/smaller")),
+        Config(target=TargetConfig(model="tiny"), draft=DraftConfig(model="/none"), up=UpConfig(drafters=0)),
+        Config(target=TargetConfig(model="tiny"), draft=DraftConfig(proposer="ngram"), up=UpConfig(drafters=1)),
+    ],
+)
+def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Config) -> None:
+    check_models(config, LAPTOP)
 
 
 def test_progress_is_no_wish_for_workers() -> None:

@@ -75,6 +75,28 @@ def test_addresses_that_cannot_serve_a_group(config, said):
         members(config)
 
 
+SLIP = "there is no model 'smolm2'; did you mean 'smollm2'?"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("up", "--model", "smolm2"), SLIP),
+        (("up", "--model", "tiny", "--draft-model", "smolm2"), SLIP),
+        (("up", "--model", "./nosuch.gguf"), "there is no GGUF file nosuch.gguf; models with a name are: "),
+        (("up", "--model", "tiny", "--heads", "foo"), "there is no directory of heads foo; "),
+        (("chat", "--model", "smolm2", "hi"), SLIP),
+    ],
+)
+def test_what_is_no_model_is_said_before_anything_is_started(command, said, free_address, tmp_path, spawn):
+    """One line, as of `specq worker`: no process has been started that could say more."""
+    (tmp_path / "own.toml").write_text(f'[broker]\nbind = "{free_address}"\n')
+    process = spawn(*command, "--config", str(tmp_path / "own.toml"))
+    assert process.wait(30) == 2
+    (line,) = process.output.read_text().splitlines()
+    assert line.startswith(f"specq: {said}")
+
+
 def _broker(address: str) -> Member:
     return Member("broker", ("broker", "--bind", address, "--log-level", "error"), (), address)
 
@@ -125,12 +147,13 @@ def _is_alive(pid: int) -> bool:
 
 def test_up_names_the_dead_and_fails(spawn, free_address, tmp_path):
     """`specq up` whose target cannot start ends with status 1 and says who it was."""
-    process = spawn("up", "--drafters", "0", "--broker", free_address, "--model", str(tmp_path))
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03")
+    process = spawn("up", "--drafters", "0", "--broker", free_address, "--model", str(tmp_path / "cut.gguf"))
 
     assert process.wait(60) == 1
     said = process.output.read_text()
     assert "target-1" in said
-    assert "config.json is missing" in said
+    assert "cut.gguf is no GGUF file" in said
     assert "ended with status 2; stopping the others" in said
 
 
