@@ -93,6 +93,15 @@ def placed(config: Config, machine: Machine | None = None) -> Config:
     return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
 
 
+def without_draft_model(config: Config) -> Config:
+    """Return a configuration in which no draft model drafts, neither in the verifier's process nor, where their number is left open, in draft
+    workers; other ways of drafting stay."""
+    config = replace(config, target=replace(config.target, draft_model=""), draft=replace(config.draft, model=""))
+    if config.up.drafters != AUTO_DRAFTERS or not PROPOSERS.resolve(config.draft.proposer).needs_model:
+        return config
+    return _with_workers(config, 0)
+
+
 def _wants_workers(draft: DraftConfig) -> bool:
     """Return whether draft workers are meant: their section says how they draft. Tables of proposers that are not chosen mean
     nothing."""

@@ -108,9 +108,10 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
 
 
 def _about(section: Any) -> str:
-    """Return the models of a worker."""
-    drafting = getattr(section, "draft_model", "")
-    return f"{section.model}, drafted for by {drafting}" if drafting else str(section.model)
+    """Return the models of a worker, and what drafts in its process."""
+    draft_model, heads = getattr(section, "draft_model", ""), section.heads
+    drafting = [*([draft_model] if draft_model else []), *([f"the heads {heads}"] if heads else [])]
+    return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
 
 
 def _broker_address(config: Config) -> str:

@@ -34,7 +34,9 @@ STDERR = 2  # where started processes say what they do: standard output is for a
 @click.option("--mode", help="async, sync, or plain: without any speculation.  [default: async]")
 @click.option("--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Most tokens of an answer.")
 @click.option("--model", help="Model to chat with: the name of a served one, or what to start.  [default: smollm2]")
-@click.option("--draft-model", help="Draft model, where processes are started.  [default: the model's own]")
+@click.option(
+    "--draft-model", help="Draft model, where processes are started; empty: none.  [default: the model's own]"
+)
 @section_options(ClientConfig)
 @wait_options()
 def chat(
@@ -71,10 +73,10 @@ def chat(
         draft=override(config.draft, model=draft_model),
     )
     with ExitStack() as stack:
-        if _is_named(client, broker) or _is_served(client, model or "", draft_model or ""):
+        if _is_named(client, broker) or (draft_model is None and _is_served(client, model or "")):
             place = _connect(config, model or "", wait_seconds if wait else 0.0)
         else:
-            place = _start(config, stack)
+            place = _start(config, stack, drafts=draft_model != "")
         _talk(place, settings, asked, stack)
 
 
@@ -112,10 +114,8 @@ def _is_named(client: ClientConfig, broker: str | None) -> bool:
     return broker is not None or client.broker != DEFAULT_BROKER or bool(client.keys)
 
 
-def _is_served(client: ClientConfig, model: str, draft_model: str) -> bool:
+def _is_served(client: ClientConfig, model: str) -> bool:
     """Tell whether a broker at the usual address has what was asked for."""
-    if draft_model:
-        return False
     models = _served_models(client)
     return models is not None and (not model or model in models)
 
@@ -139,12 +139,13 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
     return _Place(connected, arrived=report.is_served)
 
 
-def _start(config: Config, stack: ExitStack) -> _Place:
-    """Start a broker and its workers, which end with the chat."""
+def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
+    """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import absent_sources, check_models, notes, placed
+    from workers.deployment import absent_sources, check_models, notes, placed, without_draft_model
     from workers.up import telling
 
+    config = config if drafts else without_draft_model(config)
     check_models(config)
     started = time.monotonic()
     for line in notes(config):

@@ -28,7 +28,10 @@ SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [se
 @click.command()
 @section_options(UpConfig)
 @click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
-@click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
+@click.option(
+    "--draft-model",
+    help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if it has one]",
+)
 @key_options(TargetConfig, DRAFTING)
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
@@ -65,9 +68,12 @@ def up(
         draft=override(config.draft, model=draft_model, keys=keys),
         serve=override(config.serve, keys=keys, api_keys=api_keys, **of_serve),
     )
-    log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
-    from workers.up import run  # here, since `--help` needs none of it
+    from workers.deployment import without_draft_model  # here, since `--help` needs none of it
+    from workers.up import run
 
+    if draft_model == "":
+        config = without_draft_model(config)
+    log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
     ctx.exit(run(config, log_arguments))
 
 

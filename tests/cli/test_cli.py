@@ -18,7 +18,7 @@ from specq.cli import COMMANDS, SUMMARIES, exit_status, main
 from specq.cli.options import section_options
 from specq.config.arguments import to_arguments
 from specq.config.loading import override
-from specq.config.sections import BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
+from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.runtime.columns import columns
 from specq.runtime.table import resolve
@@ -342,6 +342,31 @@ def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
         model="tiny", lookahead=True, lookahead_window=7, shared_tokens=1000, heads="smollm2", prompt_lookup="none", drafts="always",
     )  # fmt: skip
     assert given[0].target == wanted
+
+
+@pytest.mark.parametrize(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
+def test_an_empty_draft_model_is_none(monkeypatch, tmp_path, draft_model, expected):
+    """On the command line; it wins over that of the file."""
+    given = []
+    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    (tmp_path / "own.toml").write_text('[target]\nmodel = "tiny"\ndraft_model = "tiny"\n')
+    assert _run("up", "--config", str(tmp_path / "own.toml"), "--draft-model", draft_model).exit_code == 0
+    assert (given[0].target.draft_model, given[0].up.drafters) == expected
+
+
+def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypatch):
+    given = []
+
+    def servers(config, **_):
+        given.append(config)
+        raise EngineError("enough is known")
+
+    monkeypatch.setattr("specq.bench.servers.Servers", servers)
+    monkeypatch.setattr("specq.cli.chat._served_models", lambda _: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for options in ((), ("--draft-model", "")):
+        assert "enough is known" in _run("chat", "--model", "tiny", *options, "hi").stderr
+    assert [config.up.drafters for config in given] == [AUTO_DRAFTERS, 0]
 
 
 def test_up_lets_pages_of_named_origins_ask(monkeypatch):

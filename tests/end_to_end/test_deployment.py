@@ -10,7 +10,7 @@ import pytest
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
 from specq.protocol import ConfigError
 from specq.testing.secured import make_all
-from workers.deployment import CoreShares, Machine, check_models, divide_cores, notes, placed
+from workers.deployment import CoreShares, Machine, check_models, divide_cores, notes, placed, without_draft_model
 from workers.up import members, pages
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
@@ -160,6 +160,37 @@ def test_models_of_every_process_are_looked_for(config: Config) -> None:
 )
 def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Config) -> None:
     check_models(config, LAPTOP)
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize("machine", [LAPTOP, WORKSTATION, GPU_BOX])
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(), ("", 0)),
+        (Config(target=TargetConfig(draft_model="/small"), draft=DraftConfig(model="/small", width=4)), ("", 0)),
+        (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
+        (Config(up=UpConfig(drafters=1)), ("", 1)),
+    ],
+)
+def test_without_a_draft_model_none_drafts_and_nothing_is_missed(
+    machine: Machine, config: Config, expected: tuple[str, int]
+) -> None:
+    config = without_draft_model(config)
+    assert who_drafts(config, machine) == expected
+    assert not notes(config, machine)
+
+
+@pytest.mark.parametrize(
+    ("target", "about"),
+    [
+        (TargetConfig(model="tiny", heads="smollm2"), "tiny, drafted for by tiny and the heads smollm2"),
+        (TargetConfig(model="/own", heads="/heads"), "/own, drafted for by the heads /heads"),
+        (TargetConfig(model="/own"), "/own"),
+    ],
+)
+def test_it_is_said_what_drafts_in_a_verifiers_process(target: TargetConfig, about: str) -> None:
+    assert members(Config(target=target))[1].about == about
 
 
 def test_progress_is_no_wish_for_workers() -> None:
