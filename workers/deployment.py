@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
+from specq.engines import ENGINES
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
 from specq.proposers import PROPOSERS
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
@@ -137,6 +139,18 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
+
+
+def check_packages(asked: Config, machine: Machine | None = None) -> None:
+    """Look for the packages that engine and proposer of a configuration import; raises ModuleNotFoundError, of which the command line says how to
+    get the package, and ConfigError for an engine that is unknown."""
+    chosen = placed(asked, machine)
+    specs = [ENGINES.resolve(chosen.target.engine)]
+    if chosen.up.drafters:
+        specs.append(PROPOSERS.resolve(chosen.draft.proposer))
+    for spec in specs:
+        if spec.package and find_spec(spec.package) is None:
+            raise ModuleNotFoundError(f"No module named {spec.package!r}", name=spec.package)
 
 
 def check_models(asked: Config, machine: Machine | None = None) -> None:

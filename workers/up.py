@@ -40,7 +40,7 @@ from specq.proposers import PROPOSERS, SAME
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, own_keys
-from workers.deployment import check_models, divide_cores, notes, placed, this_machine, with_helpers
+from workers.deployment import check_models, check_packages, divide_cores, notes, placed, this_machine, with_helpers
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
@@ -281,6 +281,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
     group_members = members(telling(config), extra)
+    check_packages(config)
     check_models(config)
     _check_free(group_members)
     with Group(group_members, keys_of_broker(config.broker)) as group:

@@ -142,10 +142,11 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import absent_sources, check_models, notes, placed, without_draft_model
+    from workers.deployment import absent_sources, check_models, check_packages, notes, placed, without_draft_model
     from workers.up import telling
 
     config = config if drafts else without_draft_model(config)
+    check_packages(config)
     check_models(config)
     started = time.monotonic()
     for line in notes(config):

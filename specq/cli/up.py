@@ -22,6 +22,7 @@ DRAFTING = (
     "lookahead_ngram",
     "lookahead_guesses",
 )
+RUNNING = ("engine", "engine_options")  # and of [target], what runs the model
 SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [serve], as of `specq serve`
 
 
@@ -32,6 +33,7 @@ SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [se
     "--draft-model",
     help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if it has one]",
 )
+@key_options(TargetConfig, RUNNING)
 @key_options(TargetConfig, DRAFTING)
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
@@ -57,7 +59,7 @@ def up(
 ) -> None:
     """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
-    of_target, of_serve = ({name: values.pop(name) for name in names} for names in (DRAFTING, SERVING))
+    of_target, of_serve = ({name: values.pop(name) for name in names} for names in ((*RUNNING, *DRAFTING), SERVING))
     config = replace(config, up=override(config.up, **values))
     if not config.up.serve:
         _refuse_given(ctx, {"api_keys": api_keys, **of_serve})

@@ -115,9 +115,11 @@ class EngineSpec:
     options             the keys of [target.NAME], which `make` takes as keyword arguments, too
     renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
     prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says it
+    package             what must be installed for `make` to work; "": nothing more
     """
 
     make: Callable[..., Engine]
     options: type[OwnOptions] = OwnOptions
     renumbers_devices: bool = False
     prefill_rows: int = 0
+    package: str = ""

@@ -24,4 +24,4 @@ def _make(model: str, **arguments: Any) -> Engine:
     return TorchEngine(model, **arguments)
 
 
-TORCH = EngineSpec(_make, TorchOptions)
+TORCH = EngineSpec(_make, TorchOptions, package="torch")

@@ -134,6 +134,7 @@ class ProposerSpec:
     takes_heads   `make` takes `heads`, too: a directory of heads for the model
     reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the directory, GGUF file or
                   hub name of the `target` and its `target_name`, too
+    package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
     """
 
     make: Callable[..., Proposer]
@@ -141,3 +142,4 @@ class ProposerSpec:
     needs_model: bool = True
     takes_heads: bool = False
     reads_target: bool = False
+    package: str = ""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
 import click
 import pytest
@@ -344,6 +345,43 @@ def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
     assert given[0].target == wanted
 
 
+def test_up_takes_an_engine_and_its_options_as_a_worker_does(monkeypatch):
+    given = []
+    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    assert _run("up", "--engine", "vllm", "--engine-option", "seed=0", "--engine-option", "x=1").exit_code == 0
+    assert given[0].target == TargetConfig(engine="vllm", engine_options=("seed=0", "x=1"))
+
+
+VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("up", "--config", VLLM_CONFIG),
+        ("up", "--engine", "vllm", "--model", "tiny"),
+        ("chat", "--config", VLLM_CONFIG, "--draft-model", "", "hi"),
+    ],
+)
+def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monkeypatch, arguments, free_address):
+    monkeypatch.setattr("workers.deployment.find_spec", lambda name: None if name == "vllm" else name)
+    monkeypatch.setattr("workers.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    address = ("--broker", free_address) if arguments[0] == "up" else ()
+    done = _run(*arguments, *address)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "specq: this needs vllm, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[vllm]'\n"
+    )
+
+
+def test_an_engine_that_is_none_is_named_before_anything_is_started(monkeypatch, free_address):
+    monkeypatch.setattr("workers.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
+    done = _run("up", "--engine", "vlm", "--model", "tiny", "--broker", free_address)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "vlm" in done.stderr
+
+
 @pytest.mark.parametrize(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
 def test_an_empty_draft_model_is_none(monkeypatch, tmp_path, draft_model, expected):
     """On the command line; it wins over that of the file."""
@@ -418,5 +456,8 @@ def test_an_option_of_up_says_what_it_says_of_a_verifier():
     up, worker = (
         {one.opts[0]: one.help for one in resolve("command", COMMANDS, name).params} for name in ("up", "worker")
     )
-    for option in ("--lookahead", "--lookahead-window", "--shared-tokens", "--heads", "--prompt-lookup", "--drafts"):
+    for option in (
+        *("--lookahead", "--lookahead-window", "--shared-tokens", "--heads", "--prompt-lookup", "--drafts"),
+        "--engine",
+    ):
         assert up[option].partition("  [")[0] in worker[option].replace(" (--role target only)", "")

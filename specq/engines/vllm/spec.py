@@ -41,4 +41,4 @@ def _make(model: str, **arguments: Any) -> Engine:
     return VllmEngine(model, **arguments)
 
 
-VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True, prefill_rows=PREFILL_ROWS)
+VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True, prefill_rows=PREFILL_ROWS, package="vllm")
