@@ -21,7 +21,7 @@ from workers.deployment import COLOCATING
 if TYPE_CHECKING:
     from specq.doctor.measuring import Measured
 
-BUSY = 1.5  # times as long as at best: beyond that drafts and steps were not timed on the same machine
+BUSY = 1.5  # times as long as those timed before, or the reverse: beyond that drafts and steps were not timed on the same machine
 MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is not quiet
 COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
 
@@ -150,13 +150,13 @@ def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured |
 
 def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
     """Check that nothing disturbed the measurement: that steps of the runs took about as long as those that were timed before (`factor` times as
-    long), and that other processes used few of the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
-    found = f"steps took {factor:.1f} times as long as they do at best"
+    long: below 1 where these were the disturbed ones), and that other processes used few of the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
+    found = f"steps took {factor:.1f} times as long in the runs as where they were timed alone before"
     if used is not None:
         found += f", other processes used {used:.1f} of {num_cores} processor{'s' * (num_cores != 1)}"
     if here:
         found += f", and specq runs here already ({here})"
-    if factor < BUSY and (used is None or used <= MOST_USED * num_cores):
+    if 1 / BUSY < factor < BUSY and (used is None or used <= MOST_USED * num_cores):
         return Check("quiet", OK, found)
     stop = "stop the specq that runs here, or ask" if here else "ask"
     return Check(

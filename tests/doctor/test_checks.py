@@ -117,9 +117,15 @@ def test_one_worker_is_one_worker(free_address, monkeypatch):
 def test_a_machine_that_is_busy_is_noted():
     """By what steps took, and by what other processes used of the processors, which steps need not show."""
     assert [quiet(factor, 0.0, 2).status for factor in (1.0, 1.4, 1.6)] == [OK, OK, NOTE]
+    assert [quiet(factor, 0.0, 2).status for factor in (0.7, 0.6)] == [OK, NOTE]
     assert [quiet(1.07, used, 2).status for used in (None, 0.1, 0.5, 2.0)] == [OK, OK, NOTE, NOTE]
     assert "other processes used 1.6 of 2 processors" in quiet(1.07, 1.62, 2).found
     assert "used 1.0 of 1 processor" in quiet(1.0, 1.0, 1).found
+
+
+def test_it_is_said_what_steps_are_compared_with():
+    """Not with the best: those that were timed before may be the slower ones."""
+    assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as where they were timed alone before"
 
 
 def test_a_specq_that_runs_here_is_spoken_of():
