@@ -317,6 +317,10 @@ class Verifier:
         """Return what is said of the oldest step, for which the host waits unless it has landed; and of the sessions at fault in the next one."""
         landed = self._land(oldest, clock) if isinstance(oldest, Flight) else oldest
         reports = NO_REPORTS if landed is None else self._tell(landed, clock)
+        for session_id in [*faults.found]:  # what was planned in vain of sessions that have ended meanwhile is nobody's
+            session = self.sessions.get(session_id)
+            if session is None or session.finish:
+                del faults.found[session_id]
         return reports.and_of(self._fail(faults))
 
     def _keep(self, flight: Flight) -> None:
@@ -358,7 +362,7 @@ class Verifier:
         self.sessions.has_flight = self._flights.newest is not None
         rounds = in_one([self._commit(flight, shares, output, ended, faults) for shares, output in done])
         self.sessions.changed()
-        self._is_filling = is_burst(flight.shares.prompts()[1], len(flight.shares))
+        self._is_filling |= is_burst(flight.shares.prompts()[1], len(flight.shares))
         failed = self._fail(faults)
         if not done:
             self._check_works(flight, faults)

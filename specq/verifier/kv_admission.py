@@ -74,7 +74,13 @@ def admit(
         return ()
     if engine.free_slots < _num_open(turn):
         _make_room(running, turn, parked, engine)
-    return [session for session in turn if session.is_open and session not in faults]
+    opened = [session for session in turn if session.is_open and session not in faults]
+    if not opened and may_evict:  # nobody whose turn it is has room beside the others, which go on until there is some
+        others = [session for session in running if session.is_open][:most]
+        if engine.free_slots < len(others):
+            _make_room(running, others, parked, engine)
+        opened = [session for session in others if session.is_open and session not in faults]
+    return opened
 
 
 def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Session]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import SpecqError
-from specq.protocol.messages import Ack, Close, Draft, Open
+from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.tokenizer import tokenizer_files
@@ -27,7 +27,7 @@ from specq.verifier.flights import Flights
 from specq.verifier.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.random_service import serve
+from tests.verifier.random_service import FailingLater, serve
 
 PROMPT = [5, 6, 7]
 PLAIN = Speculation(mode="plain")
@@ -503,3 +503,89 @@ def test_the_controller_learns_from_whole_steps() -> None:
             ends.append(verifier._last_end)
     assert learned[:-1] == [end - start for start, end in pairwise(ends[:-1])]
     assert not waited
+
+
+# --- faults and bursts beside three steps ---------------------------------------------------------------------------------
+
+
+def _planned_in_vain(session_id: int, from_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans with a session raise from some call on."""
+    plan, calls = core.plan, list[int]()
+
+    def planned(sessions: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(0)
+        if len(calls) >= from_call and any(session.session_id == session_id for session in sessions):
+            raise ValueError("a plan")
+        return plan(sessions, *arguments, **options)
+
+    monkeypatch.setattr(core, "plan", planned)
+
+
+def test_a_session_at_fault_in_the_oldest_step_and_in_the_next_plan_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is planned before the oldest says what is wrong with it."""
+    engine = FailingLater()
+    engine.is_apart, engine.bad = True, set()
+    verifier = make_verifier(engine)
+    for session_id in (7, 8):
+        open_session(verifier, session_id)
+    for _ in range(4):
+        step(verifier)
+    assert len(engine.flights) == 2
+    engine.bad.add(7)
+    _planned_in_vain(7, 0, monkeypatch)
+    said = step(verifier)
+    assert [one.session_id for one in said if isinstance(one, SessionFailed)] == [7]
+    assert 7 not in verifier.sessions
+
+
+def test_a_text_that_has_ended_does_not_fail_by_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops in the oldest step, when the next one was planned in vain."""
+    text = toy_text(PROMPT, 30)
+    verifier = make_verifier(apart())
+    open_session(verifier, 7, 30, stop_token_ids=(text[4],))
+    open_session(verifier, 8, 30)
+    _planned_in_vain(7, 5 + 2, monkeypatch)  # when two steps behind the fourth token's are in flight
+    said = [one for _ in range(12) if verifier.has_work for one in step(verifier) if one.session_id == 7]
+    assert [one for one in said if isinstance(one, SessionFailed)] == []
+    assert (said[-1].finish, verifier.sessions[7].token_ids) == ("stop", PROMPT + text[:5])
+
+
+def test_sources_begin_after_a_burst_beside_steps_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either the host lets them begin between two steps, or the step does."""
+    verifier, begun = make_verifier(apart()), list[int]()
+    monkeypatch.setattr(verifier.sources, "begin", lambda *_, **__: begun.append(0))
+    for session_id in range(20):
+        open_session(verifier, session_id, 30)
+    for number in range(1, 9):
+        verifier.begin(0.0)
+        step(verifier)
+        assert len(begun) == number
+
+
+class BlockEngine(ToyEngine):
+    """KV in blocks of sixteen tokens that belong to one session each; where more sessions need another one than there are, nothing is free."""
+
+    num_blocks = 9
+
+    @property
+    def free_slots(self) -> int:
+        lengths = [len(context) for context in self.contexts.values()]
+        free = self.num_blocks - sum(-(-length // 16) for length in lengths)
+        if sum(length % 16 == 0 for length in lengths) > free:
+            return 0
+        return 16 * free + sum(-length % 16 for length in lengths)
+
+
+def test_sessions_that_have_no_room_let_others_go_on() -> None:
+    """More sessions than a step may have, all blocks in use: it is the turn of two that fit only into what others have left of theirs."""
+    engine = BlockEngine()
+    verifier = make_verifier(engine, max_sessions=2)
+    for session_id in (7, 8, 9, 10, 11):
+        if session_id == 10:
+            for _ in range(48):
+                step(verifier)
+            assert {-(-len(context) // 16) for context in engine.contexts.values()} == {3}
+        open_session(verifier, session_id, 40 if session_id < 10 else 3)
+    texts = run(verifier)
+    assert [len(verifier.sessions[i].token_ids) for i in (7, 8, 9, 10, 11)] == [43, 43, 43, 6, 6]
+    assert texts[10] == texts[11] == toy_text(PROMPT, 3)
