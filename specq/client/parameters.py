@@ -11,12 +11,11 @@ make the verifier ignore.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from specq.client.job_options import LINE_OPTIONS
-from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, did_you_mean, shown
+from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, known_names, shown
 from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
@@ -33,12 +32,6 @@ class Parameters:
     speculation: Speculation
     n: int | None = None
     bad_words: tuple[str, ...] = ()
-
-
-def known_names(name: str, known: Sequence[str]) -> str:
-    """Return the end of what is said of a name that is none: the one that it is like, and all that there are."""
-    hint = did_you_mean(name, known)
-    return f"{hint}{' ' if hint else ''}known are {', '.join(known)}"
 
 
 def read_parameters(given: dict[str, Any]) -> Parameters:

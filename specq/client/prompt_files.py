@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from specq.client.job_options import LINE_OPTIONS
-from specq.client.parameters import NAMES, known_names
+from specq.client.parameters import NAMES
 from specq.client.request import SOURCES, is_batch
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
-from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep
+from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep, known_names
 
 _KEYS = (*SOURCES, "id", *NAMES, *LINE_OPTIONS)
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not hold up the others

@@ -33,9 +33,10 @@ from specq.config.sections import (
     kinds,
     section_name,
 )
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, known_names
 
 S = TypeVar("S", bound=Section)
+ALIKE = 0.65  # of an unknown key and a known one: "engine", which [draft] lacks, is not meant for "engine_options"
 
 
 def load(path: str | Path | None = None) -> Config:
@@ -132,4 +133,4 @@ def _section(name: str, values: Any) -> Section:
 def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
     for name in given:
         if name not in known:
-            raise ConfigError(f"unknown {what}{name}; known are {', '.join(known)}")
+            raise ConfigError(f"unknown {what}{name}; {known_names(name, known, ALIKE)}")

@@ -16,7 +16,7 @@ from specq.config import engine_options
 from specq.config.engine_options import Options
 from specq.config.options import Tables
 from specq.config.sections import DraftConfig, Section, TargetConfig, kinds, section_name
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, did_you_mean, known_names
 
 # Keys that were in the section itself, and whose they are. To be dropped with the next version.
 MOVED = {
@@ -51,7 +51,9 @@ def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], know
     for name, _ in config.own:
         if name not in known:
             section = section_name(type(config))
-            raise ConfigError(f"unknown key {section}.{name}; sections are known for {', '.join(sorted(known))}")
+            hint = did_you_mean(name, known)
+            end = f"{hint}{' ' if hint else ''}sections are known for {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown key {section}.{name}; {end}")
     return read_own(kind, options_of(config), chosen(config))
 
 
@@ -63,7 +65,8 @@ def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") 
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
     if further and "further" not in names:
         whose = name if name and kind is OwnOptions else kind.LABEL
-        raise ConfigError(f"{whose} has no option {next(iter(further))}; known are {', '.join(names) or 'none'}")
+        unknown = next(iter(further))
+        raise ConfigError(f"{whose} has no option {unknown}; {known_names(unknown, names)}")
     return kind(**given, **({"further": engine_options.from_table(further)} if further else {}))
 
 

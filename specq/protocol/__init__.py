@@ -15,7 +15,7 @@
     trace_events    what happens to a traced job, as numbers, and back
     worker_metrics  what workers count, as heartbeats carry it
     errors          the exceptions that specq raises
-    near_names      what is said of a name that is unknown, but like a known one
+    near_names      what is said of a name that is unknown
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
 """
@@ -114,7 +114,7 @@ from specq.protocol.messages import (
     Verdicts,
     Welcome,
 )
-from specq.protocol.near_names import did_you_mean
+from specq.protocol.near_names import did_you_mean, known_names
 from specq.protocol.nesting import MOST_LEVELS, is_too_deep
 from specq.protocol.origins import (
     COLOCATED,
@@ -322,6 +322,7 @@ __all__ = [
     "from_bf16",
     "in_version_of",
     "is_too_deep",
+    "known_names",
     "mismatch",
     "named_type",
     "num_drafted",

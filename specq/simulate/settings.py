@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from specq.protocol import ConfigError, JobError, Speculation
+from specq.protocol import ConfigError, JobError, Speculation, known_names
 
 Floats = tuple[float, ...]
 Points = tuple[tuple[float, ...], ...]
@@ -221,7 +221,7 @@ def refuse_unknown(section: str, given: typing.Iterable[str], known: typing.Sequ
     for key in given:
         if key not in known:
             label = f"key {section}.{key}" if section else f"section {key}"
-            raise ConfigError(f"unknown {label}; known are {', '.join(known)}")
+            raise ConfigError(f"unknown {label}; {known_names(key, known)}")
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:

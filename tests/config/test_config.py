@@ -40,8 +40,17 @@ def test_file_sets_what_it_names(write):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[broker]\nbindd = 'x'", ["broker.bindd", "bind, heartbeat_ms, liveness_ms"]),
-        ("[brokr]\n", ["unknown section brokr", "broker, target, draft, up, client, serve"]),
+        (
+            "[broker]\nbindd = 'x'",
+            ["unknown key broker.bindd; did you mean 'bind'? known are bind, heartbeat_ms, liveness_ms"],
+        ),
+        (
+            "[brokr]\n",
+            ["unknown section brokr; did you mean 'broker'? known are broker, target, draft, up, client, serve"],
+        ),
+        ("model = 'tiny'", ["unknown section model; known are broker, "]),
+        ("[target]\nmodle = 'tiny'", ["unknown key target.modle; did you mean 'model'? known are "]),
+        ("[draft]\nengine = 'torch'", ["unknown key draft.engine; known are broker, "]),
         ("broker = 3", ["broker is 3", "[broker]"]),
         ("[broker]\nheartbeat_ms = '5'", ["broker.heartbeat_ms is '5'", "a whole number"]),
         ("[broker]\nheartbeat_ms = true", ["broker.heartbeat_ms is True", "a whole number"]),

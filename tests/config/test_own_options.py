@@ -81,6 +81,7 @@ def test_a_key_at_both_places_is_refused(write):
         (("a=1", "a=2"), "engine option a is given twice"),
         ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
         (("seed=3",), "torch has no option seed; known are helper_cores"),
+        (("helper_core=3",), r"torch has no option helper_core; did you mean 'helper_cores'\? known are helper_cores"),
         (('helper_cores="x"',), "torch.helper_cores is 'x'; it must be a list of CPU ids"),
     ],
 )
@@ -106,7 +107,9 @@ def test_who_has_no_options_of_its_own_is_named():
 def test_a_section_of_no_engine_is_named(write):
     """Only the worker knows which engines there are."""
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
-    with pytest.raises(ConfigError, match=r"unknown key target\.vlm; sections are known for torch, vllm"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
+    ):
         own_options(target, TorchOptions, ENGINES)
 
 
