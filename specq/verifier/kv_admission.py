@@ -72,15 +72,20 @@ def admit(
                 prefixes.add(session, session.kv_len)
     if not may_evict and engine.free_slots < num_open:
         return ()
+    opened = _with_room(turn, running, parked, engine, faults)
+    if opened or not may_evict:
+        return opened
+    # Nobody whose turn it is has room beside the others, which go on until there is some.
+    return _with_room([session for session in running if session.is_open][:most], running, parked, engine, faults)
+
+
+def _with_room(
+    turn: Sequence[Session], running: Sequence[Session], parked: list[Session], engine: Engine, faults: Faults
+) -> list[Session]:
+    """Evict sessions until those of a turn that are open have room for a row each, and return these, but for those at fault."""
     if engine.free_slots < _num_open(turn):
         _make_room(running, turn, parked, engine)
-    opened = [session for session in turn if session.is_open and session not in faults]
-    if not opened and may_evict:  # nobody whose turn it is has room beside the others, which go on until there is some
-        others = [session for session in running if session.is_open][:most]
-        if engine.free_slots < len(others):
-            _make_room(running, others, parked, engine)
-        opened = [session for session in others if session.is_open and session not in faults]
-    return opened
+    return [session for session in turn if session.is_open and session not in faults]
 
 
 def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Session]:
