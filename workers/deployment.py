@@ -141,24 +141,26 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
 
 
-def check_packages(asked: Config, machine: Machine | None = None) -> None:
-    """Look for the packages that engine and proposer of a configuration import; raises ModuleNotFoundError, of which the command line says how to
-    get the package, and ConfigError for an engine that is unknown."""
-    chosen = placed(asked, machine)
-    specs = [ENGINES.resolve(chosen.target.engine)]
-    if chosen.up.drafters:
-        specs.append(PROPOSERS.resolve(chosen.draft.proposer))
-    for spec in specs:
-        if spec.package and find_spec(spec.package) is None:
-            raise ModuleNotFoundError(f"No module named {spec.package!r}", name=spec.package)
+def check_can_start(asked: Config, machine: Machine | None = None) -> None:
+    """Look for what the processes that would be started for a configuration need: the packages that engine and proposer import, and the models.
+    Nothing is fetched, unpacked or loaded.
 
-
-def check_models(asked: Config, machine: Machine | None = None) -> None:
-    """Look for the models of the processes that would be started for a configuration; nothing is fetched, unpacked or loaded.
-
-    Raises ConfigError, with a worker's words, for a name or path that is none.
+    Raises ModuleNotFoundError, of which the command line says how to get the package; and ConfigError, with a worker's words, for an engine that is
+    unknown, and a name or path that is no model.
     """
     chosen = placed(asked, machine)
+    packages = [ENGINES.resolve(chosen.target.engine).package]
+    if chosen.up.drafters:
+        packages.append(PROPOSERS.resolve(chosen.draft.proposer).package)
+    for package in packages:
+        if package and find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    for name, role in models_of(chosen):
+        find_model(name, role)
+
+
+def models_of(chosen: Config) -> list[tuple[str, str]]:
+    """Return the models that the processes of a placed configuration load, and the role of each."""
     target, draft, proposer = chosen.target, chosen.draft, PROPOSERS.resolve(chosen.draft.proposer)
     named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
     if chosen.up.drafters and proposer.needs_model:
@@ -167,9 +169,7 @@ def check_models(asked: Config, machine: Machine | None = None) -> None:
             (draft.heads, HEADS),
             (draft.target, "target"),
         ]
-    for name, role in named:
-        if name:
-            find_model(name, role)
+    return [(name, role) for name, role in named if name]
 
 
 def absent_sources(asked: Config, machine: Machine | None = None) -> frozenset[str]:

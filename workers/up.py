@@ -40,7 +40,7 @@ from specq.proposers import PROPOSERS, SAME
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, own_keys
-from workers.deployment import check_models, check_packages, divide_cores, notes, placed, this_machine, with_helpers
+from workers.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
@@ -109,8 +109,8 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
 
 def _about(section: Any) -> str:
     """Return the models of a worker, and what drafts in its process."""
-    draft_model, heads = getattr(section, "draft_model", ""), section.heads
-    drafting = [*([draft_model] if draft_model else []), *([f"the heads {heads}"] if heads else [])]
+    heads = f"the heads {section.heads}" if section.heads else ""
+    drafting = [one for one in (getattr(section, "draft_model", ""), heads) if one]
     return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
 
 
@@ -281,8 +281,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
     group_members = members(telling(config), extra)
-    check_packages(config)
-    check_models(config)
+    check_can_start(config)
     _check_free(group_members)
     with Group(group_members, keys_of_broker(config.broker)) as group:
         for line in (*notes(config), table(group)):

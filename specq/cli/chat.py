@@ -131,7 +131,10 @@ def _served_models(client: ClientConfig) -> list[str] | None:
 
 def _connect(config: Config, model: str, wait_s: float) -> _Place:
     client = config.client
-    look = lambda: served_instead(model, _served_models(client) or (), client.broker) if model else ""  # noqa: E731 - asked at each wait
+
+    def look() -> str:
+        return served_instead(model, _served_models(client) or (), client.broker) if model else ""
+
     report = WaitReport(wait_s, look=look)
     connected = AsyncClient(
         client.broker, model=model, timeout_s=client.timeout_s, keys=client.keys, wait_s=wait_s, on_wait=report
@@ -142,12 +145,11 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import absent_sources, check_models, check_packages, notes, placed, without_draft_model
+    from workers.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
     from workers.up import telling
 
     config = config if drafts else without_draft_model(config)
-    check_packages(config)
-    check_models(config)
+    check_can_start(config)
     started = time.monotonic()
     for line in notes(config):
         click.echo(f"specq: {line}", err=True)

@@ -71,13 +71,13 @@ def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
         raise _wrong_prompt()
     if len(prompt) > MOST_CHOICES and isinstance(prompt[0], (str, list)):  # before each of them is looked at
         raise ApiError(f"{len(prompt)} prompts are more than {MOST_CHOICES} completions", param="prompt")
+    if all(type(one) is int for one in prompt):
+        return {"token_ids": [prompt]}, 1
     empty = [place for place, one in enumerate(prompt) if one in _EMPTY]
     if empty:
         raise _empty(f"prompt[{empty[0]}]")
     if all(isinstance(one, str) for one in prompt):
         return {"prompt": prompt}, len(prompt)
-    if all(type(one) is int for one in prompt):
-        return {"token_ids": [prompt]}, 1
     if all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt):
         return {"token_ids": prompt}, len(prompt)
     raise _wrong_prompt()

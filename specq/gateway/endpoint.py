@@ -19,9 +19,8 @@ from specq.runtime import traced
 
 log = structlog.get_logger(__name__)
 
-NOT_FOUND = 404
 CLIENT_GONE = 499  # nobody sees it; logs of web servers call it so
-_NOT_SERVED = {  # what OpenAI's API has at these paths, and at those below
+_NOT_SERVED = {  # what OpenAI's API has at these paths, and at those below; here is no route
     "/v1/embeddings": "embeddings",
     "/v1/moderations": "moderations",
     "/v1/images": "images",
@@ -70,7 +69,7 @@ def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Re
 def of_http(request: Request, error: Any) -> Response:
     """Return Starlette's own refusals (no such path, wrong method) in OpenAI's format."""
     path = request.url.path
-    what = next((what for prefix, what in _NOT_SERVED.items() if path == prefix or path.startswith(f"{prefix}/")), "")
-    said = f"specq has no {what}" if what and error.status_code == NOT_FOUND else error.detail
+    what = _NOT_SERVED.get("/".join(path.split("/")[:3]))
+    said = f"specq has no {what}" if what else error.detail
     message = f"{said}: {request.method} {path[:200]}"
     return error_response(ApiError(message, error.status_code, headers=error.headers or {}))

@@ -11,12 +11,11 @@ Rule: a field that is in none of the tables of its endpoint is refused. To add o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specq.gateway.errors import ApiError
-from specq.protocol import JobError
+from specq.protocol import JobError, did_you_mean
 from specq.text import UnsupportedPartError, joined_parts
 
 Check = Callable[[Any], bool]
@@ -186,8 +185,8 @@ def _except(values: tuple[Any, ...]) -> str:
 
 
 def _unknown(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name[:64], names, n=1)
-    return f"unknown field {name[:64]!r}{f'; did you mean {near[0]!r}?' if near else ''}"
+    hint = did_you_mean(name, names)
+    return f"unknown field {name[:64]!r}{f'; {hint}' if hint else ''}"
 
 
 def _kind(value: Any) -> str:

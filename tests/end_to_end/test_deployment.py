@@ -10,7 +10,16 @@ import pytest
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
 from specq.protocol import ConfigError
 from specq.testing.secured import make_all
-from workers.deployment import CoreShares, Machine, check_models, divide_cores, notes, placed, without_draft_model
+from workers.deployment import (
+    CoreShares,
+    Machine,
+    check_can_start,
+    divide_cores,
+    models_of,
+    notes,
+    placed,
+    without_draft_model,
+)
 from workers.up import members, pages
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
@@ -146,7 +155,7 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
 )
 def test_models_of_every_process_are_looked_for(config: Config) -> None:
     with pytest.raises(ConfigError, match=r"there is no .* /none"):
-        check_models(config, LAPTOP)
+        check_can_start(config, LAPTOP)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,8 @@ def test_models_of_every_process_are_looked_for(config: Config) -> None:
     ],
 )
 def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Config) -> None:
-    check_models(config, LAPTOP)
+    check_can_start(config, LAPTOP)
+    assert "/none" not in [name for name, _ in models_of(placed(config, LAPTOP))]
 
 
 @pytest.mark.usefixtures("with_smollm2")
