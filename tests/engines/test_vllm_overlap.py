@@ -12,6 +12,7 @@ import pytest
 
 from specq.engines.vllm.engine import VllmEngine
 from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.versions import COUNTS
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -222,6 +223,108 @@ def test_the_runner_knows_what_the_host_knows_of_chains(engine: VllmEngine, monk
             steps.append(SessionStep(i, start, np.array(texts[i][start:], np.int32), GREEDY, tree))
         for i, judgement in zip(joining, engine.step(steps).judgements if steps else (), strict=True):
             texts[i] += judgement.token_ids.tolist()
+
+
+class Counted:
+    """Steps for which the device counts on by itself, each compared with what vLLM's runner makes of the same step."""
+
+    def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        from specq.engines.vllm.steady import PREPARE
+
+        steps: Any = engine._way._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
+        self._inputs, self._runner = steps._inputs, steps._runner
+        table = self._runner.input_batch.block_table[0].block_table
+        monkeypatch.setattr(table, "gpu", table.gpu.clone())  # on a CPU it is what the host writes
+        self.num_steps, self.num_counted, self.num_grown, self.nums = 0, 0, 0, set[int]()
+        self._go_on, self._prepare = self._inputs._go_on, self._inputs._prepare
+        self._asked: tuple[Any, Any] | None = None
+        prepare = getattr(self._runner, PREPARE)
+
+        def noted(output: Any, num_scheduled: Any, *arguments: Any) -> Any:
+            self._asked = output, num_scheduled
+            self.num_steps += 1
+            return prepare(output, num_scheduled, *arguments)
+
+        monkeypatch.setattr(self._runner, PREPARE, noted)
+        monkeypatch.setattr(self._inputs, "_go_on", self._count_and_compare)
+
+    def _made(self, num: int) -> dict[str, list[Any]]:
+        """What a step of so many requests depends on, but for its tokens."""
+        blocks = self._runner.input_batch.block_table[0]
+        parts = {name: getattr(self._runner, name) for name in COUNTS} | {"slots": blocks.slot_mapping.gpu}
+        made = {name: part[:num].tolist() for name, part in parts.items()}
+        used = blocks.num_blocks_per_row[:num].tolist()
+        rows = blocks.block_table.gpu[:num].tolist()
+        made["blocks"] = [row[:count] for row, count in zip(rows, used, strict=True)]
+        return made | {"firsts": self._runner.query_start_loc.gpu[: num + 1].tolist()}
+
+    def _count_and_compare(self, num: int, *, has_blocks: bool) -> None:
+        self._go_on(num, has_blocks=has_blocks)
+        found, fed = self._made(num), self._runner.input_ids.gpu[:num].clone()
+        assert self._asked is not None
+        prepared = self._prepare(*self._asked)
+        assert found == self._made(num)
+        assert prepared[0].tolist() == [*range(num)]
+        self._runner.input_ids.gpu[:num].copy_(fed)
+        self.num_counted += 1
+        self.num_grown += has_blocks
+        self.nums.add(num)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_device_counts_as_the_runner_does(engine: VllmEngine, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests go on; where one comes, ends, waits or was forgotten the runner prepares the step."""
+    counted_steps = Counted(engine, monkeypatch)
+    serve(engine, seed)
+    assert len(counted_steps.nums) > 2
+    assert 10 < counted_steps.num_counted < counted_steps.num_steps - 10
+
+
+def test_requests_stand_where_they_are_fed_wherever_the_batch_has_them(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions in another order than their rows are fed and judged by their own, in blocks of KV that they take on the way."""
+    counted_steps, said = Counted(engine, monkeypatch), []
+    for overlaps, order in ((True, [2, 0, 1]), (False, [0, 1, 2])):
+        opened(overlapping(engine, overlaps), 3)
+        texts, tokens, flight = {i: list[int]() for i in order}, [2, 2, 2], None
+        for turn in range(70):
+            batch = plain(order, [1 + turn] * 3, tokens, [0, 1, 2] if overlaps and turn else None)
+            launched = engine.launch(batch, NO_TAP, flight)
+            collected = flight if overlaps else launched
+            if collected is not None:
+                tokens = [one.token_ids[0] for one in collected.collect().judgements]
+                for i, token in zip(order, tokens, strict=True):
+                    texts[i].append(token)
+            flight = launched if overlaps else None
+        if flight is not None:
+            for i, one in zip(order, flight.collect().judgements, strict=True):
+                texts[i].append(one.token_ids[0])
+        said.append(texts)
+        for session_id in order:
+            engine.close(session_id)
+    assert said[0] == said[1]
+    assert counted_steps.num_counted == 69
+    assert counted_steps.num_grown
+
+
+def test_a_step_behind_one_that_was_discarded_counts_from_where_it_starts(engine: VllmEngine) -> None:
+    """The runner prepares it: what the device counted for the discarded one is not there."""
+    said = []
+    for num_discarded in (0, 1):
+        opened(engine, 2)
+        flight = engine.launch(plain([0, 1], [1, 1], [2, 2]))
+        texts = list[list[int]]()
+        for turn in range(2, 6):
+            for _ in range(num_discarded):
+                engine.launch(plain([0, 1], [turn, turn], [9, 9], [0, 1]), NO_TAP, flight).discard()
+            after, flight = flight, engine.launch(plain([0, 1], [turn, turn], [9, 9], [0, 1]), NO_TAP, flight)
+            texts.append([one.token_ids[0] for one in after.collect().judgements])
+        texts.append([one.token_ids[0] for one in flight.collect().judgements])
+        said.append(texts)
+        for session_id in (0, 1):
+            engine.close(session_id)
+    assert said[0] == said[1]
 
 
 def test_a_step_that_goes_on_is_told_in_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

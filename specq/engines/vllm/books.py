@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from specq.engines.vllm.even import row_counts
@@ -18,6 +19,7 @@ from specq.engines.vllm.plans import Plan
 from specq.engines.vllm.rows import ANY_TOKEN
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import StepBatch, places_in_runs
+from specq.verification.transfers import to_device
 
 
 class RunnerBooks:
@@ -33,6 +35,7 @@ class RunnerBooks:
         self._places: list[str] = []  # the same as they stand in the batch
         self.rows: IntpArray = np.zeros(0, np.intp)
         self.order: IntpArray = self.rows
+        self._on_device: tuple[torch.Tensor | None, torch.Tensor | None] | None = None  # both there; None: to be copied
 
     def begin(self, plan: Plan, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
         """Write down how far a step's requests have come; return what the runner has to be told of it."""
@@ -60,7 +63,22 @@ class RunnerBooks:
         if names is not self._names or self._places != requests.req_ids:
             self.rows = self._rows_of(names)
             self.order = self.rows.argsort()
-            self._names, self._places = names, list(requests.req_ids)
+            self._names, self._places, self._on_device = names, list(requests.req_ids), None
+
+    def rows_on(self, device: torch.device) -> torch.Tensor | None:
+        """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on. Copied once for steps whose requests stand in the same places."""
+        return self._copied(device)[0]
+
+    def order_on(self, device: torch.device) -> torch.Tensor | None:
+        """Return `order`, likewise."""
+        return self._copied(device)[1]
+
+    def _copied(self, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if self._on_device is None:
+            is_in_order = np.array_equal(self.rows, np.arange(len(self.rows)))
+            both = (None, None) if is_in_order else (to_device(self.rows, device), to_device(self.order, device))
+            self._on_device = both
+        return self._on_device
 
     def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
         """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all]; `lengths` i64[n]: how many it had."""

@@ -24,6 +24,7 @@ from specq.engines.vllm.graphs import WholeGraphs
 from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.plans import Plan, Told
 from specq.engines.vllm.rows import judged_rows, said_tokens
+from specq.engines.vllm.steady import SteadyInputs
 from specq.protocol import IntpArray
 from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin
@@ -72,6 +73,7 @@ class RunnerSteps:
         self.graphs = WholeGraphs(runner)
         self._told, self._books = Told(), RunnerBooks(runner)
         self._feeding = Feeding(runner, self._books, late)
+        self._inputs = SteadyInputs(runner, self._books, self._feeding)
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
@@ -90,6 +92,7 @@ class RunnerSteps:
             self._runner.prepare_inputs_event.synchronize()
         output = self._books.begin(plan, names, batch)
         self._feeding.prepare(batch, names, self._tokens_in_flight(batch), plan.late)
+        self._inputs.expect(plan)
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
         self.graphs.use(plan.even_length)
@@ -137,8 +140,12 @@ class RunnerSteps:
         logits: torch.Tensor = runner.execute_model_state.logits
         runner.execute_model_state = None
         runner.eplb_step()
-        rows = judged_rows(batch, self._books.order, even_length)
-        return logits if rows is None else logits[to_device(rows, logits.device)]
+        if batch.is_plain and not even_length:
+            at = self._books.rows_on(logits.device)
+        else:
+            rows = judged_rows(batch, self._books.order, even_length)
+            at = None if rows is None else to_device(rows, logits.device)
+        return logits if at is None else logits[at]
 
 
 def _event(*, sleeps: bool) -> torch.cuda.Event:

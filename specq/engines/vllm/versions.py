@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
+import torch
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +47,7 @@ def ways_to_try(version: str) -> tuple[str, ...]:
 RUNNER_PARTS = (
     "_model_forward",
     "_prepare_input_ids",
+    "_prepare_inputs",
     "attn_groups",
     "capture_model",
     "compilation_config",
@@ -70,6 +72,11 @@ RUNNER_PARTS = (
     "use_async_scheduling",
     "use_async_spec_decode",
 )
+# Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the device, but for the last one. The
+# runner counts them anew for each step (`steady`).
+COUNTS = ("num_computed_tokens", "positions", "seq_lens", "optimistic_seq_lens_cpu")
+# What a row depends on besides, where it is set: it is not the same for two versions.
+OTHER_INPUTS = ("enable_prompt_embeds", "lora_config", "num_accepted_tokens_event", "uses_mrope", "uses_xdrope_dim")
 BATCH_PARTS = (
     "is_token_ids",
     "num_computed_tokens_cpu",
@@ -86,3 +93,20 @@ def missing_parts(runner: Any) -> list[str]:
     missing = [name for name in RUNNER_PARTS if not hasattr(runner, name)]
     batch = getattr(runner, "input_batch", None)
     return missing + [f"input_batch.{name}" for name in BATCH_PARTS if not hasattr(batch, name)]
+
+
+def can_count(runner: Any) -> bool:
+    """Return whether a plain step's rows are those of the one before with each of COUNTS one further, and KV blocks, as far as this vLLM is known."""
+    blocks = getattr(runner.input_batch, "block_table", None)
+    is_known = (
+        all(isinstance(getattr(runner, name, None), torch.Tensor) for name in COUNTS)
+        and isinstance(getattr(getattr(runner, "query_start_loc", None), "gpu", None), torch.Tensor)
+        and hasattr(blocks, "commit_block_table")
+        and hasattr(blocks, "compute_slot_mapping")
+    )
+    if not is_known:
+        log.warning(
+            "vllm_counts_anew", reason="this version's model runner keeps other counts than those that are known"
+        )
+        return False
+    return not any(getattr(runner, name, None) for name in OTHER_INPUTS)
