@@ -50,13 +50,14 @@ def counted(engine: Any) -> list[int]:
     return found
 
 
-def opening(session_id: int, epoch: int = 1) -> Open:
-    """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped; each ends elsewhere."""
+def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
+    """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped, by `penalty` also by what they have
+    said; each ends elsewhere."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
     params = SamplingParams(
         temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
-        frequency_penalty=0.7 * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5, 2.0),) * (session_id % 3 == 2),
+        frequency_penalty=penalty * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5, 2.0),) * (session_id % 3 == 2),
     )  # fmt: skip
     return Open(
         session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
@@ -64,19 +65,20 @@ def opening(session_id: int, epoch: int = 1) -> Open:
     )  # fmt: skip
 
 
-def serve(engine: Engine, seed: int = 0) -> dict[int, list[int]]:
-    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
+def serve(engine: Engine, seed: int = 0, penalty: float = 0.7) -> dict[int, list[int]]:
+    """Serve sessions (`opening`) that come one after the other, some of which are closed or opened again on the way; return their texts. With a penalty some
+    join every second step only, so that hardly a step is that of the sessions before until these have ended."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
     verifier._early._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:
-            verifier.handle(opening(turn // 2), 0.0)
+            verifier.handle(opening(turn // 2, penalty=penalty), 0.0)
         if turn in (9, 15):
             verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
         if turn in (11, 17):
-            verifier.handle(opening(turn - 9, epoch=2), 0.0)
+            verifier.handle(opening(turn - 9, epoch=2, penalty=penalty), 0.0)
         for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
             verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
         turn += 1
