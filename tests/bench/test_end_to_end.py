@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -102,12 +103,25 @@ def test_ways_to_draft_are_modes_and_shapes_of_jobs():
     assert serving.modes("ssd", replace(WORK, modes=("async",))) == ["async", "ssd", "ssd jit"]
 
 
-def test_who_drafts_on_a_second_gpu_is_refused_without_one():
+def test_who_drafts_on_a_gpu_of_its_own_is_refused_without_one():
     """Unless nobody was asked for by name: then it is left out."""
     outcome = bench("gpu", "--only", "own", "--only", "two")
-    assert (outcome.exit_code, "--only two drafts on a second GPU: it needs --gpus 2" in outcome.output) == (2, True)
-    assert not {"two", "ssd"} & set(gpu._contestants((), 1))
-    assert "two" in gpu._contestants((), 2)
+    assert (
+        outcome.exit_code,
+        "--only two drafts on a GPU beside the verifier's: it needs --gpus 2" in outcome.output,
+    ) == (2, True)
+    assert not {"two", "ssd"} & set(gpu._contestants((), 1, 1))
+    assert "two" in gpu._contestants((), 2, 1)
+    assert not {"two", "ssd"} & set(gpu._contestants((), 2, 2))
+    with pytest.raises(click.UsageError, match="it needs --gpus 5"):
+        gpu._contestants(("two-own",), 4, 4)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 4])
+def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel: int):
+    work = replace(WORK, device="cuda", engine="vllm", tensor_parallel=tensor_parallel)
+    devices = {name: serving._config(name, work).draft.device for name in ("one", "two", "two-own")}
+    assert devices == {"one": "cuda:0", "two": f"cuda:{tensor_parallel}", "two-own": f"cuda:{tensor_parallel}"}
 
 
 def test_a_run_has_so_many_jobs_of_each_session_and_eight_at_least():

@@ -33,7 +33,10 @@ DEPLOYMENTS = {
     "ssd": ("plain", "async", "ssd", "ssd jit"),
 }
 WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {"ssd": ("async", SSD), "ssd jit": ("jit", SSD)}  # modes and shapes
-OWN, SECOND = ("own", "two-own"), ("two", "two-own", "ssd")  # who drafts in the verifier's process, and on a second GPU
+OWN, BESIDE = (
+    ("own", "two-own"),
+    ("two", "two-own", "ssd"),
+)  # who drafts in the verifier's process, and on a GPU beside its own
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def _config(name: str, work: Workload) -> Config:
     config = verifier_config(work, draft if name in OWN else "")
     if name == "own":
         return replace(config, broker=replace(config.broker, heartbeat_ms=BRISK_MS))
-    device = config.target.device if name not in SECOND or not is_gpu(work) else "cuda:1"
+    device = f"cuda:{work.tensor_parallel}" if name in BESIDE and is_gpu(work) else config.target.device
     section = replace(
         config.draft, model=draft, device=device, dtype=config.target.dtype, kv_slots=work.kv_slots, nice=0
     )

@@ -45,7 +45,13 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     type=click.Choice([*CONTESTANTS, *method_serving.METHODS, *PARTS]),
     help="Contestants, ways to draft and parts; may be repeated.  [default: all contestants but vllm-eagle3 and ssd]",
 )
-@click.option("--gpus", type=COUNT, default=1, show_default=True, help="GPUs; `two`, `two-own` and `ssd` need 2.")
+@click.option(
+    "--gpus",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel.",
+)
 @click.option(
     "--depths",
     type=COUNT,
@@ -103,7 +109,7 @@ def command(
 
     The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
     for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
-    verifier's process; one: in a process of its own on the same GPU; two: on a second GPU; two-own: in both places; ssd: on a second GPU in SSD's fixed fan-outs, where a round that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
+    verifier's process; one: in a process of its own on the same GPU; two: on a GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
     on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
     in the verifier's process, likewise; alone: steps of both models by themselves; vllm, vllm-spec (its own draft model, in a new
     process for each of the depths), vllm-ngram (its prompt lookup, likewise) and transformers (generate and assisted generation),
@@ -119,7 +125,7 @@ def command(
     heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
     products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
-    names = _contestants(only, gpus)
+    names = _contestants(only, gpus, options["tensor_parallel"])
     if resume:
         report.resume()
     if names:
@@ -135,13 +141,16 @@ def command(
         measure_parts(report, _task(report, parts, limit, **options))
 
 
-def _contestants(only: Sequence[str], gpus: int) -> list[str]:
+def _contestants(only: Sequence[str], gpus: int, tensor_parallel: int) -> list[str]:
     """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another GPU."""
+    has_another = gpus > tensor_parallel
     if not only:
-        return [name for name in CONTESTANTS if name not in ON_REQUEST and (gpus > 1 or name not in serving.SECOND)]
-    for name in serving.SECOND if gpus == 1 else ():
+        return [name for name in CONTESTANTS if name not in ON_REQUEST and (has_another or name not in serving.BESIDE)]
+    for name in serving.BESIDE if not has_another else ():
         if name in only:
-            raise click.UsageError(f"--only {name} drafts on a second GPU: it needs --gpus 2")
+            raise click.UsageError(
+                f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel + 1}"
+            )
     return [name for name in only if name not in PARTS]
 
 
