@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import structlog
+import torch
 
 from specq.engines.room import Slacks, free_slots
 from specq.engines.vllm import versions
@@ -60,6 +63,34 @@ def test_an_untested_version_is_tried_and_told():
     (entry,) = logs
     assert (entry["event"], entry["log_level"], entry["version"]) == ("vllm_untested", "warning", "0.99.1")
     assert "0.32.0" in entry["tested"]
+
+
+def make_runner(**others: Any) -> SimpleNamespace:
+    """Return what `can_count` looks at of a runner, as vLLM 0.26 and 0.32 have it, or with other parts."""
+    counts = {name: torch.zeros(1) for name in versions.COUNTS}
+    blocks = SimpleNamespace(commit_block_table=print, compute_slot_mapping=print)
+    known = {"query_start_loc": SimpleNamespace(gpu=torch.zeros(2)), "input_batch": SimpleNamespace(block_table=blocks)}
+    return SimpleNamespace(
+        **{**counts, **known, **dict.fromkeys(versions.OTHER_INPUTS), "uses_xdrope_dim": 0, **others}
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "can_count", "is_said"),
+    [
+        ({}, True, False),
+        ({"uses_mrope": True}, False, False),
+        ({"lora_config": object()}, False, False),
+        ({"positions": SimpleNamespace(gpu=torch.zeros(1))}, False, True),  # as vLLM had it once
+        ({"input_batch": SimpleNamespace(block_table=None)}, False, True),
+    ],
+    ids=["known", "three positions", "adapters", "other counts", "other blocks"],
+)
+def test_a_device_counts_on_where_the_runner_is_one_that_is_known(others, can_count, is_said):
+    """Where it is not, that is said; where rows depend on something else, there is nothing to say."""
+    with structlog.testing.capture_logs() as logs:
+        assert versions.can_count(make_runner(**others)) == can_count
+    assert [entry["event"] for entry in logs] == ["vllm_counts_anew"] * is_said
 
 
 @pytest.mark.parametrize(
