@@ -33,10 +33,8 @@ DEPLOYMENTS = {
     "ssd": ("plain", "async", "ssd", "ssd jit"),
 }
 WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {"ssd": ("async", SSD), "ssd jit": ("jit", SSD)}  # modes and shapes
-OWN, BESIDE = (
-    ("own", "two-own"),
-    ("two", "two-own", "ssd"),
-)  # who drafts in the verifier's process, and on a GPU beside its own
+OWN = ("own", "two-own")  # who drafts in the verifier's process
+BESIDE = ("two", "two-own", "ssd")  # who drafts on a GPU beside the verifier's
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:

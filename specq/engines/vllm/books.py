@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from specq.engines.vllm.even import row_counts
 from specq.engines.vllm.plans import Plan
-from specq.engines.vllm.rows import ANY_TOKEN
+from specq.engines.vllm.rows import ANY_TOKEN, are_all
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import StepBatch, places_in_runs
 from specq.verification.transfers import to_device
@@ -35,7 +35,7 @@ class RunnerBooks:
         self._places: list[str] = []  # the same as they stand in the batch
         self.rows: IntpArray = np.zeros(0, np.intp)
         self.order: IntpArray = self.rows
-        self._on_device: tuple[torch.Tensor | None, torch.Tensor | None] | None = None  # both there; None: to be copied
+        self._rows_there: torch.Tensor | None = None  # on the device; None: not copied yet, or in order
 
     def begin(self, plan: Plan, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
         """Write down how far a step's requests have come; return what the runner has to be told of it."""
@@ -57,28 +57,25 @@ class RunnerBooks:
         output.finished_req_ids = set(plan.ended)
         return output
 
+    @property
+    def stand_still(self) -> bool:
+        """Whether the batch has the requests of the step before, in the same rows."""
+        same: bool = self._places == self._runner.input_batch.req_ids
+        return same
+
     def settle(self, names: Sequence[str]) -> None:
         """Note where the requests of the step stand, once the runner has put them there."""
         requests = self._runner.input_batch
-        if names is not self._names or self._places != requests.req_ids:
+        if names is not self._names or not self.stand_still:
             self.rows = self._rows_of(names)
             self.order = self.rows.argsort()
-            self._names, self._places, self._on_device = names, list(requests.req_ids), None
+            self._names, self._places, self._rows_there = names, list(requests.req_ids), None
 
     def rows_on(self, device: torch.device) -> torch.Tensor | None:
         """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on. Copied once for steps whose requests stand in the same places."""
-        return self._copied(device)[0]
-
-    def order_on(self, device: torch.device) -> torch.Tensor | None:
-        """Return `order`, likewise."""
-        return self._copied(device)[1]
-
-    def _copied(self, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if self._on_device is None:
-            is_in_order = np.array_equal(self.rows, np.arange(len(self.rows)))
-            both = (None, None) if is_in_order else (to_device(self.rows, device), to_device(self.order, device))
-            self._on_device = both
-        return self._on_device
+        if self._rows_there is None and not are_all(self.rows):
+            self._rows_there = to_device(self.rows, device)
+        return self._rows_there
 
     def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
         """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all]; `lengths` i64[n]: how many it had."""
@@ -123,7 +120,7 @@ class RunnerBooks:
     def _rows_of(self, names: Sequence[str]) -> IntpArray:
         """Return the rows of requests as they are now, i64[n]; -1 for those without one."""
         requests = self._runner.input_batch
-        if names is self._names and self._places == requests.req_ids:
+        if names is self._names and self.stand_still:
             return self.rows
         return np.array([requests.req_id_to_index.get(name, -1) for name in names], np.intp)
 

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.books import RunnerBooks
 from specq.engines.vllm.late_tokens import TokenReceiver
+from specq.engines.vllm.rows import are_all
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
 from specq.verification.transfers import to_device
@@ -63,11 +64,11 @@ class Feeding:
         assert self._waiting is not None
         tokens, self._waiting = self._waiting.tokens, None
         assert tokens is not None
-        into, order = self._input_ids.gpu[:num], self._books.order_on(tokens.device)
-        if order is None:
+        into, rows = self._input_ids.gpu[:num], self._books.rows_on(tokens.device)
+        if rows is None:
             into.copy_(tokens)
         else:
-            torch.index_select(tokens, 0, order, out=into)
+            into.index_copy_(0, rows, tokens)
 
     def _fill_and_feed(self, output: SchedulerOutput, *arguments: Any, **options: Any) -> None:
         if self._waiting is None:
@@ -107,9 +108,9 @@ class Feeding:
     def _put(self, rows: IntpArray, tokens: torch.Tensor, places: Int32Array | IntpArray) -> None:
         """Put the tokens at these places, which are on the device, into rows."""
         into = self._input_ids.gpu
-        if len(places) != len(tokens) or not _are_all(places):
+        if len(places) != len(tokens) or not are_all(places):
             tokens = tokens[to_device(places.astype(np.int64), tokens.device)]
-        if _are_all(rows):
+        if are_all(rows):
             into[: len(rows)].copy_(tokens, non_blocking=True)
         else:
             into[to_device(rows, into.device)] = tokens.to(into.dtype)
@@ -125,8 +126,3 @@ def _first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:
     found = np.empty_like(sizes)
     found[order] = ends_of(sizes[order]) - sizes[order]
     return found
-
-
-def _are_all(places: IntpArray | Int32Array) -> bool:
-    """Return whether these are 0, 1, 2 and so on."""
-    return np.array_equal(places, np.arange(len(places)))

@@ -31,6 +31,11 @@ def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> Int
     return rows
 
 
+def are_all(places: IntpArray | Int32Array) -> bool:
+    """Return whether these are 0, 1, 2 and so on."""
+    return np.array_equal(places, np.arange(len(places)))
+
+
 def said_tokens(judgements: Judgements) -> tuple[IntpArray, Int32Array]:
     """Return what each judged request goes on with, for vLLM's own books: how many tokens, i64[judged], and all of them, i32[all]."""
     counts: IntpArray = np.maximum(judgements.num_tokens, 1)

@@ -140,7 +140,7 @@ class RunnerSteps:
         logits: torch.Tensor = runner.execute_model_state.logits
         runner.execute_model_state = None
         runner.eplb_step()
-        if batch.is_plain and not even_length:
+        if batch.is_plain:
             at = self._books.rows_on(logits.device)
         else:
             rows = judged_rows(batch, self._books.order, even_length)

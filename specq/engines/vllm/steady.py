@@ -25,8 +25,7 @@ class SteadyInputs:
         self._runner, self._books, self._feeding = runner, books, feeding
         self._prepare: Callable[..., Any] = getattr(runner, PREPARE)
         self._plan: Plan | None = None  # of the step that is prepared next, if its requests go on
-        self._places: list[str] = []  # the requests of the newest step as they stand in the batch
-        self._prepared: Any = None  # what the runner made of that step, if it was a plain one
+        self._prepared: Any = None  # what the runner made of the newest step, if that was a plain one
         if can_count(runner):
             setattr(runner, PREPARE, self._go_on_or_prepare)
 
@@ -36,16 +35,14 @@ class SteadyInputs:
 
     def _go_on_or_prepare(self, output: Any, num_scheduled: Any, *arguments: Any, **options: Any) -> Any:
         """See `PREPARE`; what fails on the way leaves nothing that a later step could go on with."""
-        requests = self._runner.input_batch
         plan, self._plan = self._plan, None
         prepared, self._prepared = self._prepared, None
-        if plan is not None and prepared is not None and self._places == requests.req_ids:
-            self._go_on(len(self._places), has_blocks=bool(plan.blocks))
+        if plan is not None and prepared is not None and self._books.stand_still:
+            self._go_on(len(num_scheduled), has_blocks=bool(plan.blocks))
         else:
             prepared = self._prepare(output, num_scheduled, *arguments, **options)
             if len(num_scheduled) != output.total_num_scheduled_tokens:  # requests with more than a row
                 return prepared
-            self._places = list(requests.req_ids)
         self._prepared = prepared
         return prepared
 
