@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from concurrent.futures import Future
 from itertools import count
 from types import SimpleNamespace
@@ -112,6 +114,45 @@ def test_a_launch_that_fails_here_says_so_at_once() -> None:
     """There is no such step then."""
     with LOST:
         workers(HERE, Asked(fails="launch", at_once=True)).launch(PLAN)
+
+
+class Answers:
+    """vLLM's queue of a worker's answers: the worker fails, or is silent."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        """Return a worker's answer."""
+        from vllm.v1.executor.multiproc_executor import WorkerProc
+
+        if not self._fails:
+            raise TimeoutError
+        return WorkerProc.ResponseStatus.FAILURE, "out of memory"
+
+    def shutdown(self) -> None:
+        """As of vLLM's queue."""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_error_holds_no_queue_of_vllms(fails: bool) -> None:
+    """Once vLLM's executor is shut down, its queues are gone: without the garbage collector, and though somebody has the error."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    from specq.engines.vllm.workers import Workers
+
+    executor: Any = MultiprocExecutor.__new__(MultiprocExecutor)
+    executor.is_failed, executor.futures_queue = False, deque()
+    executor.rpc_broadcast_mq = SimpleNamespace(enqueue=lambda _: None, shutdown=lambda: None)
+    executor.response_mqs = [Answers(fails=fails)]
+    answers = weakref.ref(executor.response_mqs[0])
+    told = Workers(executor)
+    told.launch(PLAN)
+    with pytest.raises(EngineLostError, match="out of memory" if fails else "timed out") as lost:
+        told.collect()
+    executor.shutdown()
+    assert answers() is None
+    assert isinstance(lost.value.__cause__, RuntimeError if fails else TimeoutError)
 
 
 @pytest.mark.parametrize(("executor", "answers"), [(PROCESSES, True), (HERE, False)])

@@ -3,9 +3,9 @@
     sessions   long-lived requests through a scheduler of our own; chains of any strategy, one forward pass a step
     prompts    public API only; a request a round, several times slower; for where `sessions` does not work
 
-To add a version: run `make test-vllm` with it, and a line here. Run with the steps as they are now (`runner`, `steady`): 0.32.0 on
-CPUs, 0.31.0 there with one process (with two it hangs at its end), 0.26.0 on H200s. The others were run on CPUs before `sessions` judged
-behind `execute_model`; all that it takes of vLLM is looked for at the start.
+To add a version: run `make test-vllm` with it, and a line here. Run with the steps as they are now (`runner`, `steady`): 0.31.0 and
+0.32.0 on CPUs, 0.26.0 on H200s. The others were run on CPUs before `sessions` judged behind `execute_model`;
+all that it takes of vLLM is looked for at the start.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 There is one message for a step, to all workers, and one answer of each: the first one's is what the step says. A worker process launches the step and
 looks for the next message; meanwhile a thread of vLLM's waits for the device and answers. So the host handles a step while the next one is launched, as
 vLLM's own scheduler does. What fails in a worker is told with an answer of its own, or with the next one.
+
+An error that is raised here holds none of vLLM's message queues. vLLM's future holds its error, and the error's frames hold the future and the queues. A
+garbage collector that finds them together waits forever, up to vLLM 0.31: it ends a queue's ZeroMQ context while the queue's sockets are open.
 """
 
 from __future__ import annotations
@@ -107,15 +110,22 @@ class Workers:
         try:
             asked: Future[Any] = self._executor.collective_rpc(method, patience_s, arguments, non_block=True)
         except Exception as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
         return asked
 
     def _answer(self, asked: Future[Any]) -> Any:
         try:
             return asked.result()[0]
         except Exception as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
+        finally:
+            del asked  # this frame is one of the raised error's
 
-
-def _lost(error: Exception) -> EngineLostError:
-    return EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}")
+    def _lost(self, error: Exception) -> EngineLostError:
+        """Return what is raised for an error of vLLM's. Where workers are processes, that error and those behind it lose their frames: these hold vLLM's
+        queues, and where a worker failed is in the worker's own log."""
+        behind: BaseException | None = error if self.are_apart else None
+        while behind is not None:
+            behind.__traceback__ = None
+            behind = behind.__context__
+        return EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}")
