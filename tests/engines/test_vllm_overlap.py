@@ -246,7 +246,7 @@ class Counted:
         steps: Any = engine._way._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
         self._inputs, self._runner = steps._inputs, steps._runner
         table = self._runner.input_batch.block_table[0].block_table
-        if table.gpu.device.type == "cpu":  # there it is what the host writes; on a GPU captured graphs read it where it is
+        if table.gpu.device.type == "cpu":  # there it is what the host writes; elsewhere captured graphs read it
             monkeypatch.setattr(table, "gpu", table.gpu.clone())
         self.num_steps, self.num_counted, self.num_grown, self.nums = 0, 0, 0, set[int]()
         self._go_on, self._prepare = self._inputs._go_on, self._inputs._prepare
