@@ -133,6 +133,8 @@ def rejected_of(verdict: CarriesNodes, place: int) -> list[RejectedDraft]:
 
 def read_rejected(message: CarriesRejected) -> tuple[tuple[RejectedDraft, ...], tuple[RoundTime, ...]]:
     """Return what a message says of drafts and of rounds; nothing where it does not fit together."""
+    if not (message.rejected.size or message.rejected_probs.size or message.rounds.size):
+        return (), ()
     rows, probs, times = message.rejected.tolist(), message.rejected_probs.tolist(), message.rounds.tolist()
     if len(rows) != 4 * len(probs) or len(times) % 3 or min([*rows[::4], *rows[1::4], *times], default=0) < 0:
         return (), ()

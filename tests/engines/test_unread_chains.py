@@ -86,7 +86,7 @@ def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> Coloca
     chains = CountedChains(str(checkpoint), device=device[:4].strip(), dtype="float32", kv_slots=4096)
     chains.contexts._chains = SpoiltDrafter(chains.contexts.chains, Random(seed))
     levels = StepCurve([1, 64], [0.0002, 0.0002])
-    return ColocatedDrafter(chains, levels, fan_out=width, chain=4, unread_value=1.0)
+    return ColocatedDrafter(chains, levels, fan_out=width, chain=4, is_unread=True)
 
 
 def opening(session_id: int, mode: str, epoch: int = 1) -> Open:

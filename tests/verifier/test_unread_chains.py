@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.proposers.chain_source import NO_TOKEN
-from specq.protocol.messages import Open, Verdict
+from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_text
@@ -17,8 +17,9 @@ from specq.verifier.core import Verifier
 from specq.verifier.grafting import hang
 from specq.verifier.sources import SuffixDecoder
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.unread_chains import NEARLY_ALL, UsualScores, VerifiedShare, batch_of_unread, distinct
+from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.timed_service import Machine
 
 PROMPT = [5, 6, 7]
 LEVELS = 4
@@ -34,12 +35,12 @@ class World:
     """A verifier whose engine overlaps, and a colocated drafter of toy text."""
 
     def __init__(
-        self, unread_value: float, width: int = 3, engine: ToyEngine | None = None, sources: Any = (),
+        self, is_unread: bool | None, width: int = 3, engine: ToyEngine | None = None, sources: Any = (),
         curve: StepCurve | None = None, **params: Any,
     ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
-        self.drafter = ColocatedDrafter(self.chains, levels, fan_out=width, chain=LEVELS, unread_value=unread_value)
+        self.drafter = ColocatedDrafter(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
         curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
         self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)
@@ -65,7 +66,7 @@ class World:
 
 def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     """The same tokens, nodes, and fates of these; and the drafter learns the same."""
-    worlds = [World(unread_value, width=1) for unread_value in (1.0, 0.0)]
+    worlds = [World(is_unread, width=1) for is_unread in (True, False)]
     told = []
     for world in worlds:
         for session_id in (7, 8):
@@ -89,7 +90,7 @@ def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
 @pytest.mark.parametrize("engine", [LateEngine, ToyEngine])
 def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngine]) -> None:
     """With an engine on a device, which has nothing to do meanwhile; and they begin once."""
-    world = World(1.0, engine=engine())
+    world = World(True, engine=engine())
     world.open(7)
     for turn in range(1, 8):
         world.verifier.begin(0.0)
@@ -100,13 +101,13 @@ def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngi
 
 
 @pytest.mark.parametrize(
-    ("why", "is_unread"),
+    ("why", "are_unread"),
     [
         ({}, True),
         ({"mode": "async"}, True),
         ({"engine": ToyEngine}, False),
         ({"engine": KnowingEngine}, False),
-        ({"unread_value": 0.0}, False),
+        ({"is_unread": False}, False),
         ({"presence_penalty": 0.1}, False),
         ({"logprobs": 0}, False),
         ({"strategy": "probabilistic", "temperature": 1.0}, False),
@@ -117,39 +118,66 @@ def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngi
     ],
     ids=str,
 )
-def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str, Any], is_unread: bool) -> None:
+def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str, Any], are_unread: bool) -> None:
     """By the plan, by the judge, or by another source."""
-    why = {"unread_value": 1.0} | why
+    why = {"is_unread": True} | why
     shape = {name: why.pop(name) for name in ("mode", "max_nodes") if name in why}
     engine, sources = why.pop("engine", LateEngine)(), [make() for make in why.pop("sources", ())]
     world = World(engine=engine, sources=sources, **why)
     world.open(7, **shape)
     verdicts = world.run()
-    assert (world.chains.num_unread > 0) is is_unread
+    assert (world.chains.num_unread > 0) is are_unread
     if "strategy" not in why:
         assert [token for one in verdicts for token in one.token_ids.tolist()] == toy_text(PROMPT, 60)
 
 
-@pytest.mark.parametrize(("rows", "is_unread"), [(1 + LEVELS, True), (LEVELS - 1, False)])
-def test_at_a_high_price_chains_are_unread_where_all_of_them_are_verified_anyway(rows: int, is_unread: bool) -> None:
-    """Steps of up to so many rows take the same, and one row more would be dear, as where rows are rounded up."""
-    world = World(0.1, curve=StepCurve([1, rows, rows + 1, 64], [0.005, 0.005, 0.05, 0.4]))
-    world.drafter.choice.choose = lambda *given: LEVELS  # type: ignore[method-assign]
-    world.open(7)
-    verdicts = world.run()
-    assert world.verifier.min_accept_prob > 0.1
-    assert (world.chains.num_unread > 5) is is_unread
-    assert [token for one in verdicts for token in one.token_ids.tolist()] == toy_text(PROMPT, 60)
+@pytest.mark.parametrize(("launch_s", "more_s", "are_unread"), [(0.003, 0.0, True), (0.001, 0.004, False)])
+def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, more_s: float, are_unread: bool) -> None:
+    """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more then."""
+    world, machine, done_at = World(None, width=1), Machine(), dict[str, float]()
+    start, finish, launch = world.chains.start, world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
+    collect = world.verifier.engine.collect  # type: ignore[attr-defined]
+
+    def started(*given: Any) -> None:
+        done_at["draft"] = machine.launch(0.004)
+        start(*given)
+
+    def finished() -> Any:
+        machine.wait(done_at["draft"])
+        return finish()
+
+    def launched(batch: Any, *given: Any) -> Any:
+        machine.work(launch_s)
+        done_at["step"] = machine.launch(0.005 + more_s * (batch.drafted is not None))
+        return launch(batch, *given)
+
+    def collected(late: Any) -> Any:
+        machine.wait(done_at["step"])
+        return collect(late)
+
+    world.chains.start, world.chains.finish = started, finished  # type: ignore[method-assign]
+    world.verifier.engine.launch, world.verifier.engine.collect = launched, collected  # type: ignore[attr-defined]
+    num_rounds = 0
+    for session_id in range(6):  # one after the other
+        world.open(session_id)
+        while world.verifier.has_work:
+            world.verifier.begin(machine.now)
+            world.verifier.step(machine)
+            num_rounds += 1
+        world.verifier.handle(Close(session_id=session_id, epoch=1), 0.0)
+    assert num_rounds > 60
+    assert (world.chains.num_unread > 0.7 * num_rounds) is are_unread
+    assert (world.chains.num_unread < 0.2 * num_rounds) is not are_unread
 
 
 @pytest.mark.parametrize(
-    ("unread_value", "waits_s", "is_learned"), [(1.0, 0.004, True), (1.0, 0.0, False), (0.0, 0.0, True)]
+    ("is_unread", "waits_s", "is_learned"), [(True, 0.004, True), (True, 0.0, False), (False, 0.0, True)]
 )
 def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
-    unread_value: float, waits_s: float, is_learned: bool
+    is_unread: bool, waits_s: float, is_learned: bool
 ) -> None:
     """A step that is launched before the chains are read may take the host longer than the device takes for them."""
-    world, now, learned = World(unread_value, width=1), [0.0], list[float]()
+    world, now, learned = World(is_unread, width=1), [0.0], list[float]()
     finish, launch = world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
 
     def after(seconds: float, does: Any) -> Any:
@@ -166,26 +194,15 @@ def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
     for _ in range(8):
         world.verifier.begin(now[0])
         world.verifier.step(lambda: now[0])
-    assert (world.chains.num_unread > 3) is (unread_value > 0)
+    assert (world.chains.num_unread > 3) is is_unread
     unread = learned[1:]  # the first chains are read: nothing is usual yet
     assert (len(unread) > 3) is is_learned
-    assert all(seconds == pytest.approx(0.003 * (unread_value > 0) + waits_s) for seconds in unread)
-
-
-def test_the_share_that_is_verified_follows_the_last_rounds() -> None:
-    share = VerifiedShare()
-    share.learn(0, 0)
-    assert share.value == 0.0
-    share.learn(8, 8)
-    assert share.value == 1.0
-    for _ in range(20):
-        share.learn(8, 4)
-    assert 0.5 < share.value < NEARLY_ALL
+    assert all(seconds == pytest.approx(0.003 * is_unread + waits_s) for seconds in unread)
 
 
 def test_a_tree_with_other_nodes_is_read_first() -> None:
     """Since a token that is not known may be one that hangs there already."""
-    world = World(1.0)
+    world = World(True)
     world.open(7)
     while world.chains.num_unread < 2:
         world.verifier.begin(0.0)
@@ -203,7 +220,7 @@ def test_a_tree_with_other_nodes_is_read_first() -> None:
 
 def test_chains_have_the_shape_that_they_would_have() -> None:
     """Levels below the first of the one before; no more of them than a session takes; one with none is left out."""
-    world = World(1.0)
+    world = World(True)
     for session_id in (7, 8, 9):
         world.open(session_id)
     sessions = list(world.verifier.sessions.values())

@@ -8,7 +8,6 @@ node costs; `node price` is the least acceptance probability that paid in the la
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from specq.verifier import ColocatedDrafter, StepCurve, Verifier, profiled_rows,
 WARM_UP, STEPS = 8, 30
 DEPTH, FAN_OUT = 8, 3
 UNLIMITED, MOST_ROWS = 1 << 30, 512
-WAYS = {"read": -1.0, "unread": math.inf}  # the price up to which chains are verified unread
+WAYS = {"read": False, "unread": True}
 
 
 class TimedChains(ChainModel):
@@ -74,9 +73,9 @@ def measure(task: Task) -> Found:
     curve = step_curves(task.pair.engine, profiled_rows(task.pair.engine.jumps, MOST_ROWS))
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for count in task.sessions:
-        for _, (way, price) in product(range(ROUNDS), WAYS.items()):
+        for _, (way, is_unread) in product(range(ROUNDS), WAYS.items()):
             steps = StepCurve(sizes, levels)
-            drafter = ColocatedDrafter(chains, steps, fan_out=FAN_OUT, chain=DEPTH, unread_value=price)
+            drafter = ColocatedDrafter(chains, steps, fan_out=FAN_OUT, chain=DEPTH, is_unread=is_unread)
             for (name, unit), value in _serve(task, drafter, curve[-1], count).items():
                 values[f"S={count} {way}, {name}", unit].append(value)
         tell(", ".join(f"{name} {np.median(each):.4g}" for (name, _), each in values.items() if f"S={count} " in name))

@@ -2,7 +2,7 @@
 
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
 until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
-draft distributions as drafts like any other. Where little depends on their scores, the step is launched before they are read (`unread_chains`).
+draft distributions as drafts like any other. Where that is found to be faster, the step is launched before they are read (`unread_chains`).
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
@@ -39,17 +39,11 @@ from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
+from specq.verifier.sources.reading_choice import ReadingChoice
 from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.unread import may_be_unread, put_tokens
-from specq.verifier.sources.unread_chains import (
-    NEARLY_ALL,
-    UNREAD_VALUE,
-    UsualScores,
-    VerifiedShare,
-    batch_of_unread,
-    distinct,
-)
+from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
 
@@ -78,6 +72,13 @@ class _Begun:
         return [session.session_id for session in self.sessions]
 
 
+class _Round(NamedTuple):
+    """A round whose step is launched, and how its chains were verified."""
+
+    begun: _Begun
+    is_unread: bool
+
+
 class _Unread(NamedTuple):
     """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles stand."""
 
@@ -91,7 +92,7 @@ class ColocatedDrafter(DraftSource):
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
     children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
-    `unread_value`: see `unread_chains`; at most 0: all chains are read before they are verified.
+    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where that is found to be faster (`reading_choice`).
     """
 
     name = COLOCATED
@@ -106,13 +107,14 @@ class ColocatedDrafter(DraftSource):
         chain: int = 8,
         is_one_pass: bool = False,
         shaped: ShapedDrafter | None = None,
-        unread_value: float = UNREAD_VALUE,
+        is_unread: bool | None = None,
     ) -> None:
-        self.chains, self.fan_out, self.shaped, self.unread_value = chains, fan_out, shaped, unread_value
+        self.chains, self.fan_out, self.shaped, self._is_unread = chains, fan_out, shaped, is_unread
         self._min_accept_prob = 0.0  # as in the last `Budget`
         self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
-        self._usual, self._verified = UsualScores(chain, fan_out), VerifiedShare()
+        self._usual, self._reading = UsualScores(chain, fan_out), ReadingChoice()
+        self._last: _Round | None = None
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
@@ -148,6 +150,7 @@ class ColocatedDrafter(DraftSource):
             left = self._all_known = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
+            self._learn_round(left, now)
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
             self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
@@ -166,6 +169,16 @@ class ColocatedDrafter(DraftSource):
             else:
                 rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
         return left, OtherLoad(rows, tokens)
+
+    def _learn_round(self, sessions: Sequence[Session], now: float) -> None:
+        """Learn what the last round took, if it was one of these sessions, whose next round begins."""
+        last, self._last = self._last, None
+        if last is None or self._unlearned is None or not last.begun.is_usual or last.begun.sessions != sessions:
+            return
+        _, rounds, _ = self._unlearned
+        num_sessions, num_tokens = len(sessions), int(rounds.num_tokens.sum())
+        seconds = now - last.begun.began - self.choice.draft_s(num_sessions, last.begun.depth)
+        self._reading.learn(num_sessions, seconds, num_tokens, is_unread=last.is_unread)
 
     def _start(self, begun: _Begun) -> None:
         try:
@@ -202,6 +215,7 @@ class ColocatedDrafter(DraftSource):
     def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         begun, self._begun = self._begun, None
         unread = None if begun is None else self._batch_of_unread(begun, budget)
+        self._last = None if begun is None else _Round(begun, unread is not None)
         if unread is not None:  # the rest can wait until the step is launched
             return [unread]
         self._learn()
@@ -229,25 +243,21 @@ class ColocatedDrafter(DraftSource):
         return chains
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return the chains before the host has read them, where that is possible and pays; see `unread_chains`."""
-        if not (self._is_little_chosen(budget) and self.chains.info.num_tokens <= budget.unread_vocab):
+        """Return the chains before the host has read them, where that is possible and found to be faster; see `unread_chains`."""
+        if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)
-        if scores is None or not may_be_unread(begun.sessions, begun.width):
+        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
+        if scores is None or not counts.any() or not may_be_unread(begun.sessions, begun.width):
+            return None
+        draft_s = self.choice.draft_s(len(begun.sessions), begun.depth)
+        if not (self._is_unread or self._reading.choose(len(begun.sessions), draft_s)):
             return None
         tokens = self.chains.on_device()
         if tokens is None:
             return None
-        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
-        if not counts.any():
-            return None
         self._unread = _Unread(begun, counts, DeviceTokens(tokens))
         return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
-
-    def _is_little_chosen(self, budget: Budget) -> bool:
-        """Return whether chains would be verified as they are, whatever they say of their tokens."""
-        is_cheap = budget.min_accept_prob <= self.unread_value or self._verified.value >= NEARLY_ALL
-        return self.unread_value > 0 and is_cheap
 
     def read(self, clock: Callable[[], float]) -> None:
         """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
@@ -263,7 +273,7 @@ class ColocatedDrafter(DraftSource):
         drafted.read(values)
         if chains is not None:
             scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
-            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
+            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
         put_tokens(trees, values, scores)
         self.choice.foresee(len(begun.sessions), begun.curve, begun.max_rows)  # before the device waits for it
 
@@ -285,7 +295,7 @@ class ColocatedDrafter(DraftSource):
         drafts."""
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
-        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
+        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
         offered = np.flatnonzero(counts > 0).tolist()
         drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
         alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
@@ -337,7 +347,6 @@ class ColocatedDrafter(DraftSource):
         if self._unlearned is None:
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
-        self._verified.learn(offered.num_nodes, int(np.count_nonzero(rounds.lanes == COLOCATED_LANE)))
         outcomes = offered.outcomes(rounds, num_followed)
         if len(outcomes.num_judged):
             self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)

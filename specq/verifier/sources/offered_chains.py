@@ -31,11 +31,10 @@ class OfferedChains:
     counts     i64[n]: the tokens of each session's chain that were offered; 0: none
     scores     f32[n, depth]: the drafter's own log-probabilities of them
     node_ids   by place among the n: the ids of a chain's nodes, if its tokens were drawn from draft distributions
-    num_nodes  about how many nodes all chains have, siblings included
     """
 
-    def __init__(self, session_ids: Sequence[int], counts: IntpArray, scores: Float32Array, width: int = 1) -> None:
-        self.counts, self.scores, self.num_nodes = counts, scores, int(counts.sum()) * width
+    def __init__(self, session_ids: Sequence[int], counts: IntpArray, scores: Float32Array) -> None:
+        self.counts, self.scores = counts, scores
         self.node_ids: dict[int, Sequence[int]] = {}
         self._places = dict(zip(session_ids, range(len(session_ids)), strict=True))
 

@@ -86,11 +86,17 @@ class RoundChoice:
         found: Float64Array = (self._accepted + PRIOR_WEIGHT * overall) / (self._trials + PRIOR_WEIGHT)
         return found
 
+    def draft_s(self, num_sessions: int, depth: int) -> float:
+        """Return the expected seconds of a draft."""
+        return self._num_levels(depth) * self.levels(num_sessions)
+
+    def _num_levels(self, depth: int) -> int:
+        return self.most if self._is_one_pass else depth
+
     def learn_draft(self, num_sessions: int, depth: int, seconds: float) -> None:
         """Take in the seconds of a draft whose contexts were computed except for the last round's tokens."""
-        num_levels = self.most if self._is_one_pass else depth
-        if seconds < OUTLIER * num_levels * self.levels(num_sessions):
-            self.levels.learn(num_sessions, seconds / num_levels)
+        if seconds < OUTLIER * self.draft_s(num_sessions, depth):
+            self.levels.learn(num_sessions, seconds / self._num_levels(depth))
 
     def learn_chains(self, num_judged: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Take in what became of some chains: how many tokens of each were judged, and how many of these were accepted."""

@@ -2,9 +2,7 @@
 level and rank, stands for their own scores.
 
 The step is launched behind the chains, so the device does not wait for the host in between. The price is that nothing is chosen by what this
-draft says of its own tokens. So it is done where little is chosen at all: where nodes that promise little are verified, too, or where nearly all of
-them were in the last rounds. The one does not follow from the other: where a step's rows are rounded up, as on a GPU, the depth is chosen so that
-all chains just fit, and one more node would be dear.
+draft says of its own tokens (`reading_choice`).
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.sources.unread import Layout, hung_unread
 
-UNREAD_VALUE = 0.1  # the minimum acceptance probability up to which chains are verified unread
-NEARLY_ALL = 0.85  # of the nodes: if steps verify as many, chains are verified unread at any price
 FADE = 0.05  # of a mean, with each round
 
 
@@ -51,19 +47,6 @@ class UsualScores:
             return None
         found: Float32Array = np.log(np.maximum(means, LEAST_CHANCE)).astype(np.float32)
         return found
-
-
-class VerifiedShare:
-    """Which share of the chains' nodes steps verify, in the mean of the last rounds; 0 before the first."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def learn(self, num_offered: int, num_verified: int) -> None:
-        """Take in a round for which so many nodes were offered."""
-        if num_offered:
-            now = min(num_verified / num_offered, 1.0)
-            self.value = self.value + FADE * (now - self.value) if self.value else now
 
 
 def batch_of_unread(

@@ -1,0 +1,80 @@
+"""Whether chains are read before a step verifies them: by the tokens a second that rounds of either kind give.
+
+Read, the host leaves out what promises little, and the step has fewer rows. Unread, nothing is chosen by what this draft says of its own tokens, but
+the step is launched while its chains are drafted. That saves the time in which the device would wait for the host: a millisecond where both are in
+one process, and several where worker processes launch the steps.
+
+Rounds of as many sessions, or nearly, are compared. What they take is found soon; how many tokens they give differs so much from round to round that
+it is taken to be the same until many have said otherwise. The kind that loses is tried now and then, and more rarely each time it loses
+again. No clock: seconds are given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+REMEMBERED = 9  # rounds of each kind, of whose seconds the median counts
+FIRST = 3  # rounds of each kind before they are compared
+FADE = 0.02  # of the tokens of earlier rounds, with each one
+PRIOR_ROUNDS = 30.0  # of each kind, which give what both give together
+LEAST_PATIENCE, MOST_PATIENCE = 32, 512  # rounds between trials of the kind that loses
+
+
+class _Kind:
+    """Rounds that were read, or that were not: the seconds of the last ones beyond their drafts, and about how many gave how many tokens."""
+
+    def __init__(self) -> None:
+        self.seconds = deque[float](maxlen=REMEMBERED)
+        self.num_rounds = self.num_tokens = 0.0
+
+    def learn(self, seconds: float, num_tokens: int) -> None:
+        self.seconds.append(seconds)
+        self.num_rounds += 1 - FADE * self.num_rounds
+        self.num_tokens += num_tokens - FADE * self.num_tokens
+
+    def rate(self, draft_s: float, usual_tokens: float) -> float:
+        """Return the tokens a second of a round whose draft takes so long, given what rounds of both kinds give."""
+        tokens = (self.num_tokens + PRIOR_ROUNDS * usual_tokens) / (self.num_rounds + PRIOR_ROUNDS)
+        return tokens / max(draft_s + median(self.seconds), 1e-6)
+
+
+class _Load:
+    """Rounds of about as many sessions, by kind: read, unread."""
+
+    def __init__(self) -> None:
+        self.kinds = _Kind(), _Kind()
+        self._best, self._patience, self._until_trial = False, LEAST_PATIENCE, LEAST_PATIENCE
+
+    def choose(self, draft_s: float) -> bool:
+        read, unread = self.kinds
+        for is_unread in (False, True):
+            if len(self.kinds[is_unread].seconds) < FIRST:
+                return is_unread
+        usual = (read.num_tokens + unread.num_tokens) / (read.num_rounds + unread.num_rounds)
+        best = unread.rate(draft_s, usual) >= read.rate(draft_s, usual)
+        if best is not self._best:
+            self._best, self._patience, self._until_trial = best, LEAST_PATIENCE, LEAST_PATIENCE
+        self._until_trial -= 1
+        if self._until_trial > 0:
+            return best
+        self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
+        return not best
+
+
+class ReadingChoice:
+    """Chooses for each round, and learns from it."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}  # by the number of sessions, in powers of two
+
+    def choose(self, num_sessions: int, draft_s: float) -> bool:
+        """Return whether the chains of a round of so many sessions, which are drafted in so many seconds, are verified unread."""
+        return self._load(num_sessions).choose(draft_s)
+
+    def learn(self, num_sessions: int, seconds: float, num_tokens: int, *, is_unread: bool) -> None:
+        """Take in what a round of so many sessions has taken beyond its draft, and how many tokens it gave."""
+        self._load(num_sessions).kinds[is_unread].learn(seconds, num_tokens)
+
+    def _load(self, num_sessions: int) -> _Load:
+        return self._loads.setdefault(num_sessions.bit_length(), _Load())
