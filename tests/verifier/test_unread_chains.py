@@ -158,14 +158,14 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     world.chains.start, world.chains.finish = started, finished  # type: ignore[method-assign]
     world.verifier.engine.launch, world.verifier.engine.collect = launched, collected  # type: ignore[attr-defined]
     num_rounds = 0
-    for session_id in range(6):  # one after the other
+    for session_id in range(16):  # one after the other
         world.open(session_id)
         while world.verifier.has_work:
             world.verifier.begin(machine.now)
             world.verifier.step(machine)
             num_rounds += 1
         world.verifier.handle(Close(session_id=session_id, epoch=1), 0.0)
-    assert num_rounds > 60
+    assert num_rounds > 200
     assert (world.chains.num_unread > 0.7 * num_rounds) is are_unread
     assert (world.chains.num_unread < 0.2 * num_rounds) is not are_unread
 

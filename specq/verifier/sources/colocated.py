@@ -114,7 +114,7 @@ class ColocatedDrafter(DraftSource):
         self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
         self._usual, self._reading = UsualScores(chain, fan_out), ReadingChoice()
-        self._last: _Round | None = None
+        self._last: _Round | None = None  # of which nothing is known yet
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
@@ -140,6 +140,7 @@ class ColocatedDrafter(DraftSource):
 
     def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         self._offered = NO_CHAINS
+        self._learn_round(now)
         self._drop_gone()
         rooms = _rooms(sessions)
         left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
@@ -150,7 +151,6 @@ class ColocatedDrafter(DraftSource):
             left = self._all_known = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
-            self._learn_round(left, now)
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
             self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
@@ -170,15 +170,14 @@ class ColocatedDrafter(DraftSource):
                 rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
         return left, OtherLoad(rows, tokens)
 
-    def _learn_round(self, sessions: Sequence[Session], now: float) -> None:
-        """Learn what the last round took, if it was one of these sessions, whose next round begins."""
+    def _learn_round(self, now: float) -> None:
+        """Learn what the last step's round has taken, if that had chains: this one begins."""
         last, self._last = self._last, None
-        if last is None or self._unlearned is None or not last.begun.is_usual or last.begun.sessions != sessions:
+        if last is None or self._unlearned is None:
             return
-        _, rounds, _ = self._unlearned
-        num_sessions, num_tokens = len(sessions), int(rounds.num_tokens.sum())
+        num_sessions, (_, rounds, _) = len(last.begun.sessions), self._unlearned
         seconds = now - last.begun.began - self.choice.draft_s(num_sessions, last.begun.depth)
-        self._reading.learn(num_sessions, seconds, num_tokens, is_unread=last.is_unread)
+        self._reading.learn(num_sessions, seconds, int(rounds.num_tokens.sum()), is_unread=last.is_unread)
 
     def _start(self, begun: _Begun) -> None:
         try:

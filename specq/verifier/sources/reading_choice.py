@@ -6,7 +6,8 @@ one process, and several where worker processes launch the steps.
 
 Rounds of as many sessions, or nearly, are compared. What they take is found soon; how many tokens they give differs so much from round to round that
 it is taken to be the same until many have said otherwise. The kind that loses is tried now and then, and more rarely each time it loses
-again. No clock: seconds are given.
+again. A load that was never met goes by the nearest that was: the first rounds there decide whether drafts are used at all. No clock: seconds are
+given.
 """
 
 from __future__ import annotations
@@ -15,51 +16,57 @@ from collections import deque
 from statistics import median
 
 REMEMBERED = 9  # rounds of each kind, of whose seconds the median counts
-FIRST = 3  # rounds of each kind before they are compared
+FIRST = 3  # rounds of each kind before they are compared; of the other one, in the first trial
 FADE = 0.02  # of the tokens of earlier rounds, with each one
 PRIOR_ROUNDS = 30.0  # of each kind, which give what both give together
+MARGIN = 0.01  # by which the other kind must be better
 LEAST_PATIENCE, MOST_PATIENCE = 32, 512  # rounds between trials of the kind that loses
 
 
 class _Kind:
-    """Rounds that were read, or that were not: the seconds of the last ones beyond their drafts, and about how many gave how many tokens."""
+    """Rounds that were read, or that were not: the seconds of the last ones beyond their drafts, and about how many gave how many tokens a session."""
 
     def __init__(self) -> None:
         self.seconds = deque[float](maxlen=REMEMBERED)
         self.num_rounds = self.num_tokens = 0.0
 
-    def learn(self, seconds: float, num_tokens: int) -> None:
+    def learn(self, seconds: float, num_tokens: float) -> None:
         self.seconds.append(seconds)
         self.num_rounds += 1 - FADE * self.num_rounds
         self.num_tokens += num_tokens - FADE * self.num_tokens
 
     def rate(self, draft_s: float, usual_tokens: float) -> float:
-        """Return the tokens a second of a round whose draft takes so long, given what rounds of both kinds give."""
+        """Return the tokens a second of a session in rounds whose draft takes so long, given what rounds of both kinds give."""
         tokens = (self.num_tokens + PRIOR_ROUNDS * usual_tokens) / (self.num_rounds + PRIOR_ROUNDS)
         return tokens / max(draft_s + median(self.seconds), 1e-6)
 
 
 class _Load:
-    """Rounds of about as many sessions, by kind: read, unread."""
+    """Rounds of about as many sessions, by kind: read, unread. `best` is the kind in use, a guess until rounds of both are known."""
 
-    def __init__(self) -> None:
-        self.kinds = _Kind(), _Kind()
-        self._best, self._patience, self._until_trial = False, LEAST_PATIENCE, LEAST_PATIENCE
+    def __init__(self, *, best: bool) -> None:
+        self.kinds, self.best = (_Kind(), _Kind()), best
+        self._patience = self._until_trial = LEAST_PATIENCE
 
     def choose(self, draft_s: float) -> bool:
-        read, unread = self.kinds
-        for is_unread in (False, True):
-            if len(self.kinds[is_unread].seconds) < FIRST:
-                return is_unread
-        usual = (read.num_tokens + unread.num_tokens) / (read.num_rounds + unread.num_rounds)
-        best = unread.rate(draft_s, usual) >= read.rate(draft_s, usual)
-        if best is not self._best:
-            self._best, self._patience, self._until_trial = best, LEAST_PATIENCE, LEAST_PATIENCE
+        """See `ReadingChoice.choose`."""
+        used, other = self.kinds[self.best], self.kinds[not self.best]
+        if len(used.seconds) < FIRST:
+            return self.best
         self._until_trial -= 1
+        if len(other.seconds) < FIRST:
+            return self.best if self._until_trial > 0 else not self.best
+        self._compare(draft_s)
         if self._until_trial > 0:
-            return best
+            return self.best
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
-        return not best
+        return not self.best
+
+    def _compare(self, draft_s: float) -> None:
+        used, other = self.kinds[self.best], self.kinds[not self.best]
+        usual = (used.num_tokens + other.num_tokens) / (used.num_rounds + other.num_rounds)
+        if other.rate(draft_s, usual) > (1 + MARGIN) * used.rate(draft_s, usual):
+            self.best, self._patience, self._until_trial = not self.best, LEAST_PATIENCE, LEAST_PATIENCE
 
 
 class ReadingChoice:
@@ -73,8 +80,12 @@ class ReadingChoice:
         return self._load(num_sessions).choose(draft_s)
 
     def learn(self, num_sessions: int, seconds: float, num_tokens: int, *, is_unread: bool) -> None:
-        """Take in what a round of so many sessions has taken beyond its draft, and how many tokens it gave."""
-        self._load(num_sessions).kinds[is_unread].learn(seconds, num_tokens)
+        """Take in what a round of so many sessions has taken beyond its draft, and how many tokens it gave all of them."""
+        self._load(num_sessions).kinds[is_unread].learn(seconds, num_tokens / num_sessions)
 
     def _load(self, num_sessions: int) -> _Load:
-        return self._loads.setdefault(num_sessions.bit_length(), _Load())
+        number = num_sessions.bit_length()
+        if number not in self._loads:
+            nearest = min(self._loads, key=lambda known: abs(known - number), default=None)
+            self._loads[number] = _Load(best=nearest is None or self._loads[nearest].best)
+        return self._loads[number]
