@@ -115,7 +115,8 @@ class Service:
 
     def _drafter(self) -> ColocatedDrafter:
         levels, width = StepCurve([1, 64], [0.0002, 0.0002]), self.random.choice([1, 3])
-        return ColocatedDrafter(self.chains, levels, chain=4, fan_out=width, is_unread=True)
+        is_unread = self.random.choice([True, None])
+        return ColocatedDrafter(self.chains, levels, chain=4, fan_out=width, is_unread=is_unread)
 
     def act(self) -> None:
         """Do something, and step now and then."""
