@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from specq.verifier.patience import Patience
 from specq.verifier.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
 
 MARGIN = 1.05  # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is certain
@@ -41,14 +42,13 @@ class _Rate:
 @dataclass(slots=True)
 class _Load:
     """What is known at one load, of steps that were waited for and those that were launched early; num_steps: of the trial under way, None if
-    there is none; until_trial: steps until the next."""
+    there is none; patience: steps until the next."""
 
     waited: _Rate = field(default_factory=_Rate)
     early: _Rate = field(default_factory=_Rate)
     num_steps: int | None = 0
     num_verdicts: int = 0
-    until_trial: int = FIRST_PATIENCE
-    patience: int = FIRST_PATIENCE
+    patience: Patience = field(default_factory=lambda: Patience(FIRST_PATIENCE, MOST_PATIENCE))
 
     @property
     def has_paid(self) -> bool:
@@ -69,14 +69,15 @@ class _Load:
         is_hopeless = says_something and self.waited.value < HOPELESS * self.early.value
         if is_hopeless or (self.num_steps >= LEAST_STEPS and self.num_verdicts >= TRIAL_VERDICTS):
             self.num_steps = None
-            self.patience = self.until_trial = (
-                FIRST_PATIENCE if self.has_paid else min(2 * self.patience, MOST_PATIENCE)
-            )
+            if self.has_paid:
+                self.patience.reset()
+            else:
+                self.patience.lengthen()
 
     def pass_by(self) -> None:
         """Take in a step that was launched early while draft workers drafted."""
-        self.until_trial -= 1
-        if self.until_trial <= 0 and self.num_steps is None:
+        self.patience.pass_round()
+        if self.patience.is_over and self.num_steps is None:
             self.waited, self.num_steps, self.num_verdicts = _Rate(), 0, 0
 
 

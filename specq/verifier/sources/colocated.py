@@ -246,13 +246,13 @@ class ColocatedDrafter(DraftSource):
         if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)
-        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
-        if scores is None or not counts.any() or not may_be_unread(begun.sessions, begun.width):
+        if scores is None or not may_be_unread(begun.sessions, begun.width):
             return None
         draft_s = self.choice.draft_s(len(begun.sessions), begun.depth)
         if not (self._is_unread or self._reading.choose(len(begun.sessions), draft_s)):
             return None
-        tokens = self.chains.on_device()
+        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
+        tokens = self.chains.on_device() if counts.any() else None
         if tokens is None:
             return None
         self._unread = _Unread(begun, counts, DeviceTokens(tokens))

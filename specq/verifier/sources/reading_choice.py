@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from specq.verifier.patience import Patience
+
 REMEMBERED = 9  # rounds of each kind, of whose seconds the median counts
 FIRST = 3  # rounds of each kind before they are compared; of the other one, in the first trial
 FADE = 0.02  # of the tokens of earlier rounds, with each one
@@ -46,27 +48,28 @@ class _Load:
 
     def __init__(self, *, best: bool) -> None:
         self.kinds, self.best = (_Kind(), _Kind()), best
-        self._patience = self._until_trial = LEAST_PATIENCE
+        self._patience = Patience(LEAST_PATIENCE, MOST_PATIENCE)
 
     def choose(self, draft_s: float) -> bool:
         """See `ReadingChoice.choose`."""
         used, other = self.kinds[self.best], self.kinds[not self.best]
         if len(used.seconds) < FIRST:
             return self.best
-        self._until_trial -= 1
+        self._patience.pass_round()
         if len(other.seconds) < FIRST:
-            return self.best if self._until_trial > 0 else not self.best
+            return self.best is not self._patience.is_over
         self._compare(draft_s)
-        if self._until_trial > 0:
+        if not self._patience.is_over:
             return self.best
-        self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
+        self._patience.lengthen()
         return not self.best
 
     def _compare(self, draft_s: float) -> None:
         used, other = self.kinds[self.best], self.kinds[not self.best]
         usual = (used.num_tokens + other.num_tokens) / (used.num_rounds + other.num_rounds)
         if other.rate(draft_s, usual) > (1 + MARGIN) * used.rate(draft_s, usual):
-            self.best, self._patience, self._until_trial = not self.best, LEAST_PATIENCE, LEAST_PATIENCE
+            self.best = not self.best
+            self._patience.reset()
 
 
 class ReadingChoice:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.protocol import Float64Array
+from specq.verifier.patience import Patience
 from specq.verifier.sources.interface import UNBOUNDED
 from specq.verifier.step_curve import StepCurve
 
@@ -43,7 +44,7 @@ class RoundChoice:
         self.levels, self.most, self._is_one_pass = levels, most, is_one_pass
         self._trials = np.zeros(most)
         self._accepted = np.zeros(most)
-        self._patience = self._until_trial = LEAST_PATIENCE
+        self._patience = Patience(LEAST_PATIENCE, MOST_PATIENCE)
         self._foreseen: tuple[int, int] | None = None  # sessions, and the best depth for these
 
     def promise(self) -> float:
@@ -56,12 +57,12 @@ class RoundChoice:
         is_foreseen = foreseen is not None and foreseen[0] == num_sessions and other == NO_LOAD
         best = foreseen[1] if foreseen is not None and is_foreseen else self.best(num_sessions, curve, other, max_rows)
         if best:
-            self._patience = self._until_trial = LEAST_PATIENCE
+            self._patience.reset()
             return best
-        self._until_trial -= 1
-        if self._until_trial > 0:
+        self._patience.pass_round()
+        if not self._patience.is_over:
             return 0
-        self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
+        self._patience.lengthen()
         return min(TRIAL_DEPTH, self.most)
 
     def foresee(self, num_sessions: int, curve: StepCurve, max_rows: int = UNBOUNDED) -> None:
