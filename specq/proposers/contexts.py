@@ -25,7 +25,7 @@ from specq.engines.torch import (
 from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
 
-MAX_PREFILL_ROWS = 512  # of a pass
+MAX_PREFILL_ROWS = 768  # of a pass: the largest that a GPU records; the host would take longer to launch one of 2,048 than the GPU to run it
 VERDICT_ROWS = 2  # of a session, at most, behind a verdict: a chain's last node, and the target's own token
 WARM_UP = -1  # the id of the first session of a warm-up; those of others are at least 0
 
