@@ -32,7 +32,10 @@ MEDUSA, EAGLE = "medusa", "eagle3"
 # Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many seconds.
 WARM_UP_ROUND_TRIPS, WARM_UP_STEPS, LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5, 2, 0.1
 ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 0.1, 1.0
-MORE_LOAD_FADE, LESS_LOAD_FADE = 0.6, 0.2  # sessions come at once, and end one by one
+# Of the difference between the load and a step's sessions, with each step: they come at once, and end one by one. Where jobs follow one another there are few
+# for some steps now and then, which is no other load: so it falls no faster than in so many seconds, as of a draft model that would compute all texts for
+# some rounds.
+MORE_LOAD_FADE, LESS_LOAD_FADE, FALL_S = 0.6, 0.2, 0.15
 
 
 class Arms:
@@ -47,6 +50,7 @@ class Arms:
         self._levels: dict[int, LoadLevel] = {}
         self._bounds = SourceBounds()
         self.round_trip_s = self._load = 0.0
+        self._step_s = math.inf  # of the last step, without its prompts
         self._number = -1  # of the level of the last step
         self.allowed: Arm = self._sources - self._unpriced
         self.looked_at: Arm = frozenset()
@@ -81,25 +85,29 @@ class Arms:
         num_added: Mapping[str, int],
         yields: Yields = MappingProxyType({}),
         *,
-        is_decoding: bool = True,
+        num_decoding: int | None = None,
     ) -> None:
         """Take in a step of the load that was met: its sessions, the tokens that they committed, its seconds since the step before, and
-        how much each source has added to steps in all, and took and brought in this one. Of a step that computes prompts, too, only what it took beyond them counts, and
-        it makes no window longer."""
+        how much each source has added to steps in all, and took and brought in this one. `num_decoding`: of the sessions, None: all. Of a step that computes prompts, too,
+        only what it took beyond them counts; where it computes nothing else, it makes no window longer."""
+        num_decoding = num_sessions if num_decoding is None else num_decoding
+        is_decoding = num_decoding > 0
         senders = frozenset(source for source, count in num_added.items() if count > self._num_added.get(source, 0))
         self._num_added = dict(num_added)
         self._heard |= senders
         if not self._is_measured:
             return
         level = self._levels[self._number]
-        seconds = level.steps.cut(self.allowed, seconds, is_decoding=is_decoding)
+        whole_s, seconds = seconds, level.steps.cut(self.allowed, seconds, is_decoding=is_decoding)
         if is_decoding:
-            self._bounds.learn(num_sessions, seconds, (senders & self.allowed) - self.looked_at, yields)
+            self._step_s = seconds
+            self._bounds.learn(num_decoding, seconds, (senders & self.allowed) - self.looked_at, yields)
             self._bounds.learn(1, seconds, senders & self.looked_at, yields)
-        if _number(num_sessions) != self._number or level.take_trial_step(num_tokens, seconds) or self.looked_at:
+        trial_s = max(seconds, min(level.own_s(yields), whole_s))
+        if _number(num_sessions) != self._number or level.take_trial_step(num_tokens, trial_s) or self.looked_at:
             pass
         elif self._is_warm(seconds, self._awaited_s(level)):
-            level.window.add(num_tokens, seconds, num_sessions if is_decoding else 0, senders, is_decoding, yields)
+            level.window.add(num_tokens, seconds, num_decoding, senders, is_decoding, yields)
             if level.is_over(awaited_s := self._awaited_s(level)):
                 level.close(self._heard, awaited_s)
         self._allow(level)
@@ -123,7 +131,7 @@ class Arms:
     def _level(self, num_sessions: int) -> LoadLevel:
         """Return the level of the load, which follows the number of sessions with a delay, a longer one where they become fewer: it
         may go up and down from step to step. A level without a trial of its own goes by the nearest that had one."""
-        fade = MORE_LOAD_FADE if num_sessions > self._load else LESS_LOAD_FADE
+        fade = MORE_LOAD_FADE if num_sessions > self._load else min(self._step_s / FALL_S, LESS_LOAD_FADE)
         self._load += (num_sessions - self._load) * (fade if self._load else 1.0)
         number = _number(self._load)
         level = self._levels.setdefault(number, LoadLevel.of(self._sources, self._unpriced, self._bounds))

@@ -65,7 +65,9 @@ log = structlog.get_logger(__name__)
 MAX_MIN_ACCEPT_PROB = 9999
 SLOWER = 4.0  # times as long as is expected, that a step may take on a machine that others have begun to use
 MOST_SILENT_MS = 600_000
-MOST_PROMPT_ROWS = 64  # of a step that says something of the sources of drafts
+# A step says something of the sources of drafts if it computes so few rows of prompts; or if these take no more than such a part of its seconds, since
+# where sessions come all the time each step has some.
+MOST_PROMPT_ROWS, MOST_PROMPT_PART = 64, 0.8
 
 
 class Landed(NamedTuple):
@@ -476,18 +478,26 @@ class Verifier:
     def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
         """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
+        num_rows, num_first = shares.prompts()
+        num_decoding = len(shares) - (len(shares.prompt_chunks()[0]) if num_rows else 0)
+        prompts_s = self._prompts_s(flight, num_rows, num_decoding) if num_rows else 0.0
         self._prefill.learn(shares, flight.num_rows, seconds - flight.waited_s, self.curve, is_late=flight.is_late)
         self._early.learn(flight, len(rounds.token_ids), seconds, self.curve)
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
-        num_rows, num_first = shares.prompts()
+        if num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds:
+            num_tokens, beyond = max(len(rounds.token_ids) - num_first, 0), max(seconds - prompts_s, 0.0)
+            num_added = self.sources.num_added
+            self.arms.learn(len(shares), num_tokens, beyond, num_added, yields, num_decoding=num_decoding)
+
+    def _prompts_s(self, flight: Flight, num_rows: int, num_decoding: int) -> float:
+        """Return what so many rows of prompts would have added to a step in which nothing was drafted: few of them by the profile, many by what was learned of
+        prompts. What they take longer beside a source of drafts counts against that."""
         if num_rows <= MOST_PROMPT_ROWS:
-            of_prompts = self.curves[-1].profiled(flight.num_rows) - self.curves[-1].profiled(
-                flight.num_rows - num_rows
-            )
-            beyond = max(seconds - of_prompts, 0.0) if num_rows else seconds
-            num_tokens = max(len(rounds.token_ids) - num_first, 0)
-            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
+            profiled = self.curves[-1].profiled
+            return profiled(num_decoding + num_rows) - profiled(num_decoding)
+        chunks = flight.shares.prompt_chunks()
+        return self._prefill.prompts_s(chunks, num_decoding, self.curve, is_late=flight.is_late)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ No clock: seconds are given.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -274,6 +275,11 @@ class LoadLevel:
 
     def _unknown(self, sources: Arm) -> Arm:
         return frozenset(source for source in sources if self.bounds.best(source, self.num_sessions) is None)
+
+    def own_s(self, yields: Mapping[str, Yield]) -> float:
+        """Return what the sources that are being tried have taken of a step by themselves: at first a draft model computes all texts, which is no stall."""
+        tried = frozenset[str]() if self.trial is None else self.trial - self.used
+        return sum(yields[source].seconds for source in tried & yields.keys())
 
     def take_trial_step(self, num_tokens: int, seconds: float) -> bool:
         """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its arm loses."""

@@ -7,6 +7,7 @@ import pytest
 
 from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
 from specq.verifier.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
+from specq.verifier.source_yields import Yield
 from specq.verifier.window import LEAST_STEPS, WINDOW_S, Window
 
 STEP_S = 0.01
@@ -174,7 +175,7 @@ def test_what_drafts_cost_while_prompts_are_computed_counts():
             arms.sent[REMOTE] += 5 * (REMOTE in arms.allowed)
             arms.learn(4, 100, STEP_S, arms.sent)
         else:
-            arms.learn(4, 60, 4 * STEP_S if REMOTE in arms.allowed else STEP_S, arms.sent, is_decoding=False)
+            arms.learn(4, 60, 4 * STEP_S if REMOTE in arms.allowed else STEP_S, arms.sent, num_decoding=3)
     assert used[1000:].count(NONE) > 0.9 * 3000
 
 
@@ -252,6 +253,42 @@ def test_a_step_with_few_sessions_is_no_other_load():
         used += arms.share(L) / 50
         arms.serve(STEP_S, many, sessions=4)
     assert used > 0.9
+
+
+@pytest.mark.parametrize("step_s", [0.0055, 0.03])
+def test_a_dip_among_many_sessions_is_no_other_load(step_s: float) -> None:
+    """Drafts pay for four and not for sixteen, of which most are late for 0.03 s now and then, since their clients take a while to send the next jobs."""
+    few, many, arms = rates_of(remote=1.5, suffix=1.1), rates_of(remote=0.6, suffix=1.1), Service()
+    for _ in range(10):
+        arms.serve(3, few, sessions=4)
+        arms.serve(3, many, sessions=16)
+    used = []
+    for _ in range(50):
+        for sessions, seconds in ((16, 0.7), (3, 0.03)):
+            for _ in range(round(seconds / step_s)):
+                arms.meet(sessions)
+                used += [arms.allowed] * (sessions == 3)
+                arms.learn(sessions, round(100 * sessions * many[arms.allowed]), step_s, arms.sent)
+    assert sum(REMOTE in arm for arm in used) <= 0.02 * len(used)
+
+
+def test_texts_that_a_draft_model_computes_first_are_paid_for() -> None:
+    """Where its trial begins, a step takes 0.4 s instead of 0.01, since it knows none of the texts: no stall, and so it is tried the more rarely."""
+    arms, spent, at_first_s, tokens = Arms(C), 0.0, 60.0, {False: 0, True: 0}
+    sent, was_used = {COLOCATED: 0}, True
+    while spent < 300:
+        is_used = COLOCATED in arms.allowed
+        of_texts_s = 0.4 * (is_used and not was_used)
+        was_used, rate = is_used, 75 if is_used else 100
+        sent = {COLOCATED: sent[COLOCATED] + 5 * is_used}
+        arms.meet(8)
+        arms.learn(
+            8, rate, STEP_S + of_texts_s, sent, {COLOCATED: Yield(0.005 + of_texts_s, rate / 2)} if is_used else {}
+        )
+        spent += STEP_S + of_texts_s
+        tokens[spent > at_first_s] += rate
+    assert tokens[False] > 0.98 * 100 / STEP_S * at_first_s
+    assert tokens[True] > 0.992 * 100 / STEP_S * (300 - at_first_s)
 
 
 def test_what_is_late_is_no_round_trip():

@@ -503,25 +503,59 @@ def test_a_session_that_wants_drafts_just_in_time_waits_only_where_it_has_none()
     assert verifier.sessions[7].token_ids == PROMPT + toy_text(PROMPT, 50)
 
 
-@pytest.mark.parametrize(("prompt", "counts"), [(3, True), (64, True), (65, False)])
-def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, prompt, counts) -> None:
-    """Of the tokens, the first one of the prompt's session does not; long prompts count for nothing."""
+@pytest.mark.parametrize(("prompt", "part"), [(3, 1.0), (64, 1.0), (65, 0.1), (65, 0.7), (65, 0.9), (65, 1.1)])
+def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, prompt, part) -> None:
+    """Of the tokens, the first one of the prompt's session does not. What a long prompt adds is what was learned; if that is most of the step, this says nothing."""
     verifier = make_verifier(max_step_rows=128, max_prefill_slowdown=0.0)
     learned, ticks = [], count()
-    monkeypatch.setattr(verifier.arms, "learn", lambda *values, is_decoding: learned.append((*values[:3], is_decoding)))
+
+    def learn(*values: float, num_decoding: int) -> None:
+        learned.append((*values[:3], num_decoding))
+
+    monkeypatch.setattr(verifier.arms, "learn", learn)
+    monkeypatch.setattr(verifier._prefill, "prompts_s", lambda *_, **__: part * learned[0][2])
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
         verifier.step(lambda: 0.1 * next(ticks))
-    assert learned == [(1, 1, pytest.approx(learned[0][2]), True)] * 2
+    assert learned == [(1, 1, pytest.approx(learned[0][2]), 1)] * 2
     message = Open(
         session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
         token_ids=np.array([5] * prompt, np.int32),
     )  # fmt: skip
     verifier.handle(message, 0.0)
     verifier.step(lambda: 0.1 * next(ticks))
-    profiled = verifier.curve.profiled
-    beyond = learned[0][2] - (profiled(1 + prompt) - profiled(1))  # a step of the other session alone is left
-    assert learned[2:] == ([(2, 1, pytest.approx(beyond), False)] if counts else [])
+    profiled, step_s = verifier.curve.profiled, learned[0][2]
+    prompt_s = profiled(1 + prompt) - profiled(1) if prompt < 65 else part * step_s
+    counts = prompt < 65 or part < 0.8
+    assert learned[2:] == ([(2, 1, pytest.approx(step_s - prompt_s), 1)] if counts else [])
+
+
+@pytest.mark.parametrize("prompt", [20, 100])
+def test_what_drafts_add_to_a_step_with_a_prompt_counts_against_them(monkeypatch, prompt) -> None:
+    """The prompt takes as long as it would beside no nodes, though rows are dearer behind these."""
+    engine, learned, now = ToyEngine(), list[float](), count()
+    verifier = make_verifier(engine, max_step_rows=128, max_prefill_slowdown=0.0)
+    verifier.curves = (StepCurve([1, 10, 11, 256], [0.01, 0.01, 0.2, 0.2]),) * 2
+    monkeypatch.setattr(verifier.arms, "learn", lambda *values, num_decoding: learned.append(values[2]))
+    beside = {1: 0.3}  # seconds of a long prompt, by the rows that it is computed beside
+    monkeypatch.setattr(verifier._prefill, "prompts_s", lambda _, num_rows, *__, **___: beside[num_rows])
+
+    def step_once() -> None:
+        moment = float(next(now))
+        verifier.step(lambda: moment)
+
+    open_session(verifier)
+    for _ in range(3):
+        step_once()
+    message = Open(
+        session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
+        token_ids=np.array([5] * prompt, np.int32),
+    )  # fmt: skip
+    verifier.handle(message, 0.0)
+    verifier.handle(chain([1] * 16, base_len=verifier.sessions[7].length), 0.0)
+    step_once()
+    assert engine.num_rows[-1] == 1 + 16 + prompt
+    assert learned == pytest.approx([1.0, 1.0, 1.0 - (0.19 if prompt == 20 else 0.3)])
 
 
 def test_prompts_may_take_more_rows_than_drafts() -> None:

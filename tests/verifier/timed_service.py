@@ -391,32 +391,55 @@ class TimedService:
         """Serve waves of so many jobs for so long; the last one ends."""
         served, began = Served(), self.machine.now
         while self.machine.now - began < seconds:
-            self._wave(num_sessions, served)
+            for _ in range(num_sessions):
+                self._open()
+            while self._is_busy:
+                self._step(served)
         served.seconds = self.machine.now - began
         return served
 
-    def _wave(self, num_sessions: int, served: Served) -> None:
-        for _ in range(num_sessions):
-            self._open()
-        verifier, machine = self.verifier, self.machine
-        while verifier.has_work or verifier.sessions:
-            before, arm = machine.now, verifier.arms.allowed
-            verifier.begin(machine.now, machine)
-            machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
-            if self._far is not None:
-                self._far.deliver(verifier, machine)
-            for verdict in list(verifier.step(machine)):
-                assert isinstance(verdict, Verdict)
-                served.tokens += len(verdict.token_ids)
-                if self._far is not None and self.mode != "plain":
-                    self._far.hear(verdict, int(verdict.token_ids[-1]), machine.now)
-                if verdict.finish:
-                    text = verifier.sessions[verdict.session_id].token_ids
-                    prompt, own = text[: self._prompt_len], text[self._prompt_len :]
-                    assert len(own) == self._num_tokens
-                    assert TEXT.follows(verdict.session_id, prompt, own), "not what the target alone would say"
-                    verifier.handle(Close(session_id=verdict.session_id, epoch=1), machine.now)
-            served.seconds_of[arm] = served.seconds_of.get(arm, 0.0) + machine.now - before
+    def serve_on(self, seconds: float, num_sessions: int, apart_s: float) -> Served:
+        """Serve so many jobs at a time for so long, each behind the last one of its client; the first ones begin `apart_s` one after the other."""
+        served, began, num_begun = Served(), self.machine.now, 0
+        while self.machine.now - began < seconds or self._is_busy:
+            while num_begun < num_sessions and self.machine.now - began >= num_begun * apart_s:
+                self._open()
+                num_begun += 1
+            if not self._is_busy:
+                self.machine.now = began + num_begun * apart_s
+                continue
+            num_ended = self._step(served)
+            for _ in range(num_ended if self.machine.now - began < seconds else 0):
+                self._open()
+        served.seconds = self.machine.now - began
+        return served
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.verifier.has_work or len(self.verifier.sessions) > 0
+
+    def _step(self, served: Served) -> int:
+        """Serve one step; return how many sessions have come to their end."""
+        verifier, machine, num_ended = self.verifier, self.machine, 0
+        before, arm = machine.now, verifier.arms.allowed
+        verifier.begin(machine.now, machine)
+        machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
+        if self._far is not None:
+            self._far.deliver(verifier, machine)
+        for verdict in list(verifier.step(machine)):
+            assert isinstance(verdict, Verdict)
+            served.tokens += len(verdict.token_ids)
+            if self._far is not None and self.mode != "plain":
+                self._far.hear(verdict, int(verdict.token_ids[-1]), machine.now)
+            if verdict.finish:
+                text = verifier.sessions[verdict.session_id].token_ids
+                prompt, own = text[: self._prompt_len], text[self._prompt_len :]
+                assert len(own) == self._num_tokens
+                assert TEXT.follows(verdict.session_id, prompt, own), "not what the target alone would say"
+                verifier.handle(Close(session_id=verdict.session_id, epoch=1), machine.now)
+                num_ended += 1
+        served.seconds_of[arm] = served.seconds_of.get(arm, 0.0) + machine.now - before
+        return num_ended
 
     def _open(self) -> None:
         session_id, self._next_id = self._next_id, self._next_id + 1
