@@ -477,15 +477,15 @@ class Verifier:
 
     def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
         """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
-        shares = flight.shares
+        shares, prompts_s = flight.shares, 0.0
         num_rows, num_first = shares.prompts()
         num_decoding = len(shares) - (len(shares.prompt_chunks()[0]) if num_rows else 0)
-        prompts_s = self._prompts_s(flight, num_rows, num_decoding) if num_rows else 0.0
+        is_told = shares.modes in ({"async"}, {"async", "plain"})
+        if is_told and num_rows:
+            prompts_s = self._prompts_s(flight, num_rows, num_decoding)
         self._prefill.learn(shares, flight.num_rows, seconds - flight.waited_s, self.curve, is_late=flight.is_late)
         self._early.learn(flight, len(rounds.token_ids), seconds, self.curve)
-        if shares.modes not in ({"async"}, {"async", "plain"}):
-            return
-        if num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds:
+        if is_told and (num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds):
             num_tokens, beyond = max(len(rounds.token_ids) - num_first, 0), max(seconds - prompts_s, 0.0)
             num_added = self.sources.num_added
             self.arms.learn(len(shares), num_tokens, beyond, num_added, yields, num_decoding=num_decoding)

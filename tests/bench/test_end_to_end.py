@@ -4,6 +4,7 @@ import json
 import queue
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,6 +102,27 @@ def test_ways_to_draft_are_modes_and_shapes_of_jobs():
         serving._completer(Client(), Load(1), WORK, way).complete([[5]], 1)
     assert given == [("plain", None), ("async", None), ("async", [3] * 8), ("jit", [3] * 8)]
     assert serving.modes("ssd", replace(WORK, modes=("async",))) == ["async", "ssd", "ssd jit"]
+
+
+def without_vllm(name, *_):
+    return None if name == "vllm" else find_spec(name, *_)
+
+
+@pytest.mark.parametrize(
+    "asked", [("--engine", "vllm"), ("--only", "vllm-spec"), ("--engine", "vllm", "--only", "own")]
+)
+def test_without_vllm_what_needs_it_is_refused_before_a_pair_is_made(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(gpu, "find_spec", without_vllm)
+    outcome = bench("gpu", "--pair", tmp_path / "pair", "--device", "cpu", *asked)
+    assert outcome.exit_code == 2
+    assert "needs vllm" in outcome.output
+    assert not (tmp_path / "pair").exists()
+
+
+def test_without_vllm_its_contestants_are_left_out_where_nobody_asked_for_them(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "find_spec", without_vllm)
+    assert gpu._with_vllm(["own", "vllm", "vllm-spec"], (), "torch") == ["own"]
+    assert "left out, since vllm is not installed: vllm, vllm-spec" in capsys.readouterr().err
 
 
 def test_who_drafts_on_a_gpu_of_its_own_is_refused_without_one():
@@ -423,7 +445,7 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
     """Its error stands in the report, and it has no row."""
     report = Report("gpu", tmp_path / "gpu.json")
     good = {"plain": {"1": RATES}}
-    contest.run(report, WORK, [Part("own", fail), Part("one", lambda _: good)])
+    assert contest.run(report, WORK, [Part("own", fail), Part("one", lambda _: good)]) == ["own"]
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["results"] == {"own": {"error": "EngineError: out of memory"}, "one": good}
     assert found["figures"] == {"one plain S=1": {"unit": "tokens/s", "median": 8.0, "repeats": [7.0, 9.0]}}
@@ -444,10 +466,11 @@ def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_me
 
         return Part(name, measure, variant)
 
-    contest.run(report, WORK, [Part("own", fail), part("vllm-spec", "K=2"), Part("vllm-spec", fail, "K=3")])
+    parts = [Part("own", fail), part("vllm-spec", "K=2"), Part("vllm-spec", fail, "K=3")]
+    assert contest.run(report, WORK, parts) == ["own", "vllm-spec K=3"]
     again = Report("gpu", out)
     again.resume()
-    contest.run(again, WORK, [part("own"), part("vllm-spec", "K=2"), part("vllm-spec", "K=3")])
+    assert contest.run(again, WORK, [part("own"), part("vllm-spec", "K=2"), part("vllm-spec", "K=3")]) == []
     assert measured == ["vllm-specK=2", "own", "vllm-specK=3"]
     results = json.loads(out.read_text())["results"]
     assert {"K=2", "K=3"} <= set(results["vllm-spec"])

@@ -100,10 +100,10 @@ class Part:
         return self.variant in found if self.variant else bool(found) and "error" not in found
 
 
-def run(report: Report, work: Workload, parts: Sequence[Part]) -> None:
+def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
     """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
-    the others go on. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
-    results = report.content["results"]
+    the others go on. Return which failed. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
+    results, failed = report.content["results"], list[str]()
     for part in parts:
         if part.is_in(results):
             continue
@@ -112,12 +112,15 @@ def run(report: Report, work: Workload, parts: Sequence[Part]) -> None:
             found = attempt(f"{part.name} {part.variant}".strip(), partial(part.measure, work))
         except CutShortError as cut:
             found, stop = cut.found, cut.stop
+        if "error" in found:
+            failed.append(f"{part.name} {part.variant}".strip())
         earlier = results.get(part.name, {}) if part.variant else {}
         report.update(figures=table.figures(part.name, found), results={part.name: earlier | found})
         _show(table.table(part.name, found), table.notes(part.name, found))
         if stop is not None:
             raise stop
     _show(table.summary(results))
+    return failed
 
 
 def _show(rows: Sequence[table.Row], notes: Sequence[str] = ()) -> None:

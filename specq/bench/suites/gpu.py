@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -14,9 +15,10 @@ from specq.bench.end_to_end.children import measure_in_child
 from specq.bench.end_to_end.contest import Part, prepare, run, workload_options
 from specq.bench.end_to_end.far import far_options
 from specq.bench.gpu.parts import PARTS, Task, measure_parts
-from specq.bench.report import Report
+from specq.bench.report import Report, tell
 from specq.bench.suite import COUNT, suite
 from specq.models import parse_shape
+from specq.protocol import SpecqError
 
 CONTESTANTS = (
     "alone",
@@ -125,9 +127,10 @@ def command(
     heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
     products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
-    names = _contestants(only, gpus, options["tensor_parallel"])
+    names = _with_vllm(_contestants(only, gpus, options["tensor_parallel"]), only, options["engine"])
     if resume:
         report.resume()
+    failed: Sequence[str] = ()
     if names:
         settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
         vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
@@ -135,10 +138,12 @@ def command(
         contest_parts = [
             part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)
         ]
-        run(report, prepare(report, **options), contest_parts)
+        failed = run(report, prepare(report, **options), contest_parts)
     parts = [name for name in PARTS if name in only]
     if parts:
         measure_parts(report, _task(report, parts, limit, **options))
+    if failed:
+        raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
 
 
 def _contestants(only: Sequence[str], gpus: int, tensor_parallel: int) -> list[str]:
@@ -152,6 +157,18 @@ def _contestants(only: Sequence[str], gpus: int, tensor_parallel: int) -> list[s
                 f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel + 1}"
             )
     return [name for name in only if name not in PARTS]
+
+
+def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[str]:
+    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for. ModuleNotFoundError for what needs it, before a pair is made."""
+    its_own = [name for name in names if name.startswith("vllm")]
+    if find_spec("vllm") is not None:
+        return list(names)
+    if names and (engine == "vllm" or (its_own and only)):
+        raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
+    if its_own:
+        tell(f"left out, since vllm is not installed: {', '.join(its_own)}")
+    return [name for name in names if name not in its_own]
 
 
 def _parts(
