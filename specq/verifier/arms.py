@@ -33,9 +33,8 @@ MEDUSA, EAGLE = "medusa", "eagle3"
 WARM_UP_ROUND_TRIPS, WARM_UP_STEPS, LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5, 2, 0.1
 ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 0.1, 1.0
 # Of the difference between the load and a step's sessions, with each step: they come at once, and end one by one. Where jobs follow one another there are few
-# for some steps now and then, which is no other load: so it falls no faster than in so many seconds, as of a draft model that would compute all texts for
-# some rounds.
-MORE_LOAD_FADE, LESS_LOAD_FADE, FALL_S = 0.6, 0.2, 0.15
+# for a while now and then, until their clients have sent the next ones, and a draft model would compute all texts for some rounds: it falls only after so many seconds.
+MORE_LOAD_FADE, LESS_LOAD_FADE, DIP_S = 0.6, 0.2, 0.05
 
 
 class Arms:
@@ -50,7 +49,7 @@ class Arms:
         self._levels: dict[int, LoadLevel] = {}
         self._bounds = SourceBounds()
         self.round_trip_s = self._load = 0.0
-        self._step_s = math.inf  # of the last step, without its prompts
+        self._fewer_s = 0.0  # since when steps have fewer sessions than the load says
         self._number = -1  # of the level of the last step
         self.allowed: Arm = self._sources - self._unpriced
         self.looked_at: Arm = frozenset()
@@ -86,10 +85,12 @@ class Arms:
         yields: Yields = MappingProxyType({}),
         *,
         num_decoding: int | None = None,
+        is_crowded: bool = False,
     ) -> None:
-        """Take in a step of the load that was met: its sessions, the tokens that they committed, its seconds since the step before, and
-        how much each source has added to steps in all, and took and brought in this one. `num_decoding`: of the sessions, None: all. Of a step that computes prompts, too,
-        only what it took beyond them counts; where it computes nothing else, it makes no window longer."""
+        """Take in a step of the load that was met: the sessions that there were, the tokens that were committed, its seconds since the step before, and
+        how much each source has added to steps in all, and took and brought in this one. `num_decoding`: the sessions that it computed a token of, None: all. Of a step that
+        computes prompts, too (`is_crowded`), only what it took beyond them counts; where it computes nothing else, it makes no window longer. What is drafted
+        may find no room beside prompts, so that a source which brings nothing there says nothing of what it can bring."""
         num_decoding = num_sessions if num_decoding is None else num_decoding
         is_decoding = num_decoding > 0
         senders = frozenset(source for source, count in num_added.items() if count > self._num_added.get(source, 0))
@@ -99,10 +100,11 @@ class Arms:
             return
         level = self._levels[self._number]
         whole_s, seconds = seconds, level.steps.cut(self.allowed, seconds, is_decoding=is_decoding)
+        self._fewer_s += whole_s
         if is_decoding:
-            self._step_s = seconds
-            self._bounds.learn(num_decoding, seconds, (senders & self.allowed) - self.looked_at, yields)
-            self._bounds.learn(1, seconds, senders & self.looked_at, yields)
+            shown = frozenset(one for one in senders if not is_crowded or (one in yields and yields[one].tokens))
+            self._bounds.learn(num_decoding, seconds, (shown & self.allowed) - self.looked_at, yields)
+            self._bounds.learn(1, seconds, shown & self.looked_at, yields)
         trial_s = max(seconds, min(level.own_s(yields), whole_s))
         if _number(num_sessions) != self._number or level.take_trial_step(num_tokens, trial_s) or self.looked_at:
             pass
@@ -131,8 +133,11 @@ class Arms:
     def _level(self, num_sessions: int) -> LoadLevel:
         """Return the level of the load, which follows the number of sessions with a delay, a longer one where they become fewer: it
         may go up and down from step to step. A level without a trial of its own goes by the nearest that had one."""
-        fade = MORE_LOAD_FADE if num_sessions > self._load else min(self._step_s / FALL_S, LESS_LOAD_FADE)
-        self._load += (num_sessions - self._load) * (fade if self._load else 1.0)
+        if num_sessions >= self._load:
+            self._fewer_s, fade = 0.0, MORE_LOAD_FADE if self._load else 1.0
+        else:
+            fade = LESS_LOAD_FADE if self._fewer_s >= DIP_S else 0.0
+        self._load += (num_sessions - self._load) * fade
         number = _number(self._load)
         level = self._levels.setdefault(number, LoadLevel.of(self._sources, self._unpriced, self._bounds))
         if number != self._number and not level.num_trials:

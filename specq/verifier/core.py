@@ -125,7 +125,7 @@ class Verifier:
         self._step_s = 0.0  # that the last step took, with what was drafted for it
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
-        self._min_accept_prob = 0
+        self._num_met = self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
         self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
@@ -340,7 +340,8 @@ class Verifier:
         """Plan and launch a step, behind the newest one in flight if there is one."""
         drafted = clock()
         shares = self._schedule(faults, before)
-        flight = Flight(shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock())
+        of_plan = self._num_met, self._num_rows, self._min_accept_prob
+        flight = Flight(shares, *of_plan, self.sources.waited_s, began, drafted, clock())
         flight.is_behind = before is not None
         self._flights.launch(flight, before, faults)
         if self.sources.read(clock):
@@ -404,7 +405,8 @@ class Verifier:
         """Use the sources of drafts that pay with so many sessions; and take help from the cores of drafters only while those are asked for
         nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes there."""
         if num_sessions := self.sessions.num_running:
-            self.arms.meet(min(num_sessions, self.max_sessions))
+            self._num_met = min(num_sessions, self.max_sessions)
+            self.arms.meet(self._num_met)
         if self._can_be_helped:
             self.arms.hear(self.sources.num_sent)
             self.engine.is_helped = self.sessions.has_prompts or not self.arms.uses(REMOTE)
@@ -487,8 +489,10 @@ class Verifier:
         self._early.learn(flight, len(rounds.token_ids), seconds, self.curve)
         if is_told and (num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds):
             num_tokens, beyond = max(len(rounds.token_ids) - num_first, 0), max(seconds - prompts_s, 0.0)
-            num_added = self.sources.num_added
-            self.arms.learn(len(shares), num_tokens, beyond, num_added, yields, num_decoding=num_decoding)
+            of_sources = self.sources.num_added, yields
+            self.arms.learn(
+                flight.num_met, num_tokens, beyond, *of_sources, num_decoding=num_decoding, is_crowded=num_rows > 0
+            )
 
     def _prompts_s(self, flight: Flight, num_rows: int, num_decoding: int) -> float:
         """Return what so many rows of prompts would have added to a step in which nothing was drafted: few of them by the profile, many by what was learned of

@@ -37,6 +37,7 @@ class Flight:
     """A step that was planned and launched.
 
     shares    as they were planned; parts: those that were launched, at one call or several
+    num_met   sessions that there were, those among them that wait for rows of their prompts
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`
@@ -45,6 +46,7 @@ class Flight:
     """
 
     shares: Shares
+    num_met: int
     num_rows: int
     min_accept_prob: int
     waited_s: float

@@ -269,7 +269,7 @@ def test_a_dip_among_many_sessions_is_no_other_load(step_s: float) -> None:
                 arms.meet(sessions)
                 used += [arms.allowed] * (sessions == 3)
                 arms.learn(sessions, round(100 * sessions * many[arms.allowed]), step_s, arms.sent)
-    assert sum(REMOTE in arm for arm in used) <= 0.02 * len(used)
+    assert sum(REMOTE in arm for arm in used) <= 0.05 * len(used)
 
 
 def test_texts_that_a_draft_model_computes_first_are_paid_for() -> None:

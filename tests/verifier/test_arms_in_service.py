@@ -47,15 +47,36 @@ def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> 
     assert service.serve(1.5, num_sessions).rate > 0.97 * plain
 
 
-@pytest.mark.parametrize("prompt_len", [pytest.param(100, marks=pytest.mark.slow), 400])
-def test_drafts_that_lose_fall_silent_where_sessions_come_all_the_time(prompt_len: int) -> None:
-    """With 128 sessions that have not begun together nearly each round of drafts computes prompts, too."""
+@pytest.mark.parametrize(
+    ("prompt_len", "num_tokens"), [pytest.param(100, 128, marks=pytest.mark.slow), (400, 128), (100, 16)]
+)
+def test_drafts_that_lose_fall_silent_where_sessions_come_all_the_time(prompt_len: int, num_tokens: int) -> None:
+    """With 128 sessions that have not begun together nearly each round of drafts computes prompts, too; where texts are short, most of the sessions wait for
+    rows of theirs."""
     rates = {}
     for mode in ("plain", "async"):
-        service = gpu(mode, suffix=0, prompt_len=prompt_len)
+        service = gpu(mode, suffix=0, prompt_len=prompt_len, num_tokens=num_tokens)
         service.serve_on(1.0, 128, apart_s=0.006)
-        rates[mode] = service.serve_on(2.0, 128, apart_s=0.006).rate
+        rates[mode] = service.serve_on(4.0, 128, apart_s=0.006).rate
     assert rates["async"] > 0.93 * rates["plain"], rates
+
+
+def test_a_burst_of_prompts_says_nothing_of_what_drafts_can_bring() -> None:
+    """Beside whose prompts drafts have no room. After it one session is drafted for, as if there had been none."""
+    service = gpu(chance=0.8, suffix=0, prompt_len=60, num_tokens=40)
+    service.serve(1.0, 128)
+    service.serve(5.0, 1)
+    assert service.serve(5.0, 1).share(COLOCATED) > 0.7
+
+
+def test_the_last_session_of_a_batch_is_soon_drafted_for() -> None:
+    """A batch of 127 short jobs and a long one, again and again: drafts pay for the long one alone."""
+    rates = {}
+    for mode in ("plain", "async"):
+        service = gpu(mode, chance=0.8, suffix=0, prompt_len=60)
+        service.serve_uneven(12.0, [200, *[40] * 127])
+        rates[mode] = service.serve_uneven(8.0, [200, *[40] * 127]).rate
+    assert rates["async"] > 1.1 * rates["plain"], rates
 
 
 @pytest.mark.parametrize(

@@ -509,15 +509,15 @@ def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, p
     verifier = make_verifier(max_step_rows=128, max_prefill_slowdown=0.0)
     learned, ticks = [], count()
 
-    def learn(*values: float, num_decoding: int) -> None:
-        learned.append((*values[:3], num_decoding))
+    def learn(*values: float, num_decoding: int, is_crowded: bool) -> None:
+        learned.append((*values[:3], num_decoding, is_crowded))
 
     monkeypatch.setattr(verifier.arms, "learn", learn)
     monkeypatch.setattr(verifier._prefill, "prompts_s", lambda *_, **__: part * learned[0][2])
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
         verifier.step(lambda: 0.1 * next(ticks))
-    assert learned == [(1, 1, pytest.approx(learned[0][2]), 1)] * 2
+    assert learned == [(1, 1, pytest.approx(learned[0][2]), 1, False)] * 2
     message = Open(
         session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
         token_ids=np.array([5] * prompt, np.int32),
@@ -527,7 +527,7 @@ def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, p
     profiled, step_s = verifier.curve.profiled, learned[0][2]
     prompt_s = profiled(1 + prompt) - profiled(1) if prompt < 65 else part * step_s
     counts = prompt < 65 or part < 0.8
-    assert learned[2:] == ([(2, 1, pytest.approx(step_s - prompt_s), 1)] if counts else [])
+    assert learned[2:] == ([(2, 1, pytest.approx(step_s - prompt_s), 1, True)] if counts else [])
 
 
 @pytest.mark.parametrize("prompt", [20, 100])
@@ -536,7 +536,7 @@ def test_what_drafts_add_to_a_step_with_a_prompt_counts_against_them(monkeypatch
     engine, learned, now = ToyEngine(), list[float](), count()
     verifier = make_verifier(engine, max_step_rows=128, max_prefill_slowdown=0.0)
     verifier.curves = (StepCurve([1, 10, 11, 256], [0.01, 0.01, 0.2, 0.2]),) * 2
-    monkeypatch.setattr(verifier.arms, "learn", lambda *values, num_decoding: learned.append(values[2]))
+    monkeypatch.setattr(verifier.arms, "learn", lambda *values, **_: learned.append(values[2]))
     beside = {1: 0.3}  # seconds of a long prompt, by the rows that it is computed beside
     monkeypatch.setattr(verifier._prefill, "prompts_s", lambda _, num_rows, *__, **___: beside[num_rows])
 

@@ -198,7 +198,7 @@ class TimedChains:
     info = INFO
 
     def __init__(
-        self, machine: Machine, level_ms: Points, chance: float, *, context_ms: float = 0.01, catch_up_ms: float = 2.0,
+        self, machine: Machine, level_ms: Points, chance: float, *, context_ms: float = 0.003, catch_up_ms: float = 2.0,
         start_s: float = 0.0006, finish_s: float = 0.0006, session_s: float = 0.000005,
     ) -> None:  # fmt: skip
         self._machine, self._levels, self.chance = machine, HardwareCurve(level_ms), chance
@@ -385,14 +385,19 @@ class TimedService:
         self._loop_s, self._session_loop_s = loop_s, session_loop_s
         self._prompt_len, self._num_tokens = prompt_len, num_tokens
         self._next_id, self._far = 1, far
+        self._lengths: dict[int, int] = {}  # of the texts of the sessions that run
         self.chains: TimedChains  # of the draft model, where `gpu` makes it
 
     def serve(self, seconds: float, num_sessions: int) -> Served:
         """Serve waves of so many jobs for so long; the last one ends."""
+        return self.serve_uneven(seconds, [self._num_tokens] * num_sessions)
+
+    def serve_uneven(self, seconds: float, num_tokens: Sequence[int]) -> Served:
+        """Serve waves of jobs of so many tokens each; see `serve`."""
         served, began = Served(), self.machine.now
         while self.machine.now - began < seconds:
-            for _ in range(num_sessions):
-                self._open()
+            for count in num_tokens:
+                self._open(count)
             while self._is_busy:
                 self._step(served)
         served.seconds = self.machine.now - began
@@ -434,18 +439,19 @@ class TimedService:
             if verdict.finish:
                 text = verifier.sessions[verdict.session_id].token_ids
                 prompt, own = text[: self._prompt_len], text[self._prompt_len :]
-                assert len(own) == self._num_tokens
+                assert len(own) == self._lengths.pop(verdict.session_id)
                 assert TEXT.follows(verdict.session_id, prompt, own), "not what the target alone would say"
                 verifier.handle(Close(session_id=verdict.session_id, epoch=1), machine.now)
                 num_ended += 1
         served.seconds_of[arm] = served.seconds_of.get(arm, 0.0) + machine.now - before
         return num_ended
 
-    def _open(self) -> None:
+    def _open(self, num_tokens: int = 0) -> None:
         session_id, self._next_id = self._next_id, self._next_id + 1
+        self._lengths[session_id] = count = num_tokens or self._num_tokens
         message = Open(
-            session_id=session_id, epoch=1, prompt_len=self._prompt_len, tokens_left=self._num_tokens,
-            params=SamplingParams(max_tokens=self._num_tokens), speculation=Speculation(mode=self.mode),
+            session_id=session_id, epoch=1, prompt_len=self._prompt_len, tokens_left=count,
+            params=SamplingParams(max_tokens=count), speculation=Speculation(mode=self.mode),
             token_ids=TEXT.prompt(session_id, self._prompt_len),
         )  # fmt: skip
         assert self.verifier.handle(message, self.machine.now) == []
