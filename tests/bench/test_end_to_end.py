@@ -454,6 +454,11 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
     assert len(printed.out.splitlines()) == 2
 
 
+def test_a_delay_that_fails_is_named(tmp_path):
+    found = {"plain 1 ms": {"1": RATES}, "error 20 ms": "EngineError: out of memory"}
+    assert contest.run(Report("gpu", tmp_path / "gpu.json"), WORK, [Part("far", lambda _: found)]) == ["far 20 ms"]
+
+
 def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_measured_again(tmp_path):
     """A variant that failed before is; so is a contestant that failed."""
     out, measured = tmp_path / "gpu.json", []

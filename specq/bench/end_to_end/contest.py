@@ -94,6 +94,10 @@ class Part:
     measure: Contestant
     variant: str = ""
 
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.variant}".strip()
+
     def is_in(self, results: Mapping[str, Any]) -> bool:
         """Has it been measured?"""
         found = results.get(self.name, {})
@@ -109,11 +113,10 @@ def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
             continue
         stop: BaseException | None = None
         try:
-            found = attempt(f"{part.name} {part.variant}".strip(), partial(part.measure, work))
+            found = attempt(part.title, partial(part.measure, work))
         except CutShortError as cut:
             found, stop = cut.found, cut.stop
-        if "error" in found:
-            failed.append(f"{part.name} {part.variant}".strip())
+        failed += [f"{part.title}{key.removeprefix('error')}" for key in found if key.startswith("error")]
         earlier = results.get(part.name, {}) if part.variant else {}
         report.update(figures=table.figures(part.name, found), results={part.name: earlier | found})
         _show(table.table(part.name, found), table.notes(part.name, found))
