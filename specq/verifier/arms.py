@@ -105,8 +105,11 @@ class Arms:
             shown = frozenset(one for one in senders if not is_crowded or (one in yields and yields[one].tokens))
             self._bounds.learn(num_decoding, seconds, (shown & self.allowed) - self.looked_at, yields)
             self._bounds.learn(1, seconds, shown & self.looked_at, yields)
-        trial_s = max(seconds, min(level.own_s(yields), whole_s))
-        if _number(num_sessions) != self._number or level.take_trial_step(num_tokens, trial_s) or self.looked_at:
+        if (
+            _number(num_sessions) != self._number
+            or level.take_trial_step(num_tokens, seconds, whole_s, yields)
+            or self.looked_at
+        ):
             pass
         elif self._is_warm(seconds, self._awaited_s(level)):
             level.window.add(num_tokens, seconds, num_decoding, senders, is_decoding, yields)

@@ -125,10 +125,11 @@ class Verifier:
         self._step_s = 0.0  # that the last step took, with what was drafted for it
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
-        self._num_met = self._min_accept_prob = 0
+        self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
         self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
+        self._num_met = 0  # sessions of the load that the arms met last
         self._even_chains, self._is_apart = even_chains(engine), is_apart(engine)
         self._early = EarlySteps(engine, self.sources, self.arms)
         self._round_trips, self._bursts = RoundTrips(MOST_ROUND_TRIP_S), Bursts()
@@ -340,8 +341,9 @@ class Verifier:
         """Plan and launch a step, behind the newest one in flight if there is one."""
         drafted = clock()
         shares = self._schedule(faults, before)
-        of_plan = self._num_met, self._num_rows, self._min_accept_prob
-        flight = Flight(shares, *of_plan, self.sources.waited_s, began, drafted, clock())
+        flight = Flight(
+            shares, self._num_met, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock()
+        )
         flight.is_behind = before is not None
         self._flights.launch(flight, before, faults)
         if self.sources.read(clock):
@@ -481,7 +483,7 @@ class Verifier:
         """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
         shares, prompts_s = flight.shares, 0.0
         num_rows, num_first = shares.prompts()
-        num_decoding = len(shares) - (len(shares.prompt_chunks()[0]) if num_rows else 0)
+        num_decoding = shares.num_decoding if num_rows else len(shares)
         is_told = shares.modes in ({"async"}, {"async", "plain"})
         if is_told and num_rows:
             prompts_s = self._prompts_s(flight, num_rows, num_decoding)
@@ -489,9 +491,14 @@ class Verifier:
         self._early.learn(flight, len(rounds.token_ids), seconds, self.curve)
         if is_told and (num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds):
             num_tokens, beyond = max(len(rounds.token_ids) - num_first, 0), max(seconds - prompts_s, 0.0)
-            of_sources = self.sources.num_added, yields
             self.arms.learn(
-                flight.num_met, num_tokens, beyond, *of_sources, num_decoding=num_decoding, is_crowded=num_rows > 0
+                flight.num_met,
+                num_tokens,
+                beyond,
+                self.sources.num_added,
+                yields,
+                num_decoding=num_decoding,
+                is_crowded=num_rows > 0,
             )
 
     def _prompts_s(self, flight: Flight, num_rows: int, num_decoding: int) -> float:

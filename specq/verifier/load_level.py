@@ -15,13 +15,12 @@ No clock: seconds are given.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from specq.verifier.source_bounds import SourceBounds
-from specq.verifier.source_yields import NOTHING, Arm, Yield, leanest, promise
+from specq.verifier.source_yields import NOTHING, Arm, Yield, Yields, leanest, promise
 from specq.verifier.stalls import UsualSteps
 from specq.verifier.traffic import Traffic
 from specq.verifier.window import WINDOW_S, Window
@@ -276,18 +275,16 @@ class LoadLevel:
     def _unknown(self, sources: Arm) -> Arm:
         return frozenset(source for source in sources if self.bounds.best(source, self.num_sessions) is None)
 
-    def own_s(self, yields: Mapping[str, Yield]) -> float:
-        """Return what the sources that are being tried have taken of a step by themselves: at first a draft model computes all texts, which is no stall."""
-        tried = frozenset[str]() if self.trial is None else self.trial - self.used
-        return sum(yields[source].seconds for source in tried & yields.keys())
-
-    def take_trial_step(self, num_tokens: int, seconds: float) -> bool:
-        """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its arm loses."""
+    def take_trial_step(self, num_tokens: int, seconds: float, whole_s: float, yields: Yields) -> bool:
+        """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its arm loses. `seconds`: of the whole, without
+        a stall; what the sources that are tried took by themselves is none: at first a draft model computes all texts."""
         if self.trial is None:
             return False
-        self.of_trial = self.of_trial.plus(Yield(seconds, num_tokens))
+        added = self.trial - self.used
+        own_s = sum(yields[source].seconds for source in added & yields.keys())
+        self.of_trial = self.of_trial.plus(Yield(max(seconds, min(own_s, whole_s)), num_tokens))
         self.num_looks += bool(self.looked_at)
-        is_unknown, gain = bool(self._unknown(self.trial - self.used)), self._promise(self.trial)
+        is_unknown, gain = bool(self._unknown(added)), self._promise(self.trial)
         if gain > -HOPELESS if not is_unknown else self.num_looks < MOST_LOOKS:
             return False
         arm, self.window = self.trial, Window()

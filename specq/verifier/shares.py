@@ -49,6 +49,11 @@ class Shares(Sequence[ScheduledSession]):
         is_prompt = self._are_prompts()
         return int(self.batch.num_tokens[is_prompt].sum()), int(np.count_nonzero(self.batch.is_judged & is_prompt))
 
+    @property
+    def num_decoding(self) -> int:
+        """How many of the sessions have no rows of prompts."""
+        return len(self) - int(np.count_nonzero(self._are_prompts()))
+
     def prompt_chunks(self) -> tuple[Int32Array, IntpArray]:
         """Return where the step's parts of prompts start, i32[n], and how many rows they have, i64[n]."""
         is_prompt = self._are_prompts()

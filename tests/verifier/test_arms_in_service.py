@@ -92,7 +92,7 @@ def test_drafts_that_are_right_less_often_soon_fall_silent(chance: float, num_se
     assert service.serve(1.0, num_sessions).rate > 1.1 * plain
     service.chains.chance = chance
     service.serve(2.0, num_sessions)
-    assert service.serve(4.0, num_sessions).rate > 0.95 * plain  # with one more trial, as a rule
+    assert service.serve(2.0, num_sessions).rate > 0.95 * plain
 
 
 @pytest.mark.slow

@@ -408,14 +408,14 @@ class TimedService:
         served, began, num_begun = Served(), self.machine.now, 0
         while self.machine.now - began < seconds or self._is_busy:
             while num_begun < num_sessions and self.machine.now - began >= num_begun * apart_s:
-                self._open()
+                self._open(self._num_tokens)
                 num_begun += 1
             if not self._is_busy:
                 self.machine.now = began + num_begun * apart_s
                 continue
             num_ended = self._step(served)
             for _ in range(num_ended if self.machine.now - began < seconds else 0):
-                self._open()
+                self._open(self._num_tokens)
         served.seconds = self.machine.now - began
         return served
 
@@ -446,12 +446,12 @@ class TimedService:
         served.seconds_of[arm] = served.seconds_of.get(arm, 0.0) + machine.now - before
         return num_ended
 
-    def _open(self, num_tokens: int = 0) -> None:
+    def _open(self, num_tokens: int) -> None:
         session_id, self._next_id = self._next_id, self._next_id + 1
-        self._lengths[session_id] = count = num_tokens or self._num_tokens
+        self._lengths[session_id] = num_tokens
         message = Open(
-            session_id=session_id, epoch=1, prompt_len=self._prompt_len, tokens_left=count,
-            params=SamplingParams(max_tokens=count), speculation=Speculation(mode=self.mode),
+            session_id=session_id, epoch=1, prompt_len=self._prompt_len, tokens_left=num_tokens,
+            params=SamplingParams(max_tokens=num_tokens), speculation=Speculation(mode=self.mode),
             token_ids=TEXT.prompt(session_id, self._prompt_len),
         )  # fmt: skip
         assert self.verifier.handle(message, self.machine.now) == []
