@@ -25,5 +25,5 @@ def _spellings(word: str, codec: TextCodec) -> list[TokenIds]:
     """Return a word's tokens, and those of the word after a space unless they end with the first ones."""
     alone, spaced = tuple(codec.encode_part(word)), tuple(codec.encode_part(" " + word))
     if not alone:
-        raise JobError(f"bad_words has {shown(word)}, for which the tokenizer has no tokens")
+        raise JobError(f"bad_words has {shown(word)}, for which the tokenizer has no tokens", field="bad_words")
     return [alone] if spaced[-len(alone) :] == alone else [alone, spaced]

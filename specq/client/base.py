@@ -17,10 +17,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from specq.client.batch import read_requests
 from specq.client.completions import Completions
 from specq.client.connection import Connection
 from specq.client.events import Event, Waiting
-from specq.client.request import Request, Served, read_request, read_requests
+from specq.client.request import Request, Served, read_request
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir

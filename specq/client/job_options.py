@@ -56,10 +56,10 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
-        raise JobError(f"priority is {shown(priority)}; it must be a whole number {PRIORITY.allowed}")
+        raise JobError(f"priority is {shown(priority)}; it must be a whole number {PRIORITY.allowed}", field="priority")
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
-        raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}")
+        raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}", field="tenant")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
     trace, explain = (_flag(values, name) for name in ("trace", "explain"))
     return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace, explain)
@@ -68,7 +68,7 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
 def _flag(values: dict[str, Any], name: str) -> bool:
     value = values.get(name, False)
     if type(value) is not bool:
-        raise JobError(f"{name} is {shown(value)}; it must be true or false")
+        raise JobError(f"{name} is {shown(value)}; it must be true or false", field=name)
     return value
 
 
@@ -76,7 +76,8 @@ def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
-        raise JobError(f"deadline is {shown(seconds)}; it must be a number of seconds above 0, at most a year")
+        reason = f"deadline is {shown(seconds)}; it must be a number of seconds above 0, at most a year"
+        raise JobError(reason, field="deadline")
     return max(1, int(seconds * 1000))
 
 

@@ -4,7 +4,7 @@
     bad_words   texts that are banned; `specq.client.bad_words` says which tokens that means
     the others  fields of `SamplingParams` and `Speculation`
 
-Rule: a wrong value is a JobError (code `invalid`) that says what is allowed. So is a value that the other parameters would
+Rule: a wrong value is a JobError (code `invalid`) that has the parameter's name and says what is allowed. So is a value that the other parameters would
 make the verifier ignore.
 """
 
@@ -39,7 +39,8 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
     unknown = sorted(set(given) - set(NAMES))
     if unknown:
         known = (*NAMES, *LINE_OPTIONS, "explain")
-        raise JobError(f"unknown parameter {shown(unknown[0])}; {known_names(unknown[0], known)}")
+        reason = f"unknown parameter {shown(unknown[0])}; {known_names(unknown[0], known)}"
+        raise JobError(reason, field=unknown[0])
     sampling = SamplingParams.from_dict({name: value for name, value in given.items() if name in SAMPLING})
     speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
     _check_sampling(sampling)
@@ -50,11 +51,11 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
 def _check_sampling(params: SamplingParams) -> None:
     """Check what `SamplingParams` does not check itself."""
     if reason := reason_against(params.strategy):
-        raise JobError(reason)
+        raise JobError(reason, field="strategy")
     biased = Counter(token for token, _ in params.logit_bias)
     for token, count in biased.items():
         if count > 1:
-            raise JobError(f"logit_bias names token {token} more than once")
+            raise JobError(f"logit_bias names token {token} more than once", field="logit_bias")
     for text in params.stop:
         _check_text("stop", text)
 
@@ -65,15 +66,16 @@ def _check_honoured(params: SamplingParams, speculation: Speculation, given: dic
     for owner in STRATEGIES:
         for name in strategy(owner).parameters:
             if name in given and name not in own:
-                raise JobError(f"{name} is given with strategy {params.strategy}; only strategy {owner} has one")
+                reason = f"{name} is given with strategy {params.strategy}; only strategy {owner} has one"
+                raise JobError(reason, field=name)
     idle = [name for name in speculation.to_dict() if name != "mode"]
     if speculation.mode == "plain" and idle:
-        raise JobError(f"{idle[0]} is given with mode plain, in which nothing is drafted")
+        raise JobError(f"{idle[0]} is given with mode plain, in which nothing is drafted", field=idle[0])
 
 
 def _count(n: Any) -> int | None:
     if n is not None and (type(n) is not int or not 1 <= n <= MAX_COMPLETIONS):
-        raise JobError(f"n is {shown(n)}; it must be a whole number in [1, {MAX_COMPLETIONS}]")
+        raise JobError(f"n is {shown(n)}; it must be a whole number in [1, {MAX_COMPLETIONS}]", field="n")
     return n
 
 
@@ -81,9 +83,10 @@ def _words(words: Any) -> tuple[str, ...]:
     """Return bad words as given: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
     if isinstance(listed, (list, tuple)) and len(listed) > MAX_LISTED:
-        raise JobError(f"bad_words has {len(listed)} entries; it must have at most {MAX_LISTED}")
+        raise JobError(f"bad_words has {len(listed)} entries; it must have at most {MAX_LISTED}", field="bad_words")
     if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
-        raise JobError(f"bad_words is {shown(words)}; it must be a list of texts that are more than spaces")
+        reason = f"bad_words is {shown(words)}; it must be a list of texts that are more than spaces"
+        raise JobError(reason, field="bad_words")
     for word in listed:
         _check_text("bad_words", word)
     return tuple(listed)
@@ -93,6 +96,5 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise JobError(
-            f"{name} is {shown(text)}; it is not valid Unicode at character {error.start}: {error.reason}"
-        ) from None
+        reason = f"{name} is {shown(text)}; it is not valid Unicode at character {error.start}: {error.reason}"
+        raise JobError(reason, field=name) from None

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+from specq.client.batch import is_batch
 from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
-from specq.client.request import SOURCES, is_batch
+from specq.client.request import SOURCES
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep, known_names
@@ -67,7 +69,7 @@ class Line:
 def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
     """Yield the lines of a prompts file, numbered from 1, without blank ones."""
     for number, raw in enumerate(raw_lines, 1):
-        if raw.strip():
+        if raw.removeprefix(BOM_UTF8).strip():
             yield parse_line(number, raw)
 
 

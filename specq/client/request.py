@@ -1,19 +1,19 @@
 """A request, read from top to bottom: the arguments of a call in, a `Submit` for each completion out.
 
-    read_request    one prompt, one chat or one list of token ids
-    read_requests   the same, or several in a list, as vLLM's `LLM.generate` takes them
+Several prompts in one call: `specq.client.batch`.
 
 The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options (`specq.client.job_options`) and parameters
 (`specq.client.parameters`); None means not given. To add one: its reader in one of these two modules.
 
-Rule: a request that cannot run is a JobError (code `invalid`) that names the field, its value and what is allowed. It is
-raised before anything is sent.
+Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and what is
+allowed. It is raised before anything is sent.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -71,8 +71,10 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
     """Check the arguments of one prompt against the model that is served, and return the request."""
     given = _given(arguments)
     options, parameters = _read_values(given)
-    prompt, prompt_ids = _read_source(given, served)
-    room = _room(prompt_ids, served)
+    source = _source(given)
+    with _blaming(source):
+        prompt, prompt_ids = _read_source(source, given, served)
+        room = _room(prompt_ids, served)
     sampling = _fitted(parameters, room, served)
     seed = _seed(sampling, options, given)
     submits = tuple(
@@ -92,8 +94,8 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )
     for submit in submits:
-        if reason := too_large(submit):
-            raise JobError(reason)
+        if error := too_large(submit):
+            raise error
     given_id, listed = given.get("id", submits[0].job_id), parameters.n is not None
     return Request(given_id, prompt, submits, listed=listed, keep_running=options.keep_running)
 
@@ -101,61 +103,6 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
 def check_values(arguments: dict[str, Any]) -> None:
     """Raise JobError for job options and parameters that no model could take; `arguments` has no source."""
     _read_values(_given(arguments))
-
-
-# --- several prompts ------------------------------------------------------------------------------------------------
-
-
-def read_requests(arguments: dict[str, Any], served: Served) -> list[Request]:
-    """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
-
-    The parameters hold for every prompt; `id` is a list too, or None. The error of one prompt names its place.
-    """
-    if not is_batch(arguments):
-        return [read_request(arguments, served)]
-    requests = []
-    for place, own in enumerate(split_batch(arguments)):
-        try:
-            requests.append(replace(read_request(own, served), in_batch=True))
-        except JobError as error:
-            raise JobError(f"prompt {place}: {error}", error.code) from None
-    return requests
-
-
-def is_batch(arguments: dict[str, Any]) -> bool:
-    """Return whether these are the arguments of a list of prompts; the list may be empty."""
-    return _is_list(arguments.get("prompt")) or any(_is_nested(arguments.get(name)) for name in SOURCES[1:])
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray))
-
-
-def _is_nested(value: Any) -> bool:
-    return _is_list(value) and len(value) > 0 and _is_list(value[0])
-
-
-def split_batch(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arguments of each prompt of a list; raises JobError if there is more than one list."""
-    given = [name for name in SOURCES if arguments.get(name) is not None]
-    if len(given) != 1:
-        raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(given)}")
-    prompts = arguments[given[0]]
-    rest = {name: value for name, value in arguments.items() if name not in (given[0], "id", "job_key")}
-    ids, key = _ids(arguments.get("id"), len(prompts)), arguments.get("job_key")
-    keys = [None if key is None else f"{key} prompt {i}" for i in range(len(prompts))]
-    return [
-        {**rest, given[0]: prompt, "id": own, "job_key": job_key}
-        for prompt, own, job_key in zip(prompts, ids, keys, strict=True)
-    ]
-
-
-def _ids(ids: Any, count: int) -> list[Any]:
-    if ids is None:
-        return [None] * count
-    if not isinstance(ids, (list, tuple)) or len(ids) != count:
-        raise JobError(f"id is {ids!r}; for {count} prompts it must be a list of {count} ids")
-    return list(ids)
 
 
 # --- the steps of a request -----------------------------------------------------------------------------------------
@@ -172,23 +119,59 @@ def _read_values(given: dict[str, Any]) -> tuple[JobOptions, Parameters]:
     return options, read_parameters({name: value for name, value in given.items() if name not in others})
 
 
-def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array]:
-    """Return the prompt as text and as token ids i32[n], n >= 1."""
+def _source(given: dict[str, Any]) -> str:
+    """Return the name of the one source that is given."""
     names = [name for name in SOURCES if name in given]
     if len(names) != 1:
-        raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(names) or 'none'}")
+        raise not_one_source(names)
+    if given.get(CHAT_VARIABLES) and names != ["messages"]:
+        reason = f"{CHAT_VARIABLES} is given without messages, the only source with a chat template"
+        raise JobError(reason, field=CHAT_VARIABLES)
+    return names[0]
+
+
+def not_one_source(names: Sequence[str]) -> JobError:
+    """Return the error of a request with no source, or with several."""
+    reason = f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(names) or 'none'}"
+    return JobError(reason, field=[*names, *SOURCES][0])
+
+
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Let this field be the one at fault in an error that names none."""
+    try:
+        yield
+    except JobError as error:
+        error.field = error.field or field
+        raise
+
+
+def _read_source(source: str, given: dict[str, Any], served: Served) -> tuple[str, Int32Array]:
+    """Return the prompt as text and as token ids i32[n], n >= 1."""
     variables = given.get(CHAT_VARIABLES, {})
-    if variables and names != ["messages"]:
-        raise JobError(f"{CHAT_VARIABLES} is given without messages, the only source with a chat template")
     readers: dict[str, Reader] = {
         "prompt": _from_text,
         "messages": partial(_from_messages, variables),
         "token_ids": _from_ids,
     }
-    text, token_ids = readers[names[0]](given[names[0]], served)
+    text, token_ids = readers[source](given[source], served)
     if not len(token_ids):
         raise JobError("the prompt is empty")
     return text, np.asarray(token_ids, np.int32)
+
+
+def _check_known(token_ids: Sequence[int], served: Served) -> None:
+    """Raise JobError for an id that the tokenizer or the model does not have: either may have more tokens than the other."""
+    info = served.info
+    limit = min(info.num_tokens, info.vocab_size)
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
+        outside = next(i for i in token_ids if not 0 <= i < limit)
+        reason = f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})"
+        if limit <= outside < info.num_tokens:
+            reason += (
+                f"; the tokenizer has {shown(served.codec.decode([outside], skip_special=False))}, the model has not"
+            )
+        raise JobError(reason)
 
 
 def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
@@ -196,18 +179,21 @@ def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
         raise JobError(f"prompt is {shown(prompt)}; it must be a string")
     if not prompt:
         raise JobError("the prompt is empty")
-    return prompt, served.codec.encode(prompt)
+    token_ids = served.codec.encode(prompt)
+    _check_known(token_ids, served)
+    return prompt, token_ids
 
 
 def _from_messages(variables: Any, messages: Any, served: Served) -> tuple[str, Sequence[int]]:
     if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
-        raise JobError(
-            f"{CHAT_VARIABLES} is a {type(variables).__name__}; it must be an object of the template's variables"
-        )
+        reason = f"{CHAT_VARIABLES} is a {type(variables).__name__}; it must be an object of the template's variables"
+        raise JobError(reason, field=CHAT_VARIABLES)
     if "messages" in variables:
-        raise JobError(f"{CHAT_VARIABLES} has messages; they are given by themselves")
+        raise JobError(f"{CHAT_VARIABLES} has messages; they are given by themselves", field=CHAT_VARIABLES)
     text = served.codec.render_chat(messages, **variables)
-    return text, served.codec.encode_part(text)
+    token_ids = served.codec.encode_part(text)
+    _check_known(token_ids, served)
+    return text, token_ids
 
 
 def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
@@ -215,10 +201,7 @@ def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
     ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
         raise JobError("token_ids must be a list of integers")
-    limit = served.info.num_tokens
-    if ids and not 0 <= min(ids) <= max(ids) < limit:
-        outside = next(i for i in ids if not 0 <= i < limit)
-        raise JobError(f"token id {outside} is outside the vocabulary of {served.info.name} (0 to {limit - 1})")
+    _check_known(ids, served)
     return served.codec.decode(ids, skip_special=False), ids
 
 
@@ -235,10 +218,11 @@ def _room(prompt_ids: Int32Array, served: Served) -> int:
 def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams:
     """Return the sampling parameters for this model: bad words as token ids, `max_tokens` cut to the room."""
     asked = parameters.sampling
+    _check_against(asked, served.info, room)
     banned = bad_word_ids(parameters.bad_words, served.codec)
+    _check_vocabulary("bad_words", [token for spelling in banned for token in spelling], served.info)
     if banned or asked.max_tokens > room:
         asked = replace(asked, bad_token_ids=asked.bad_token_ids + banned, max_tokens=min(asked.max_tokens, room))
-    _check_against(asked, served.info, room)
     return asked
 
 
@@ -250,15 +234,19 @@ def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
         "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
     }
     for name, token_ids in named.items():
-        outside = [token for token in token_ids if token >= info.vocab_size]
-        if outside:
-            raise JobError(
-                f"{name} names token id {outside[0]}, outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
-            )
+        _check_vocabulary(name, token_ids, info)
     if params.min_tokens > room:
-        raise JobError(
-            f"min_tokens is {params.min_tokens}; {info.name} has room for {room} tokens more after this prompt"
-        )
+        reason = f"min_tokens is {params.min_tokens}; {info.name} has room for {room} tokens more after this prompt"
+        raise JobError(reason, field="min_tokens")
+
+
+def _check_vocabulary(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
+    """Raise JobError for a token id of this parameter that the model has no logit for."""
+    outside = [token for token in token_ids if token >= info.vocab_size]
+    if outside:
+        allowed = f"(0 to {info.vocab_size - 1})"
+        reason = f"{name} names token id {outside[0]}, outside the vocabulary of {info.name} {allowed}"
+        raise JobError(reason, field=name)
 
 
 def _seed(sampling: SamplingParams, options: JobOptions, given: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ def read_tree(said: str) -> Any:
 def _content(path: Path) -> str:
     try:
         if path.stat().st_size <= MOST_BYTES:
-            return path.read_text("utf-8").strip()
+            return path.read_text("utf-8-sig").strip()
     except (OSError, ValueError):
         raise ConfigError(
             f"{_shown(str(path))} is neither a list of paths such as [[0],[0,0],[1]] nor a file of one"

@@ -18,12 +18,13 @@ _SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all parts of an answer share."""
+    """What all parts of an answer share; `prompt_tokens`: of each prompt."""
 
     answer_id: str
     created: int
     model: str
     fingerprint: str
+    prompt_tokens: tuple[int, ...] = ()
 
     def around(self, kind: str, choices: Sequence[Json]) -> Json:
         """Return the choices as an answer of a kind."""
@@ -104,7 +105,7 @@ class Events:
         if choice is None:
             return b""
         self.position = self.position.moved(index)
-        return self._event(choice)
+        return self._event(choice, index)
 
     def take(self, piece: Piece) -> bytes:
         """Return the event of a piece; none for tokens whose text is not certain yet."""
@@ -118,7 +119,7 @@ class Events:
         details = self._details.of(place, piece) if self._details else None
         if not (ended or piece.text or piece.logprobs or details):
             return b""
-        return self._event(self._shape.chunk(index, piece), details)
+        return self._event(self._shape.chunk(index, piece), index, details)
 
     def closing(self) -> bytes:
         """Return the events after the last text."""
@@ -137,13 +138,17 @@ class Events:
         """Return the event that says why a stream ends early; it moves no position."""
         return sse.event(error.body)
 
-    def _event(self, choice: Json, details: Json | None = None) -> bytes:
+    def _event(self, choice: Json, index: int, details: Json | None = None) -> bytes:
         data = self._head.around(self._shape.chunk_kind, (choice,))
         if details:
             data["specq"] = details
         if self._call.include_usage:
-            data["usage"] = None
+            data["usage"] = self._usage_so_far(index) if self._call.continuous_usage else None
         return sse.event(data, self._id)
+
+    def _usage_so_far(self, index: int) -> Json:
+        """Return the tokens of one choice up to this chunk, as vLLM does."""
+        return _tokens(self._head.prompt_tokens[index // self._call.n], self.position.choices[index].num_tokens)
 
     @property
     def _id(self) -> str:
@@ -157,12 +162,11 @@ def usage(call: Call, results: Sequence[Result]) -> Json:
     """Return the tokens of a request, each prompt counted once, and what speculation did for it."""
     prompts = sum(result.usage["prompt_tokens"] for result in results[:: call.n])
     completions = sum(result.usage["completion_tokens"] for result in results)
-    return {
-        "prompt_tokens": prompts,
-        "completion_tokens": completions,
-        "total_tokens": prompts + completions,
-        "speculation": speculation([result.stats for result in results]),
-    }
+    return _tokens(prompts, completions) | {"speculation": speculation([result.stats for result in results])}
+
+
+def _tokens(prompts: int, completions: int) -> Json:
+    return {"prompt_tokens": prompts, "completion_tokens": completions, "total_tokens": prompts + completions}
 
 
 def speculation(stats: Iterable[dict[str, Any]]) -> Json:

@@ -1,4 +1,4 @@
-"""API keys: who may ask, by the `Authorization` header. A file holds a name and a hash for each key, never the key itself.
+"""API keys: who may ask. A file holds a name and a hash for each key, never the key itself.
 
     [alice]
     sha256 = "..."          # of the key
@@ -73,7 +73,7 @@ def read_file(path: Path) -> dict[str, Caller]:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             raise ConfigError(f"others than its owner can write {path}; chmod 600 it")
-        tables = tomllib.loads(path.read_text("ascii"))
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the API keys {path}: {error.strerror}") from None
     except ValueError:

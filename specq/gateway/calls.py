@@ -11,6 +11,7 @@ from specq.gateway.fields import SAMPLING, SPECULATION, check, is_count, is_flag
 
 MOST_CHOICES = 128  # completions of a request, over all its prompts
 MAX_TOP = 20  # likeliest tokens that are listed for each
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +20,26 @@ class Call:
 
     arguments      of the client, but for what belongs to the connection (keys, tenants)
     model          the model's name, "" where none is given
-    stream         whether the text comes piece by piece; include_usage: with the numbers at the end
+    stream         whether the text comes piece by piece; include_usage: with the numbers at the end; continuous_usage: with those
+                   so far in each chunk, too
     num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
     num_prompts    how many prompts there are; n: completions of each
     explain        chunks say where tokens come from, and which drafts were rejected (`specq.gateway.details`)
     repeated       what of the request the answer repeats
+    names          what the endpoint calls arguments of the client, where its name is another
     """
 
     arguments: Mapping[str, Any]
     model: str = ""
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     num_top: int = -1
     num_prompts: int = 1
     n: int = 1
     explain: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,21 +50,24 @@ def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"temperature": 1.0, **found}
 
 
-def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether to stream, and whether with usage at the end."""
+def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Return whether to stream, whether with usage at the end, and whether with that so far in each chunk, too.
+
+    As in vLLM, the latter is given only together with the former.
+    """
     stream = check("stream", fields.get("stream", False), is_flag)
     options = check("stream_options", fields.get("stream_options", {}), is_object)
     if options and not stream:
         raise ApiError("stream_options is given without stream", param="stream_options")
     for name, value in options.items():
-        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
-            raise ApiError(
-                f"unknown field {name[:64]!r} of stream_options", param="stream_options", code="unknown_parameter"
-            )
-        check(name, value if value is not None else False, is_flag)
-    if options.get("continuous_usage_stats"):
-        raise ApiError("continuous_usage_stats is not supported; usage comes at the end", param="stream_options")
-    return stream, bool(options.get("include_usage"))
+        if name not in _STREAM_OPTIONS:
+            reason = f"unknown field {name[:64]!r} of stream_options"
+            raise ApiError(reason, param="stream_options", code="unknown_parameter")
+        if not (value is None or is_flag(value)):
+            reason = f"stream_options.{name} is {value!r:.40}; it must be true or false"
+            raise ApiError(reason, param="stream_options", code="invalid_type")
+    usage = bool(options.get("include_usage"))
+    return stream, usage, usage and bool(options.get("continuous_usage_stats"))
 
 
 def read_explain(fields: Mapping[str, Any]) -> bool:

@@ -63,7 +63,7 @@ def read(body: Any) -> Call:
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     _check_format(fields)
-    stream, include_usage = read_stream(fields)
+    streaming = read_stream(fields)
     n = read_choices(fields, 1)
     num_top = _read_top(fields)
     arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
@@ -73,7 +73,7 @@ def read(body: Any) -> Call:
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n, explain)
+    return Call(arguments, read_model(fields), *streaming, num_top, 1, n, explain)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

@@ -30,6 +30,7 @@ KNOWN = (
     *SAMPLING,
     *SPECULATION,
 )
+_NAMES = {"token_ids": "prompt"}
 _EMPTY: tuple[Any, ...] = ("", [])  # prompts that nothing follows from
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
@@ -40,7 +41,7 @@ def read(body: Any) -> Call:
     fields = _without_text_format(given(body))
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     source, num_prompts = _read_prompt(fields)
-    stream, include_usage = read_stream(fields)
+    streaming = read_stream(fields)
     n = read_choices(fields, num_prompts)
     if fields.get("best_of", n) != n:
         raise ApiError("best_of is not supported beyond n; leave it out", param="best_of", code="unsupported_parameter")
@@ -49,7 +50,7 @@ def read(body: Any) -> Call:
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), stream, include_usage, num_top, num_prompts, n, explain)
+    return Call(arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain, names=_NAMES)
 
 
 def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status that belongs to each.
 
-Rule: every refusal is an `ApiError`. What the broker says of a job becomes one by its code (`of_job`).
+Rule: every refusal is an `ApiError`. What client and broker say of a job becomes one by its code and field (`of_job`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _STATUS = {  # of the codes of JobError
     "unknown": 404,
     "forbidden": 403,
 }
-_PROSE = ("the", "token", "give", "unknown")  # with which messages begin that name no field first
 OUR_FAULT = "an error inside the gateway; its log says where"
 RETRY_AFTER_S = 2
+MAX_PARAM = 64  # characters of a field's name that an error repeats
 _NO_RETRY = {"x-should-retry": "false"}  # what OpenAI's client asks before it repeats a 409
 
 
@@ -50,15 +50,11 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def of_job(error: JobError) -> ApiError:
-    """Return what a client of the gateway is told of an error of its job."""
-    status = _STATUS.get(error.code, 500)
-    message, param = str(error), None
-    if error.code == "invalid":
-        param = message.partition(" ")[0].partition("[")[0]
+def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return what a client of the gateway is told of an error of its job; `names`: the endpoint's own names of arguments of a job."""
+    status, message = _STATUS.get(error.code, 500), str(error)
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"
     headers = _NO_RETRY if status == 409 else {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
-    return ApiError(
-        message, status, param if param and param.isidentifier() and param not in _PROSE else None, error.code, headers
-    )
+    param = (names or {}).get(error.field, error.field)[:MAX_PARAM]
+    return ApiError(message, status, param or None, error.code, headers)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specq.gateway.errors import ApiError
+from specq.gateway.errors import MAX_PARAM, ApiError
 from specq.protocol import JobError, did_you_mean
 from specq.text import UnsupportedPartError, joined_parts
 
@@ -142,7 +142,7 @@ def check_known(
         if name in refused:
             raise ApiError(f"{name} is not supported: {refused[name]}", param=name, code="unsupported_parameter")
         if name not in names:
-            raise ApiError(_unknown(name, names), param=name[:64], code="unknown_parameter")
+            raise ApiError(_unknown(name, names), param=name[:MAX_PARAM], code="unknown_parameter")
         if name in ignored:
             check(name, value, ignored[name])
         if name in only and not any(value is one or (value == one and type(value) is type(one)) for one in only[name]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import structlog
 from starlette.datastructures import Headers
@@ -19,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 OPEN = ("/", "/health", "/ready", "/version")  # need no key
 OPEN_UNDER = "/page/"  # nor do the files of the page, which asks for one
+KEY_HEADERS = ("X-Api-Key", "api-key")  # as Anthropic's and Azure's clients send it
 CALLER = "specq.caller"
 
 
@@ -68,7 +69,7 @@ class Guard:
             raise ApiError("Host is not a name of this server (serve.hosts)", 421, "Host", "unknown_host")
         if path in OPEN or path.startswith(OPEN_UNDER):
             return NOBODY
-        caller = self._caller(headers.get("authorization", ""))
+        caller = self._caller(headers)
         if self._under_way.total() >= self._most_in_all:
             message = f"{self._most_in_all} requests are under way; try again when some have ended"
             raise ApiError(message, 503, code="too_many_requests", headers={"retry-after": "1"})
@@ -77,16 +78,23 @@ class Guard:
             raise ApiError(message, 429, code="too_many_requests", headers={"retry-after": "1"})
         return caller
 
-    def _caller(self, authorization: str) -> Caller:
+    def _caller(self, headers: Headers) -> Caller:
         if self._keys is None:
             return NOBODY
         try:
             self._keys.refresh()
         except ConfigError as error:
             log.warning("api_keys_unreadable", reason=str(error))
-        scheme, _, key = authorization.partition(" ")
-        caller = self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
-        if caller is None:
-            message = "no valid API key; send one as Authorization: Bearer KEY"
-            raise ApiError(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-        return caller
+        for key in _keys_in(headers):
+            if caller := self._keys.caller(key):
+                return caller
+        message = f"no valid API key; send one as Authorization: Bearer KEY, or as {' or '.join(KEY_HEADERS)}: KEY"
+        raise ApiError(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _keys_in(headers: Headers) -> Iterator[str]:
+    """Yield the keys that a request brings: the first that is valid counts, as a client may send a placeholder beside it."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield key.strip()
+    yield from (headers[name].strip() for name in KEY_HEADERS if name in headers)

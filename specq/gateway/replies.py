@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,9 +48,7 @@ def error_response(error: ApiError) -> Response:
 
 async def read_json(request: Request, limits: Limits) -> tuple[Any, int]:
     """Return the body as JSON, and its size; raises ApiError for one that is too large, too slow, or not JSON."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # what a form of a foreign page cannot send
-        raise ApiError("Content-Type must be application/json", 415, "Content-Type")
+    _check_form(request.headers)
     try:
         async with asyncio.timeout(limits.body_s):
             data = await _read(request, limits.body_bytes)
@@ -57,12 +57,23 @@ async def read_json(request: Request, limits: Limits) -> tuple[Any, int]:
     except ClientDisconnect:
         raise ClientGoneError from None
     try:
-        body = orjson.loads(data)
+        body = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if is_too_deep(data, body):
         raise ApiError(f"the body is nested more than {MOST_LEVELS} levels deep", code="invalid_json")
     return body, len(data)
+
+
+def _check_form(headers: Headers) -> None:
+    """Raise ApiError for a body that is not said to be plain JSON."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # what a form of a foreign page cannot send
+        raise ApiError("Content-Type must be application/json", 415, "Content-Type")
+    coding = ", ".join(headers.getlist("content-encoding")).strip().lower()
+    if coding not in ("", "identity"):
+        reason = f"Content-Encoding is {coding[:80]}; send the body uncompressed"
+        raise ApiError(reason, 415, "Content-Encoding", headers={"accept-encoding": "identity"})
 
 
 async def _read(request: Request, most: int) -> bytes:

@@ -10,7 +10,7 @@ from specq.gateway import sse
 from specq.gateway.answers import EventSource, Head, usage
 from specq.gateway.calls import Call
 from specq.gateway.errors import ApiError
-from specq.gateway.shapes import Json
+from specq.gateway.shapes import ChatShape, Json
 
 _FIXED: Json = {
     "background": False,
@@ -28,29 +28,31 @@ _FIXED: Json = {
 class Responses:
     """How a call of `/v1/responses` is answered."""
 
-    prefix = "resp"
+    prefix = "resp_"
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, call: Call, shape: ChatShape) -> None:
+        self._call, self._shape = call, shape
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
-        return response(self._call, head, results[0])
+        logprobs = self._shape.logprobs(results[0].logprobs or ())["content"]
+        return response(self._call, head, results[0], logprobs)
 
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
         if position != sse.start(1):
             raise ApiError(
                 "Last-Event-ID is not supported here; without it the stream comes again", param="Last-Event-ID"
             )
-        return ResponseEvents(self._call, head)
+        return ResponseEvents(self._call, self._shape, head)
 
 
 class ResponseEvents:
     """The events of one response."""
 
-    def __init__(self, call: Call, head: Head) -> None:
-        self._call, self._head, self._number = call, head, 0
-        self._item_id = head.answer_id.replace("resp", "msg", 1)
+    def __init__(self, call: Call, shape: ChatShape, head: Head) -> None:
+        self._call, self._shape, self._head, self._number = call, shape, head, 0
+        self._item_id = _item_id(head)
         self._text: list[str] = []
+        self._logprobs: list[Json] = []
         self.results: list[Result] = []
 
     def opening(self) -> bytes:
@@ -67,18 +69,22 @@ class ResponseEvents:
 
     def take(self, piece: Piece) -> bytes:
         """Return the events of a piece."""
+        logprobs = self._shape.logprobs(piece.logprobs)["content"]
         self._text.append(piece.text)
+        self._logprobs += logprobs
         self.results += [piece.result] if piece.result else []
-        return self._at_part("response.output_text.delta", delta=piece.text, logprobs=[]) if piece.text else b""
+        if not (piece.text or logprobs):
+            return b""
+        return self._at_part("response.output_text.delta", delta=piece.text, logprobs=logprobs)
 
     def closing(self) -> bytes:
         """Return the events after the last text."""
-        text, (result,) = "".join(self._text), self.results
-        ended = response(self._call, self._head, result)
+        text, logprobs, (result,) = "".join(self._text), self._logprobs, self.results
+        ended = response(self._call, self._head, result, logprobs)
         return b"".join(
             [
-                self._at_part("response.output_text.done", text=text, logprobs=[]),
-                self._at_part("response.content_part.done", part=_part(text)),
+                self._at_part("response.output_text.done", text=text, logprobs=logprobs),
+                self._at_part("response.content_part.done", part=_part(text, logprobs)),
                 self._event("response.output_item.done", output_index=0, item=ended["output"][0]),
                 self._event(f"response.{ended['status']}", response=ended),
             ]
@@ -100,9 +106,8 @@ class ResponseEvents:
         return item(self._item_id, status, content)
 
 
-def response(call: Call, head: Head, result: Result | None) -> Json:
+def response(call: Call, head: Head, result: Result | None, logprobs: Sequence[Json] = ()) -> Json:
     """Return the response object, with its end if it has ended."""
-    item_id = head.answer_id.replace("resp", "msg", 1)
     cut = result is not None and result.finish_reason != "stop"
     status = "in_progress" if result is None else "incomplete" if cut else "completed"
     reason = "max_output_tokens" if result is not None and result.finish_reason == "length" else "cancelled"
@@ -114,7 +119,7 @@ def response(call: Call, head: Head, result: Result | None) -> Json:
         "error": None,
         "incomplete_details": {"reason": reason} if cut else None,
         "model": head.model,
-        "output": [item(item_id, status, [_part(result.text)])] if result else [],
+        "output": [item(_item_id(head), status, [_part(result.text, logprobs)])] if result else [],
         **_FIXED,
         **call.repeated,
         "usage": _usage(call, result) if result else None,
@@ -126,8 +131,12 @@ def item(item_id: str, status: str, content: list[Json]) -> Json:
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _item_id(head: Head) -> str:
+    return head.answer_id.replace("resp_", "msg_", 1)
+
+
+def _part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _usage(call: Call, result: Result) -> Json:

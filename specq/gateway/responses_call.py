@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream
+from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream, read_top
 from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
@@ -16,6 +16,7 @@ from specq.gateway.fields import (
     check_known,
     check_role,
     given,
+    is_list,
     is_object,
     is_text,
     read_content,
@@ -32,6 +33,8 @@ _OWN = (
     "text",
     "reasoning",
     "truncation",
+    "include",
+    "top_logprobs",
 )
 KNOWN = (*_OWN, *(name for name in SAMPLING if name != "n"), *SPECULATION)
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -39,8 +42,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "top_logprobs": (0,),
-    "include": ([],),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "enable_response_messages": (False,),
@@ -64,6 +65,18 @@ _REFUSED = {
     "access_programs": "specq calls nothing",
     "image": "specq writes text only",
 }
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (  # all but the first are of items that no answer of specq has
+    _LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
+_NAMES = {"messages": "input", "chat_template_kwargs": "reasoning"}
 _ROLES = ("system", "developer", "user", "assistant")
 _PARTS = ("input_text", "output_text", "text")
 
@@ -73,16 +86,31 @@ def read(body: Any) -> Call:
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     _check_format(fields)
-    stream, _ = read_stream(fields)
+    stream, num_top = read_stream(fields)[0], _read_logprobs(fields)
     limit = fields.get("max_output_tokens")
     most = MAX_LENGTH if limit is None else read_count("max_output_tokens", limit, MAX_LENGTH)
     arguments = job_arguments(fields) | {"messages": _messages(fields), "max_tokens": most, "n": 1}
     arguments["chat_template_kwargs"] = _variables(fields)
+    if num_top >= 0:
+        arguments["logprobs"] = num_top
     if fields.get("truncation", "disabled") != "disabled":
         raise ApiError(
             "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
         )
-    return Call(arguments, read_model(fields), stream, repeated=_repeated(fields))
+    return Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=_NAMES)
+
+
+def _read_logprobs(fields: dict[str, Any]) -> int:
+    """Return how many likeliest tokens to list for each, -1 where `include` asks for no log-probabilities."""
+    include = check("include", fields.get("include", []), is_list)
+    unknown = [one for one in include if one not in _INCLUDABLE]
+    if unknown:
+        reason = f"include has {unknown[0]!r:.80}; it may have {', '.join(_INCLUDABLE)}"
+        raise ApiError(reason, param="include", code="invalid_value")
+    num_top, wanted = read_top("top_logprobs", fields), _LOGPROBS in include
+    if num_top and not wanted:
+        raise ApiError(f'top_logprobs is given without "{_LOGPROBS}" in include', param="top_logprobs")
+    return num_top if wanted else -1
 
 
 def _repeated(fields: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +119,7 @@ def _repeated(fields: dict[str, Any]) -> dict[str, Any]:
         "max_output_tokens": fields.get("max_output_tokens"),
         "metadata": fields.get("metadata", {}),
         "temperature": fields.get("temperature", 1.0),
+        "top_logprobs": fields.get("top_logprobs", 0),
         "top_p": fields.get("top_p", 1.0),
         "user": fields.get("user"),
     }
@@ -127,9 +156,15 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
         return [*first, {"role": "user", "content": asked}]
     if not isinstance(asked, list):
         raise ApiError("input must be a string or a list of messages", param="input", code="invalid_type")
-    if not asked:
+    messages = [_message(f"input[{place}]", item) for place, item in enumerate(asked) if not _is_reasoning(item)]
+    if not messages:
         raise ApiError("input is empty; it must have at least one message", param="input")
-    return first + [_message(f"input[{place}]", item) for place, item in enumerate(asked)]
+    return first + messages
+
+
+def _is_reasoning(item: Any) -> bool:
+    """Whether an item is what a model thought, which clients send back, and which no template of ours receives."""
+    return isinstance(item, dict) and item.get("type") == "reasoning"
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:

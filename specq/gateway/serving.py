@@ -88,7 +88,8 @@ def _check_priority(priority: Any, caller: Caller) -> None:
 
 def _head(requests: tuple[Request, ...], served: Served, prefix: str) -> Head:
     number = requests[0].submits[0].job_id
-    return Head(f"{prefix}-{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16])
+    lengths = tuple(len(request.submits[0].prompt_ids) for request in requests)
+    return Head(f"{prefix}{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16], lengths)
 
 
 async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:

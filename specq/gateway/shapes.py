@@ -39,7 +39,7 @@ class Shape(Protocol):
 class ChatShape:
     """`/v1/chat/completions`."""
 
-    prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, whole_kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, codec: TextCodec, num_top: int) -> None:
         self._codec, self._num_top = codec, num_top
@@ -53,7 +53,7 @@ class ChatShape:
         return {
             "index": index,
             "delta": delta,
-            "logprobs": self._logprobs(piece.logprobs) if piece.logprobs else None,
+            "logprobs": self.logprobs(piece.logprobs) if piece.logprobs else None,
             "finish_reason": piece.result.finish_reason if piece.result else None,
         }
 
@@ -61,11 +61,12 @@ class ChatShape:
         return {
             "index": index,
             "message": {"role": "assistant", "content": result.text, "refusal": None},
-            "logprobs": self._logprobs(result.logprobs or ()) if self._num_top >= 0 else None,
+            "logprobs": self.logprobs(result.logprobs or ()) if self._num_top >= 0 else None,
             "finish_reason": result.finish_reason,
         }
 
-    def _logprobs(self, entries: Logprobs) -> Json:
+    def logprobs(self, entries: Logprobs) -> Json:
+        """Return the log-probabilities of tokens, `content` a list of them, as `/v1/responses` has them too."""
         return {
             "content": [
                 {
@@ -85,7 +86,7 @@ class ChatShape:
 class CompletionShape:
     """`/v1/completions`. Offsets of a stream that was taken up again count from there."""
 
-    prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    prefix, whole_kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, codec: TextCodec, num_top: int) -> None:
         self._codec, self._num_top = codec, num_top

@@ -8,9 +8,9 @@ from typing import Any
 
 from specq.gateway.calls import read_model
 from specq.gateway.chat_call import read_messages, read_variables
-from specq.gateway.errors import ApiError
+from specq.gateway.errors import ApiError, of_job
 from specq.gateway.fields import check, check_known, given, is_flag, is_list, is_text
-from specq.protocol import ModelInfo
+from specq.protocol import JobError, ModelInfo
 from specq.text import TextCodec
 
 _TEXT = ("model", "prompt", "add_special_tokens", "return_token_strs")
@@ -57,9 +57,13 @@ def read_tokenize(body: Any) -> Tokenize:
 
 
 def encode(call: Tokenize, codec: TextCodec) -> list[int]:
-    """Return the token ids; raises JobError if the chat template refuses the messages."""
-    text = codec.render_chat(call.messages, **call.variables) if call.prompt is None else call.prompt
-    return codec.encode(text) if call.with_special else codec.encode_part(text)
+    """Return the token ids; raises ApiError for what cannot be cut, as messages that the chat template refuses."""
+    try:
+        text = codec.render_chat(call.messages, **call.variables) if call.prompt is None else call.prompt
+        return codec.encode(text) if call.with_special else codec.encode_part(text)
+    except JobError as error:
+        error.field = error.field or ("messages" if call.prompt is None else "prompt")
+        raise of_job(error) from None
 
 
 def read_detokenize(body: Any) -> tuple[str, list[int]]:

@@ -294,7 +294,7 @@ _FAN_OUT = Items(Range(0, MAX_CANDIDATES), MAX_CANDIDATES, f"numbers in [0, {MAX
 SAMPLING: dict[str, Bound] = {
     "temperature": Range(0, 100, "in [0, 100]"),
     "top_k": Range(0, MAX_INT32, "0 (off) or a number of tokens below 2**31"),
-    "top_p": Range(math.ulp(0.0), 1, "in (0, 1]"),
+    "top_p": _SHARE,
     "min_p": _SHARE,
     "seed": Range(0, MAX_INT64, "in [0, 2**63)"),
     "max_tokens": Range(1, MAX_INT32, "at least 1, and below 2**31"),

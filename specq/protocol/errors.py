@@ -48,9 +48,9 @@ class JobError(SpecqError):
     """A job was refused or failed.
 
     `code` is one of `invalid`, `conflict` (the job exists with other content), `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
-    `lost`, `forbidden`.
+    `lost`, `forbidden`. `field` is the argument of the request that is at fault, "" where it is none.
     """
 
-    def __init__(self, message: str, code: str = "invalid") -> None:
+    def __init__(self, message: str, code: str = "invalid", field: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.field = code, field

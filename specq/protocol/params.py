@@ -76,7 +76,7 @@ class Values:
         known = _fields(cls)
         if not values.keys() <= known.keys():
             unknown = min(values.keys() - known.keys())
-            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known are {', '.join(known)}")
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known are {', '.join(known)}", field=unknown)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -122,7 +122,8 @@ class SamplingParams(Values):
 
     temperature   in [0, 100]; 0 is greedy; less than `bounds.MIN_TEMPERATURE` becomes 0
     top_k         keep the k likeliest tokens; 0 keeps all
-    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in (0, 1]
+    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 keeps one token, which is greedy:
+                  it becomes a temperature of 0
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
     seed          in [0, 2**63); keys all random draws
     max_tokens    most tokens to generate, >= 1
@@ -165,8 +166,11 @@ class SamplingParams(Values):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Make a temperature that is nearly 0 exactly 0: judges and drafters compare it with 0."""
-        object.__setattr__(self, "temperature", _or_zero(self.temperature))
+        """Make what is greedy a temperature of exactly 0, which judges and drafters look for."""
+        is_greedy = self.top_p == 0
+        object.__setattr__(self, "temperature", 0.0 if is_greedy else _or_zero(self.temperature))
+        if is_greedy:
+            object.__setattr__(self, "top_p", 1.0)
 
     @property
     def has_penalties(self) -> bool:
@@ -237,7 +241,7 @@ class Speculation(Values):
             return
         shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
         if len(shapes) > 1 and shapes != ["fan_out_hit", "fan_out_miss"]:
-            raise JobError(f"{' and '.join(shapes)} are given together; give one of them")
+            raise JobError(f"{' and '.join(shapes)} are given together; give one of them", field=shapes[1])
 
 
 def _or_zero(temperature: float) -> float:
@@ -245,13 +249,13 @@ def _or_zero(temperature: float) -> float:
 
 
 def _misfit(name: str, value: object, allowed: str) -> JobError:
-    return JobError(f"{name} is {shown(value)}; it must be {allowed}")
+    return JobError(f"{name} is {shown(value)}; it must be {allowed}", field=name)
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
     """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
     if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before each entry is looked at
-        raise JobError(f"{name} is {shown(value)}; it must be of at most {MAX_LISTED} entries")
+        raise JobError(f"{name} is {shown(value)}; it must be of at most {MAX_LISTED} entries", field=name)
     if annotation == "float" and type(value) in (int, float):
         return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):
@@ -266,21 +270,21 @@ def _coerce(name: str, value: Any, annotation: str) -> Any:
         return _coerce_pairs(name, value)
     if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
         return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
-    raise JobError(f"{name} is {shown(value)}; it must be {KINDS[annotation]}")
+    raise JobError(f"{name} is {shown(value)}; it must be {KINDS[annotation]}", field=name)
 
 
 def _float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold") from None
+        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold", field=name) from None
 
 
 def _coerce_pairs(name: str, value: Any) -> Any:
     """Check pairs (token id, float). {"token id": float} is accepted too; keys of JSON are strings."""
     pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
-        raise JobError(f"{name} is {shown(value)}; it must be {KINDS['tuple[tuple[int, float], ...]']}")
+        raise JobError(f"{name} is {shown(value)}; it must be {KINDS['tuple[tuple[int, float], ...]']}", field=name)
     return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
 
 

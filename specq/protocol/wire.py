@@ -264,16 +264,17 @@ def _most_added(cls: type[Message]) -> int:
 MAX_SUBMIT_HEADER = MAX_HEADER - max(_most_added(cls) for cls in (Open, Assign, JobInfo))
 
 
-def too_large(job: Submit) -> str:
-    """Return why a job would not fit into the messages that repeat it, or ""; what counts is how this side writes it."""
+def too_large(job: Submit) -> JobError | None:
+    """Return why a job would not fit into the messages that repeat it; what counts is how this side writes it."""
     header = _header(job)
     header.pop("have", None)
     size = len(orjson.dumps(header))
     if size <= MAX_SUBMIT_HEADER:
-        return ""
+        return None
     values = header.get("params", {}) | header.get("speculation", {}) | {"label": job.label, "model": job.model}
     sizes = {name: len(orjson.dumps(value)) for name, value in values.items()}
     name = max(sizes, key=lambda name: sizes[name])
-    return (
+    reason = (
         f"the job takes {size} bytes beside its prompt, {sizes[name]} of them for {name}; at most {MAX_SUBMIT_HEADER}"
     )
+    return JobError(reason, field=name)

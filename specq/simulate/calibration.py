@@ -15,6 +15,7 @@ The JSON holds any of these (`specq bench calibrate` measures them all):
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,7 +63,7 @@ class Measured:
 def read_measured(path: Path) -> Measured:
     """Read measured figures; raises ConfigError that names the file and the key."""
     try:
-        values = orjson.loads(path.read_bytes())
+        values = orjson.loads(path.read_bytes().removeprefix(BOM_UTF8))
     except OSError as error:
         raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:

@@ -41,8 +41,7 @@ class Point:
 def read_tables(path: str | Path) -> dict[str, Any]:
     """Read a TOML file; raises ConfigError that names it."""
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

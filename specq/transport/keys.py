@@ -250,7 +250,7 @@ def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
 def _read(path: Path) -> dict[str, Any]:
     """Return a key file's values; raises ConfigError, whose text has none of them."""
     try:
-        values = tomllib.loads(path.read_text("ascii"))
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
     except ValueError:
@@ -269,7 +269,7 @@ def _is_key_file(values: dict[str, Any]) -> bool:
         and isinstance(roles, list)
         and bool(roles)
         and all(role in ROLES for role in roles)
-        and all(isinstance(key, str) and len(key) == _KEY_LENGTH for key in keys)
+        and all(isinstance(key, str) and len(key) == _KEY_LENGTH and key.isascii() for key in keys)
         and isinstance(trusted, bool)
         and isinstance(values.get("tenants", False), bool)
         and type(highest) is int

@@ -7,7 +7,7 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.request import is_batch, split_batch
+from specq.client.batch import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
@@ -129,7 +129,8 @@ def test_one_that_fails_has_an_error(generate, broker):
         ({"prompt": ["a", "", "b"]}, "prompt 1: the prompt is empty"),
         ({"prompt": ["a", 3]}, "prompt 1: prompt is 3; it must be a string"),
         ({"token_ids": [[5], [10**9]]}, "prompt 1: token id 1000000000"),
-        ({"prompt": ["a"], "temperature": -1}, "prompt 0: temperature is -1"),
+        ({"prompt": ["a", "b"], "temperature": -1}, "^temperature is -1"),
+        ({"prompt": ["a"], "min_tokens": 100, "max_tokens": 100}, "^min_tokens is 100; fake has room"),
         ({"prompt": ["a"], "token_ids": [[5]]}, "give exactly one of"),
     ],
 )

@@ -75,7 +75,7 @@ def test_bad_prompts(source, reason):
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
         ({"min_p": math.nan}, "min_p"),
@@ -125,6 +125,27 @@ def test_bad_params(params, reason):
     with pytest.raises(JobError, match=reason) as caught:
         read_request({"prompt": "a", **params}, SERVED)
     assert caught.value.code == "invalid"
+    assert caught.value.field in params
+
+
+def test_a_token_that_the_model_does_not_have_is_refused():
+    """By each source, and in each place that names tokens: a tokenizer may have more tokens than its model, or fewer."""
+    limit = INFO.vocab_size - 1
+    word = CODEC.decode([limit])
+    for info in (replace(INFO, vocab_size=limit), replace(INFO, num_tokens=limit)):
+        served = Served(info, CODEC)
+        for source in (
+            {"prompt": word},
+            {"messages": [{"role": "user", "content": word}]},
+            {"token_ids": [limit]},
+        ):
+            with pytest.raises(JobError, match=f"token id {limit} is outside the vocabulary of fake") as caught:
+                read_request(source, served)
+            assert (caught.value.field, caught.value.code) == (next(iter(source)), "invalid")
+        assert read_request({"token_ids": [limit - 1]}, served).submits[0].prompt_ids.tolist() == [limit - 1]
+    with pytest.raises(JobError, match="bad_words names token id") as caught:
+        read_request({"token_ids": [1], "bad_words": [word]}, Served(replace(INFO, vocab_size=limit), CODEC))
+    assert caught.value.field == "bad_words"
 
 
 def test_sources_become_ids():

@@ -1,13 +1,16 @@
 """Streams as bytes: wherever one breaks, what was sent and what is sent after it make the whole."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
 from specq.client import Piece, Result
-from specq.gateway import sse
+from specq.gateway import responses_call, sse
 from specq.gateway.answers import Events, Head, speculation, usage
 from specq.gateway.calls import Call
 from specq.gateway.errors import ApiError
+from specq.gateway.responses_answer import Responses
 from specq.gateway.shapes import ChatShape, CompletionShape
 from specq.testing.fake_broker import CODEC
 
@@ -87,6 +90,43 @@ def test_tokens_without_a_text_yet_are_no_event():
 
     assert events.take(Piece("", (1, 2), (False, False))) == b""
     assert b"id: 3\n" in events.take(Piece("a", (3,), (False,)))
+
+
+def test_usage_so_far_is_in_each_chunk_of_its_choice():
+    """As vLLM counts: the tokens of this chunk's choice; the whole comes at the end, and where it is not asked for nothing does."""
+    call = Call({}, stream=True, include_usage=True, continuous_usage=True, n=2)
+    head = Head("chatcmpl-1", 0, "m", "f", prompt_tokens=(3,))
+    events = Events(call, ChatShape(CODEC, -1), head, sse.start(2), with_ids=False)
+    data = events.opening() + b"".join(map(events.take, pieces())) + events.closing()
+    *chunks, last = [orjson.loads(block[6:]) for block in data.split(b"\n\n")[:-2]]
+    counted = {index: [one["usage"] for one in chunks if one["choices"][0]["index"] == index] for index in range(2)}
+
+    for one in counted.values():
+        assert [usage["completion_tokens"] for usage in one] == [0, 1, 2, 3, 4]
+        assert all(usage["prompt_tokens"] == 3 for usage in one)
+        assert all(usage["total_tokens"] == 3 + usage["completion_tokens"] for usage in one)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3 + 4)
+
+
+def test_a_response_lists_log_probabilities_where_it_is_asked_for_them():
+    """In its events, at their end, and in the whole: the same ones, in the form of chats."""
+    entries = tuple({"token_id": token, "logprob": -0.5, "top": [[token, -0.5], [6, -1.0]]} for token in (5, 7))
+    asked = {"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    call, shape, head = responses_call.read(asked), ChatShape(CODEC, 2), Head("resp_1", 0, "m", "f")
+    ended = replace(result("ab"), logprobs=entries)
+    events = Responses(call, shape).events(head, sse.start(1), with_ids=False)
+    given = [Piece("ab", (5,), (False,), logprobs=entries[:1]), Piece("", (7,), (False,), logprobs=entries[1:])]
+    data = events.opening() + b"".join(map(events.take, [*given, Piece("", result=ended)])) + events.closing()
+    said = [orjson.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: ")]
+    whole = Responses(call, shape).whole(head, [ended])["output"][0]
+
+    expected = shape.logprobs(entries)["content"]
+    streamed = [one for event in said if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    done = next(event for event in said if event["type"] == "response.output_text.done")
+    assert [one["logprob"] for one in expected[0]["top_logprobs"]] == [-0.5, -1.0]
+    assert streamed == done["logprobs"] == whole["content"][0]["logprobs"] == expected
+    assert said[-1]["response"]["output"][0] == whole
+    assert (call.arguments["logprobs"], whole["id"]) == (2, "msg_1")
 
 
 def test_log_probabilities_of_both_kinds():

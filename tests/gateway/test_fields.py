@@ -1,8 +1,11 @@
 """Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
 
+from typing import get_args
+
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatFields
 from openai.types.completion_create_params import CompletionCreateParamsBase as PlainFields
+from openai.types.responses import ResponseIncludable
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponsesFields
 
 from specq.client import check_values
@@ -296,6 +299,29 @@ def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
 def test_fields_of_chat_completions_are_told_what_they_are_here(field, value, meant):
     with pytest.raises(ApiError, match=f"{field} is not supported: its name is {meant} here"):
         responses_call.read({"input": "a", field: value})
+
+
+def test_what_openais_clients_include_is_accepted():
+    """All that their type lists; only log-probabilities change the answer."""
+    asked = [*get_args(ResponseIncludable)]
+    assert len(asked) > 5
+    for one in asked:
+        arguments = responses_call.read({"input": "a", "include": [one]}).arguments
+        assert arguments.get("logprobs", -1) == (0 if one == "message.output_text.logprobs" else -1)
+    assert responses_call.read({"input": "a", "include": asked, "top_logprobs": 3}).arguments["logprobs"] == 3
+
+
+def test_what_a_model_thought_is_left_out_of_the_conversation():
+    """As agents send it back, with whatever it has, beside the messages."""
+    item = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "x", "status": None}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    read = responses_call.read({"input": [messages[0], item, messages[1], item, messages[2]]})
+
+    assert read.arguments["messages"] == messages
 
 
 def test_an_empty_input_is_said_to_be_empty():

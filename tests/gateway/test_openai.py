@@ -50,6 +50,23 @@ def test_a_chat_as_a_stream(api):
     assert counted[-1].usage.speculation["rounds"] == 4
 
 
+def test_a_stream_that_counts_in_each_chunk(api):
+    """As guidellm asks by default; without the numbers at the end there are none, as in vLLM."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for create, own in ((api.chat.completions.create, {"messages": CHAT}), (api.completions.create, {"prompt": "Hi"})):
+        chunks = list(create(model="fake", **own, max_tokens=50, stream=True, stream_options=options))
+        without = list(create(model="fake", **own, stream=True, stream_options=options | {"include_usage": False}))
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+
+        assert counts == sorted(counts)
+        assert counts[-2:] == [len(ANSWER_IDS)] * 2
+        assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+        assert all(
+            chunk.usage.total_tokens == chunk.usage.prompt_tokens + n for chunk, n in zip(chunks, counts, strict=True)
+        )
+        assert [chunk.usage for chunk in without] == [None] * len(without)
+
+
 def test_several_choices_as_a_stream(api):
     chunks = list(api.chat.completions.create(model="fake", messages=CHAT, n=3, stream=True))
     texts = dict.fromkeys(range(3), "")
@@ -150,6 +167,7 @@ def test_responses(api, broker):
         final = stream.get_final_response()
 
     assert (answer.output_text, answer.status, answer.store) == (ANSWER, "completed", False)
+    assert (answer.id[:5], answer.output[0].id[:4]) == ("resp_", "msg_")
     assert (answer.usage.output_tokens, answer.instructions) == (len(ANSWER_IDS), "Be brief.")
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")

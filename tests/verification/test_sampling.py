@@ -92,6 +92,18 @@ def test_ties_at_the_edges_are_kept():
     assert choose_tokens(torch.tensor([[0.0, 3.0, 3.0]]), [SamplingParams()], [0]).tolist() == [1]
 
 
+@pytest.mark.parametrize("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
+def test_a_top_p_of_0_is_the_likeliest_token(strategy):
+    """One, whatever the temperature and the seed, also among equals: the parameters are those of a greedy job."""
+    greedy = SamplingParams(strategy=strategy, seed=5)
+    for top_p in (0, 0.0, -0.0):
+        assert SamplingParams(temperature=1.7, top_p=top_p, strategy=strategy, seed=5) == greedy
+        assert SamplingParams.from_dict({"temperature": 1.7, "top_p": top_p, "strategy": strategy, "seed": 5}) == greedy
+    logits = torch.cat([logits_of(6, 8), torch.tensor([[0.0, 3.0, 3.0] + [0.0] * (logits_of(6, 8).shape[1] - 3)])])
+    params = [SamplingParams(temperature=2.0, top_p=0, seed=seed) for seed in range(9)]
+    assert choose_tokens(logits, params, range(9)).tolist() == logits.numpy().argmax(1).tolist()
+
+
 def test_top_p_counts_within_what_top_k_kept():
     """Of 0.4, 0.3, 0.2, 0.1, top-k 3 leaves 4/9, 3/9, 2/9: top-p 0.75 then needs two; of the whole it needs three."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()

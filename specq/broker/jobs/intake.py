@@ -104,7 +104,7 @@ class Intake:
         if reason := overload(self.state, self._bucket(client, message.tenant)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
-        return "invalid", too_large(message) or misfit(message, verifiers[0].model) or refused
+        return "invalid", str(too_large(message) or "") or misfit(message, verifiers[0].model) or refused
 
     def _bucket(self, client: bytes, tenant: str) -> str | None:
         """Return whose share of the queue a job takes; None: nobody's in particular."""

@@ -15,10 +15,12 @@ from specq.gateway.answers import Answering, Choices
 from specq.gateway.calls import Call
 from specq.gateway.details import Details
 from specq.gateway.endpoint import Parts, endpoint
+from specq.gateway.errors import of_job
 from specq.gateway.guard import CALLER
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
 from specq.gateway.serving import MakeAnswering, Prepared, Stream, complete, prepare
 from specq.gateway.shapes import ChatShape, CompletionShape
+from specq.protocol import JobError
 from specq.text import TextCodec
 
 Read = Callable[[Any], Call]
@@ -50,7 +52,10 @@ async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, reques
     body, size = await read_json(request, parts.limits)
     call = read(body)
     repeatable = idempotency.read(request.headers, request.url.path, body, call)
-    prepared = await prepare(parts.upstream, call, make_answering, request.scope[CALLER], repeatable, size)
+    try:
+        prepared = await prepare(parts.upstream, call, make_answering, request.scope[CALLER], repeatable, size)
+    except JobError as error:
+        raise of_job(error, call.names) from None
     if call.stream:
         return await _stream(prepared, parts, request)
     return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s, parts.metrics)))

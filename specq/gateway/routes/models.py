@@ -18,6 +18,7 @@ def routes(parts: Parts) -> list[Route]:
     """Return the routes."""
     return [
         Route("/v1/models", endpoint(parts, _list), methods=["GET"]),
+        Route("/v1/models/", endpoint(parts, _list), methods=["GET"]),
         Route("/v1/models/{model:path}", endpoint(parts, _one), methods=["GET"]),
     ]
 

@@ -12,6 +12,7 @@ from specq.gateway.calls import Call
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.responses_answer import Responses
 from specq.gateway.routes.completions import answer
+from specq.gateway.shapes import ChatShape
 from specq.text import TextCodec
 
 
@@ -21,4 +22,4 @@ def routes(parts: Parts) -> list[Route]:
 
 
 def _responses(codec: TextCodec, call: Call) -> Answering:
-    return Responses(call)
+    return Responses(call, ChatShape(codec, call.num_top))
