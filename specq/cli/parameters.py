@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Sampling": {
         "temperature": "0 is greedy.",
         "top_k": "Sample among the K likeliest tokens; 0: all.",
-        "top_p": "Sample among the likeliest tokens of this mass, in (0, 1].",
+        "top_p": "Sample among the likeliest tokens of this mass, in [0, 1]. 0: greedy.",
         "min_p": "Drop tokens less likely than this share of the likeliest.",
         "seed": "Under deterministic, the same seed gives the same text. Drawn if temperature > 0 and none is given.",
         "n": "Completions of each prompt, from seeds made of the seed.",

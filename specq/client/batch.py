@@ -1,4 +1,4 @@
-"""Several prompts in one call, as vLLM's `LLM.generate` takes them: a list of prompts, of chats or of lists of token ids."""
+"""Several prompts in one call, as vLLM's `LLM.generate` takes them: a list of prompts, of chats or of lists of ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specq.protocol import JobError
 def read_requests(arguments: dict[str, Any], served: Served) -> list[Request]:
     """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
 
-    The parameters hold for every prompt; `id` is a list too, or None. The error of one prompt of several names its place.
+    The parameters hold for every prompt; `id` is a list too, or None. The error of one of several prompts has its place.
     """
     if not is_batch(arguments):
         return [read_request(arguments, served)]

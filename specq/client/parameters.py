@@ -4,8 +4,8 @@
     bad_words   texts that are banned; `specq.client.bad_words` says which tokens that means
     the others  fields of `SamplingParams` and `Speculation`
 
-Rule: a wrong value is a JobError (code `invalid`) that has the parameter's name and says what is allowed. So is a value that the other parameters would
-make the verifier ignore.
+Rule: a wrong value is a JobError (code `invalid`) that names the parameter (`JobError.field`) and says what is allowed. So
+is a value that the other parameters would make the verifier ignore.
 """
 
 from __future__ import annotations

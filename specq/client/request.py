@@ -5,8 +5,8 @@ Several prompts in one call: `specq.client.batch`.
 The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options (`specq.client.job_options`) and parameters
 (`specq.client.parameters`); None means not given. To add one: its reader in one of these two modules.
 
-Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and what is
-allowed. It is raised before anything is sent.
+Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and what
+is allowed. It is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _read_source(source: str, given: dict[str, Any], served: Served) -> tuple[st
 
 
 def _check_known(token_ids: Sequence[int], served: Served) -> None:
-    """Raise JobError for an id that the tokenizer or the model does not have: either may have more tokens than the other."""
+    """Raise JobError for an id that the tokenizer or the model does not have: either may have more than the other."""
     info = served.info
     limit = min(info.num_tokens, info.vocab_size)
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:

@@ -20,8 +20,8 @@ class Call:
 
     arguments      of the client, but for what belongs to the connection (keys, tenants)
     model          the model's name, "" where none is given
-    stream         whether the text comes piece by piece; include_usage: with the numbers at the end; continuous_usage: with those
-                   so far in each chunk, too
+    stream         whether the text comes piece by piece
+    include_usage  whether the numbers come at the end; continuous_usage: and those so far in each chunk
     num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
     num_prompts    how many prompts there are; n: completions of each
     explain        chunks say where tokens come from, and which drafts were rejected (`specq.gateway.details`)

@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client of the gateway is told of an error of its job; `names`: the endpoint's own names of arguments of a job."""
+    """Return what a client of the gateway is told of an error of its job; `names`: see `specq.gateway.calls.Call`."""
     status, message = _STATUS.get(error.code, 500), str(error)
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"

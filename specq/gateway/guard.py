@@ -93,7 +93,7 @@ class Guard:
 
 
 def _keys_in(headers: Headers) -> Iterator[str]:
-    """Yield the keys that a request brings: the first that is valid counts, as a client may send a placeholder beside it."""
+    """Yield the keys of a request. Several, since a client may send a placeholder beside the valid one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         yield key.strip()

@@ -122,8 +122,8 @@ class SamplingParams(Values):
 
     temperature   in [0, 100]; 0 is greedy; less than `bounds.MIN_TEMPERATURE` becomes 0
     top_k         keep the k likeliest tokens; 0 keeps all
-    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 keeps one token, which is greedy:
-                  it becomes a temperature of 0
+    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 is greedy: it becomes
+                  temperature 0
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
     seed          in [0, 2**63); keys all random draws
     max_tokens    most tokens to generate, >= 1

@@ -129,7 +129,7 @@ def test_bad_params(params, reason):
 
 
 def test_a_token_that_the_model_does_not_have_is_refused():
-    """By each source, and in each place that names tokens: a tokenizer may have more tokens than its model, or fewer."""
+    """By each source, and as a bad word: a tokenizer may have more tokens than its model, or fewer."""
     limit = INFO.vocab_size - 1
     word = CODEC.decode([limit])
     for info in (replace(INFO, vocab_size=limit), replace(INFO, num_tokens=limit)):

@@ -93,7 +93,7 @@ def test_tokens_without_a_text_yet_are_no_event():
 
 
 def test_usage_so_far_is_in_each_chunk_of_its_choice():
-    """As vLLM counts: the tokens of this chunk's choice; the whole comes at the end, and where it is not asked for nothing does."""
+    """As vLLM counts: the tokens of this chunk's choice; the whole comes at the end."""
     call = Call({}, stream=True, include_usage=True, continuous_usage=True, n=2)
     head = Head("chatcmpl-1", 0, "m", "f", prompt_tokens=(3,))
     events = Events(call, ChatShape(CODEC, -1), head, sse.start(2), with_ids=False)

@@ -1,4 +1,4 @@
-"""What clients put around a request: compressed bodies, byte order marks, keys in other headers, slashes in a model's name."""
+"""What clients put around a request: compressed bodies, byte order marks, other headers for keys, slashes in names."""
 
 import gzip
 import zlib
