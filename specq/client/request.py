@@ -161,9 +161,8 @@ def _read_source(source: str, given: dict[str, Any], served: Served) -> tuple[st
 
 
 def _check_known(token_ids: Sequence[int], served: Served) -> None:
-    """Raise JobError for an id that the tokenizer or the model does not have: either may have more than the other."""
-    info = served.info
-    limit = min(info.num_tokens, info.vocab_size)
+    """Raise JobError for an id that the tokenizer or the model does not have."""
+    info, limit = served.info, served.info.num_prompt_tokens
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
         outside = next(i for i in token_ids if not 0 <= i < limit)
         reason = f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})"

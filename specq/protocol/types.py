@@ -48,6 +48,11 @@ class ModelInfo:
     former_fingerprint: Annotated[str, bounds.NAME] = ""
     arithmetic: Annotated[str, bounds.NAME] = ""
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many token ids, from 0, a prompt may have: those of tokenizer and model; either may have more than the other."""
+        return min(self.num_tokens, self.vocab_size)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftDistribution:

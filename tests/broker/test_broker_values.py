@@ -79,6 +79,19 @@ def test_a_client_is_told_what_is_out_of_bounds(params: dict[str, object], reaso
     assert peers.broker.state.counts["dropped_front"] == 1
 
 
+@pytest.mark.parametrize("fewer", ["vocab_size", "num_tokens"])
+def test_a_prompt_with_a_token_that_there_is_not_is_refused(fewer: str) -> None:
+    """Neither of the tokenizer nor of the model, whichever has fewer: a client may not look itself."""
+    peers = Peers(Broker(incarnation=1))
+    model = replace(toy_info(), name="small", **{fewer: 6})
+    peers.say(BEN, Hello(role="target", name="ben", incarnation=2, model=model, endpoint="y"))
+    submit = Submit(job_id=7, model="small", params=SamplingParams(), prompt_ids=PROMPT)
+    (failed,) = peers.say(ANN, submit)
+    assert isinstance(failed, Failed)
+    assert failed.reason == "the prompt has token ids outside the vocabulary of small (0 to 5)"
+    assert isinstance(peers.say(ANN, replace(submit, job_id=8, prompt_ids=PROMPT[:1]))[0], Accepted)
+
+
 def test_a_worker_is_told_what_is_out_of_bounds() -> None:
     """And does not go on saying hello."""
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")

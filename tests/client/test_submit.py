@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.protocol.messages import Failed, Submit
+from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from specq.testing.fake_broker import STATS as STATS_SENT
 from tests.submitting import GOOD, run
@@ -51,6 +52,17 @@ def test_good_lines(broker, tmp_path):
     }
     assert results[1]["prompt"] == CODEC.render_chat(chat)
     assert {result["error"] for result in results} == {None}
+
+
+def test_a_top_p_of_0_is_greedy(broker, tmp_path):
+    """As an option and in a line, and whatever the temperature: the job is that of temperature 0."""
+    given, plain = '{"prompt": "a", "top_p": 0, "temperature": 0.9}', '{"prompt": "a"}'
+    by_line, _ = run(broker, tmp_path, given)
+    by_option, _ = run(broker, tmp_path, plain, "--top-p", "0", "--temperature", "0.9")
+    assert [by_line.exit_code, by_option.exit_code] == [0, 0], by_line.output
+    greedy, _ = run(broker, tmp_path, plain)
+    assert greedy.exit_code == 0
+    assert {submit.params for submit in broker.wait_for(Submit, 3)} == {SamplingParams(max_tokens=99)}
 
 
 def test_bad_lines_harm_no_others(broker, tmp_path):
@@ -147,7 +159,7 @@ def test_an_empty_file(broker, tmp_path):
     [
         (["--temperature", "-1"], "temperature"),
         (["--temperature", "nan"], "temperature"),
-        (["--top-p", "0"], "top_p"),
+        (["--top-p", "-0.1"], "top_p"),
         (["--strategy", "wishful"], "deterministic"),
         (["--max-tokens", "0"], "max_tokens"),
         (["--max-tokens", "many"], "many"),

@@ -175,6 +175,16 @@ def test_responses(api, broker):
     assert {submit.params.max_tokens for submit in broker.wait_for(Submit, 3)} > {50}
 
 
+def test_a_top_p_of_0_is_greedy_at_each_endpoint(api, broker):
+    """Beside the temperature of 1 that these endpoints have by default; an answer repeats what was asked."""
+    api.completions.create(model="fake", prompt="Hi", top_p=0)
+    api.chat.completions.create(model="fake", messages=CHAT, top_p=0)
+    answer = api.responses.create(model="fake", input="Hi", top_p=0)
+
+    assert (answer.temperature, answer.top_p) == (1, 0)
+    assert {(submit.params.temperature, submit.params.top_p) for submit in broker.wait_for(Submit, 3)} == {(0, 1)}
+
+
 def test_a_response_that_is_cut(api):
     answer = api.responses.create(model="fake", input="Hi", max_output_tokens=3)
 
