@@ -4,10 +4,6 @@
     parts       the table of parts, and what a part returns
     timing      clocks of the device
 
-    compiling   kernels compiled beforehand by many processes
-    floor       the device's bandwidth, and what reading all weights takes with it
-    generic     the engine's logits beside transformers' own code
-    passes      whole passes of the decoders, as they are and without PDL
     steps       verify steps: the device's time, and the host's work around it
     overlap     a verifier with plain sessions, whose next step is launched before the last one is collected, and without that
     colocated   rounds of a colocated drafter in a verifier, and what the device waits for
@@ -15,7 +11,6 @@
     heads       an EAGLE-3 head and Medusa heads by themselves: a round's time on the host and on the device
     profile     where a pass's time goes, kernel by kernel
     text        greedy text beside the small pair's, and speculation in one process
-    tiles       how fast each product of a layer is with which tile
 
 Each measures a part of an engine, so it knows the parts of engines. To add one: a file, and a line in `PARTS`.
 """

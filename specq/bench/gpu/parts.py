@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 PARTS = {
     name: f"specq.bench.gpu.{name}:measure"
     for name in (
-        "compiling",
-        "floor",
-        "generic",
-        "passes",
         "steps",
         "overlap",
         "colocated",
@@ -30,21 +26,19 @@ PARTS = {
         "rounds",
         "profile",
         "text",
-        "tiles",
     )
 }
-WITH_TRITON = ("compiling", "passes", "profile", "tiles")  # parts that cannot be imported without it
+WITH_TRITON = ("profile",)  # parts that cannot be imported without it
 
 
 @dataclass(frozen=True)
 class Task:
-    """The pair; numbers of sessions; for `text` the prompts of each data set and the tokens of each text; the parts."""
+    """The pair; numbers of sessions; for `text` the prompts of each data set and the tokens of each text."""
 
     pair: Pair
     sessions: tuple[int, ...]
     num_prompts: int
     output_len: int
-    parts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,10 @@ def measure_part(name: str, task: Task) -> Found:
     return found
 
 
-def measure_parts(report: Report, task: Task) -> None:
-    """Measure the task's parts, each imported when it is its turn; one that fails is reported, and the others go on."""
+def measure_parts(report: Report, names: Sequence[str], task: Task) -> None:
+    """Measure parts, each imported when it is its turn; one that fails is reported, and the others go on."""
     rows: list[tuple[object, ...]] = [("FIGURE", "MEDIAN", "UNIT")]
-    for name in task.parts:
+    for name in names:
         found = attempt(name, partial(measure_part, name, task))
         if not isinstance(found, Found):
             found = Found(results=found)

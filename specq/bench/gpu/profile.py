@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 
 from specq.bench.gpu.parts import Found, Task
-from specq.bench.gpu.passes import pass_batch, without_pdl
 from specq.bench.report import tell
-from specq.engines.torch.fused_layers import FusedDecoder
+from specq.engines.torch.attention_plan import lay_out, max_list_length
+from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.rows import pack_steps
+from specq.protocol import SamplingParams, SessionStep, Tree
 
 MOST = 16  # kernels that are reported, and FEW that are shown
 FEW = 11
 SIZES = {"target": (1, 16, 64, 320), "draft": (1, 16)}
+CONTEXT = 256
+PASSES = {1: (1, 0), 16: (1, 8), 64: (64, 0), 320: (64, 4)}  # padded rows -> (sessions, drafted nodes of each)
 
 
 def measure(task: Task) -> Found:
@@ -63,3 +69,34 @@ def kernels(work: Callable[[], object], repeats: int = 3) -> list[dict[str, Any]
         }
         for name, times in ranked
     ]
+
+
+def pass_batch(decoder: FusedDecoder, num_padded: int) -> tuple[Batch, Scratch]:
+    """Return a batch of PASSES and what it needs; keys and values are whatever lies in the slots."""
+    num_sessions, num_nodes = PASSES[num_padded]
+    tree = Tree(np.ones(num_nodes, np.int32), np.arange(num_nodes, dtype=np.int32) - 1, np.zeros(num_nodes, np.float32))
+    num_slots = decoder.kv.num_slots
+    slots = np.random.default_rng(0).permutation(num_slots).astype(np.int32)
+    each = CONTEXT + num_nodes
+    steps, tables, own = [], [], []
+    for i in range(num_sessions):
+        mine = slots[np.arange(i * each, (i + 1) * each) % num_slots]
+        tables.append(mine[:CONTEXT])
+        own.append(mine[CONTEXT - 1 :])
+        steps.append(SessionStep(i, CONTEXT - 1, np.ones(1, np.int32), SamplingParams(), tree))
+    rows = pack_steps(steps, np.concatenate(own), tables)
+    layout = decoder.layout(num_padded, 1 + num_nodes)
+    array = np.zeros(layout.starts()["lists"] + max_list_length(rows), np.int32)
+    lay_out(rows, layout, array)
+    return Batch.of(torch.from_numpy(array).to(decoder.kv.keys.device), layout), decoder.scratch(layout)
+
+
+@contextmanager
+def without_pdl(decoder: FusedDecoder) -> Iterator[None]:
+    """Launch the kernels one after the other meanwhile; with PDL, kernels wait inside each other's time."""
+    before = decoder.pdl, decoder.launch_options
+    decoder.pdl, decoder.launch_options = False, {}
+    try:
+        yield
+    finally:
+        decoder.pdl, decoder.launch_options = before

@@ -44,16 +44,11 @@ class Vllm:
 
     def complete(self, token_ids: list[int], max_tokens: int) -> dict[str, Any]:
         """Return `token_ids`, and `best`: at each place the two best tokens with their logits, best first."""
-        return self.complete_all([token_ids], max_tokens)[0]
-
-    def complete_all(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
-        """Return what `complete` does of each prompt, where all are completed at once."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=2, detokenize=False)
-        asked = [{"prompt_token_ids": token_ids} for token_ids in prompts]
-        said = [request.outputs[0] for request in self._llm.generate(asked, params, use_tqdm=False)]
-        return [{"token_ids": list(one.token_ids), "best": [_two_best(at) for at in one.logprobs]} for one in said]
+        said = self._llm.generate([{"prompt_token_ids": token_ids}], params, use_tqdm=False)[0].outputs[0]
+        return {"token_ids": list(said.token_ids), "best": [_two_best(at) for at in said.logprobs]}
 
 
 def _two_best(place: Any) -> list[tuple[int, float]]:

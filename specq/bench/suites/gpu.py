@@ -121,11 +121,8 @@ def command(
     --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
     EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
 
-    The parts measure the torch engine and the draft model in this process, after the contestants: compiling (of kernels,
-    beforehand, in many processes), floor (bandwidth, and a step at the least), generic (logits beside transformers'
-    code), passes, steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
-    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
-    products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
+    The parts measure the torch engine and the draft model in this process, after the contestants: steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
+    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
     names = _with_vllm(_contestants(only, gpus, options["tensor_parallel"]), only, options["engine"])
     if resume:
@@ -141,7 +138,7 @@ def command(
         failed = run(report, prepare(report, **options), contest_parts)
     parts = [name for name in PARTS if name in only]
     if parts:
-        measure_parts(report, _task(report, parts, limit, **options))
+        measure_parts(report, parts, _task(report, limit, **options))
     if failed:
         raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
 
@@ -193,7 +190,6 @@ def _parts(
 
 def _task(
     report: Report,
-    parts: Sequence[str],
     num_prompts: int,
     *,
     target: str,
@@ -212,4 +208,4 @@ def _task(
     shapes = {"target": parse_shape(target, target_shape), "draft": parse_shape(draft, draft_shape)}
     asked = {"device": device, "sessions": sessions, "limit": num_prompts, "output_len": output_len}
     report.update(settings=asked | {f"{role}_model": asdict(shape) for role, shape in shapes.items()})
-    return Task(Pair(shapes, device), sessions, num_prompts, output_len, parts)
+    return Task(Pair(shapes, device), sessions, num_prompts, output_len)
