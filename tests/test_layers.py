@@ -8,8 +8,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path for package in ("specq", "workers") for path in (ROOT / package).rglob("*.py"))
 
@@ -166,14 +164,14 @@ def test_the_root_holds_no_modules():
     assert {p.name for p in (ROOT / "specq").iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_packages_import_only_what_they_may(path):
-    package = _package(_name(path))
-    if package in (None, "__main__"):
-        return
-
-    others = {other for module in _found(path).imports if (other := _package(module)) not in (None, package)}
-    assert others <= set(PACKAGES[package]), f"{_name(path)} reaches beyond what {package} may import"
+def test_packages_import_only_what_they_may():
+    beyond = {}
+    for path in MODULES:
+        package = _package(_name(path))
+        if package not in (None, "__main__"):
+            others = {other for module in _found(path).imports if (other := _package(module)) not in (None, package)}
+            beyond[_name(path)] = others - set(PACKAGES[package])
+    assert {name: others for name, others in beyond.items() if others} == {}
 
 
 def test_nobody_imports_the_toys_of_tests():
@@ -186,24 +184,26 @@ def test_only_the_toys_import_what_tests_run_on():
     assert {name for name in users if _package(name) != "testing"} == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_packages_are_entered_by_their_doors(path):
+def test_packages_are_entered_by_their_doors():
+    """What stands here must import from the package instead."""
+    assert {_name(path): wrong for path in MODULES if (wrong := _beside_the_doors(path))} == {}
+
+
+def _beside_the_doors(path: Path) -> set[str]:
+    """Return the modules of other packages that a file imports by name, and may not."""
     package = _package(_name(path))
     foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
-
     inside = tuple(parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider))
-    assert {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)} == set(), (
-        f"{_name(path)}: import from the package"
-    )
+    return {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_torch_stays_where_it_belongs(path):
-    place = path.relative_to(ROOT).as_posix()
-    heavy = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
-
-    allowed = place.startswith(HEAVY_HOMES) and place not in TABLES
-    assert allowed or not heavy, f"{place} imports {heavy}"
+def test_torch_stays_where_it_belongs():
+    heavy = {}
+    for path in MODULES:
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(HEAVY_HOMES) or place in TABLES:
+            heavy[place] = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
+    assert {place: found for place, found in heavy.items() if found} == {}
 
 
 def test_modules_form_no_circle():
