@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-MODULES = sorted(path for package in ("specq", "workers") for path in (ROOT / package).rglob("*.py"))
+MODULES = sorted(path for package in ("specq", "bench") for path in (ROOT / package).rglob("*.py"))
 
 # Each package, and those that it may import from. There is no circle among them (tested below).
 PACKAGES = {
@@ -33,31 +33,24 @@ PACKAGES = {
     "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
-    "workers": (
+    "processes": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
         *("verifier", "broker", "client", "gateway"),
     ),
-    "bench": (
-        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
-        *("engines", "proposers", "verifier", "client", "chat", "simulate", "workers"),
-    ),
+    "samples": ("protocol", "models", "text", "client"),
+    "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (
-        *(
-            "protocol",
-            "config",
-            "runtime",
-            "models",
-            "checkpoints",
-            "engines",
-            "verifier",
-            "client",
-            "bench",
-            "workers",
-        ),
+        *("protocol", "config", "runtime", "models", "checkpoints", "engines", "proposers", "verifier", "client"),
+        *("samples", "processes"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "chat", "gateway", "observe", "bench", "doctor", "training", "simulate", "workers"),
+        *("client", "chat", "gateway", "observe", "samples", "demo", "doctor", "training", "simulate", "processes"),
+        "bench",  # from a checkout only
+    ),
+    "bench": (
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
+        *("engines", "proposers", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -73,7 +66,7 @@ PACKAGES = {
             "drafting",
             "verifier",
         ),
-        *("simulate", "workers"),
+        *("simulate", "processes"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
@@ -95,17 +88,18 @@ DOORS = {
     "specq.proposers.eagle",
     "specq.models.inflate",
     "specq.models.inflate_heads",
-    "specq.observe.screen",
+    *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
+    "specq.doctor.hardware",
 }
 # Who measures the parts of an engine knows them.
-INSIDERS = {"specq.bench.gpu.": "specq.engines.torch.", "specq.bench.host_time": "specq.engines.torch."}
-OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
+INSIDERS = {"bench.gpu.": "specq.engines.torch.", "bench.host_time": "specq.engines.torch."}
+OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
-    *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
-    *("specq/bench/end_to_end/rivals", "specq/bench/end_to_end/vllm", "specq/bench/gpu/", "specq/bench/host_time"),
+    *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
+    *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
@@ -147,8 +141,8 @@ def _found(path: Path) -> _Found:
 def _package(module: str) -> str | None:
     """Return the package of one of our modules; None for others, and for `specq` itself."""
     parts = module.split(".")
-    if parts[0] == "workers":
-        return "workers"
+    if parts[0] == "bench":
+        return "bench"
     return parts[1] if parts[0] == "specq" and len(parts) > 1 else None
 
 
@@ -229,8 +223,8 @@ def test_only_config_reads_the_environment():
     writers = {
         "specq.runtime.cpu",
         "specq.engines.vllm.options",
-        "specq.bench.numerics",
-        "specq.bench.end_to_end.vllm",
-        "specq.bench.rivals.vllm",
+        "bench.numerics",
+        "bench.end_to_end.vllm",
+        "bench.rivals.vllm",
     }
     assert users <= {"specq.config.loading", *writers}

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from specq.bench.prompts import DATA as PROMPTS_HERE
 from specq.cli.options import Seconds
 from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.runtime import Number, OutFile, OutFolder, resolve
+from specq.samples import DATA as PROMPTS_HERE
 from specq.training.records import (
     PROMPTS,
     ROLLOUTS,

@@ -6,11 +6,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specq.bench import chain_steps
-from specq.bench.gpu import chains, colocated, heads, parts, rounds, steps, text
-from specq.bench.gpu.models import Pair
-from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
-from specq.bench.report import Report
+from bench import chain_steps
+from bench.gpu import chains, colocated, heads, parts, rounds, steps, text
+from bench.gpu.models import Pair
+from bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
+from bench.report import Report
 from specq.cli import main
 from specq.models import resolve_model
 from specq.models.inflate import AutoConfig, shape_of

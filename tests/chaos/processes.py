@@ -84,7 +84,7 @@ class Deployment:
         self.commands[name] = (
             sys.executable,
             "-m",
-            "specq.bench.delay_proxy",
+            "bench.delay_proxy",
             "--listen",
             listen,
             "--upstream",

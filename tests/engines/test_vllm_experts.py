@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.bench.rivals.vllm import Vllm
+from bench.rivals.vllm import Vllm
 from specq.engines.vllm.engine import VllmEngine
 from specq.engines.vllm.options import prepare_environment
 from specq.testing.checkpoints import EXPERTS, make_checkpoint, random_tokens

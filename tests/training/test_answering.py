@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.bench.prompts import DATA
 from specq.engines.torch import load_network
 from specq.models import resolve_model
+from specq.samples import DATA
 from specq.training import answering, progress
 from specq.training.chat_prompts import bench_prompts, chat_of, corpus_prompts, is_held_out, renumbered
 from specq.training.decoding import generate
