@@ -79,4 +79,4 @@ bench: $(READY) ## Measure specq and its rivals on the default pair; writes benc
 
 clean: ## Remove .venv and whatever else was made here
 	@rm -rf .venv $(VLLM) $(DOCS) .system site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
-	@find specq workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find specq bench workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

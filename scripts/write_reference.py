@@ -17,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
+from specq.broker import diagram
 from specq.cli import main as specq
 from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
 from specq.config.sections import kinds, section_name
@@ -45,6 +46,15 @@ message that says what would be right. `x` in a table's last column means that t
 
 Positions are counted from the start of the context, the prompt included.
 """
+STATES = """
+## States of a job
+
+Drawn from the table in `specq/broker/jobs/lifecycle.py`, the only place that changes a state.
+
+```mermaid
+{}
+```
+"""
 CONFIGURATION = """# Configuration
 
 A TOML file has the sections below; every key is also an option of the section's own command
@@ -68,7 +78,7 @@ Each command says the same with `--help`. The exit status is 0 for success, 2 wh
 def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     return {
-        "protocol.md": MADE + PROTOCOL.format(version=PROTOCOL_VERSION) + "".join(_protocol()),
+        "protocol.md": MADE + PROTOCOL.format(version=PROTOCOL_VERSION) + "".join(_protocol()) + STATES.format(diagram()),
         "configuration.md": MADE + CONFIGURATION + "".join(text for cls in SECTIONS for text in _sections(cls)),
         "commands.md": MADE + COMMANDS + "".join(_commands(specq, "specq")),
     }

@@ -14,6 +14,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from specq.broker import Broker
 from specq.config.addresses import free_address
 from specq.runtime.processes import reap
 from specq.testing.fake_broker import FakeBroker
@@ -34,6 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("specq", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile("specq")
+
+Broker.validates = True  # of each broker in a test's own process
 
 _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 10

@@ -8,10 +8,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
-MODULES = sorted(path for package in ("specq", "workers") for path in (ROOT / package).rglob("*.py"))
+MODULES = sorted(path for package in ("specq", "bench") for path in (ROOT / package).rglob("*.py"))
 
 # Each package, and those that it may import from. There is no circle among them (tested below).
 PACKAGES = {
@@ -35,31 +33,24 @@ PACKAGES = {
     "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
-    "workers": (
+    "processes": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
         *("verifier", "broker", "client", "gateway"),
     ),
-    "bench": (
-        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
-        *("engines", "proposers", "verifier", "client", "chat", "simulate", "workers"),
-    ),
+    "samples": ("protocol", "models", "text", "client"),
+    "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (
-        *(
-            "protocol",
-            "config",
-            "runtime",
-            "models",
-            "checkpoints",
-            "engines",
-            "verifier",
-            "client",
-            "bench",
-            "workers",
-        ),
+        *("protocol", "config", "runtime", "models", "checkpoints", "engines", "proposers", "verifier", "client"),
+        *("samples", "processes"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "chat", "gateway", "observe", "bench", "doctor", "training", "simulate", "workers"),
+        *("client", "chat", "gateway", "observe", "samples", "demo", "doctor", "training", "simulate", "processes"),
+        "bench",  # from a checkout only
+    ),
+    "bench": (
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
+        *("engines", "proposers", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -75,7 +66,7 @@ PACKAGES = {
             "drafting",
             "verifier",
         ),
-        *("simulate", "workers"),
+        *("simulate", "processes"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
@@ -97,17 +88,18 @@ DOORS = {
     "specq.proposers.eagle",
     "specq.models.inflate",
     "specq.models.inflate_heads",
-    "specq.observe.screen",
+    *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
+    "specq.doctor.hardware",
 }
 # Who measures the parts of an engine knows them.
-INSIDERS = {"specq.bench.gpu.": "specq.engines.torch.", "specq.bench.host_time": "specq.engines.torch."}
-OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
+INSIDERS = {"bench.gpu.": "specq.engines.torch.", "bench.host_time": "specq.engines.torch."}
+OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
-    *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
-    *("specq/bench/end_to_end/rivals", "specq/bench/end_to_end/vllm", "specq/bench/gpu/", "specq/bench/host_time"),
+    *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
+    *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
@@ -149,8 +141,8 @@ def _found(path: Path) -> _Found:
 def _package(module: str) -> str | None:
     """Return the package of one of our modules; None for others, and for `specq` itself."""
     parts = module.split(".")
-    if parts[0] == "workers":
-        return "workers"
+    if parts[0] == "bench":
+        return "bench"
     return parts[1] if parts[0] == "specq" and len(parts) > 1 else None
 
 
@@ -166,14 +158,14 @@ def test_the_root_holds_no_modules():
     assert {p.name for p in (ROOT / "specq").iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_packages_import_only_what_they_may(path):
-    package = _package(_name(path))
-    if package in (None, "__main__"):
-        return
-
-    others = {other for module in _found(path).imports if (other := _package(module)) not in (None, package)}
-    assert others <= set(PACKAGES[package]), f"{_name(path)} reaches beyond what {package} may import"
+def test_packages_import_only_what_they_may():
+    beyond = {}
+    for path in MODULES:
+        package = _package(_name(path))
+        if package not in (None, "__main__"):
+            others = {other for module in _found(path).imports if (other := _package(module)) not in (None, package)}
+            beyond[_name(path)] = others - set(PACKAGES[package])
+    assert {name: others for name, others in beyond.items() if others} == {}
 
 
 def test_nobody_imports_the_toys_of_tests():
@@ -186,24 +178,26 @@ def test_only_the_toys_import_what_tests_run_on():
     assert {name for name in users if _package(name) != "testing"} == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_packages_are_entered_by_their_doors(path):
+def test_packages_are_entered_by_their_doors():
+    """What stands here must import from the package instead."""
+    assert {_name(path): wrong for path in MODULES if (wrong := _beside_the_doors(path))} == {}
+
+
+def _beside_the_doors(path: Path) -> set[str]:
+    """Return the modules of other packages that a file imports by name, and may not."""
     package = _package(_name(path))
     foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
-
     inside = tuple(parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider))
-    assert {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)} == set(), (
-        f"{_name(path)}: import from the package"
-    )
+    return {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_torch_stays_where_it_belongs(path):
-    place = path.relative_to(ROOT).as_posix()
-    heavy = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
-
-    allowed = place.startswith(HEAVY_HOMES) and place not in TABLES
-    assert allowed or not heavy, f"{place} imports {heavy}"
+def test_torch_stays_where_it_belongs():
+    heavy = {}
+    for path in MODULES:
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(HEAVY_HOMES) or place in TABLES:
+            heavy[place] = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
+    assert {place: found for place, found in heavy.items() if found} == {}
 
 
 def test_modules_form_no_circle():
@@ -229,8 +223,8 @@ def test_only_config_reads_the_environment():
     writers = {
         "specq.runtime.cpu",
         "specq.engines.vllm.options",
-        "specq.bench.numerics",
-        "specq.bench.end_to_end.vllm",
-        "specq.bench.rivals.vllm",
+        "bench.numerics",
+        "bench.end_to_end.vllm",
+        "bench.rivals.vllm",
     }
     assert users <= {"specq.config.loading", *writers}

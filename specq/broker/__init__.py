@@ -1,7 +1,7 @@
 """The broker: routes drafts and verdicts, places sessions on workers, and keeps every job's transcript.
 
     core                  messages in, effects out: the broker without its sockets
-    state                 what its components share
+    state                 what its components share; validation: what must hold of it
     effects               what they want done: frames to send, sockets to connect, records to write
     jobs/                 jobs: taken in, kept in order, sent to their readers
     workers/              verifiers and drafters: registered, given sessions, lost
@@ -17,6 +17,7 @@ Rule: the broker moves integers only; no text, no model, no torch. Time is an ar
 from specq.broker.core import Broker
 from specq.broker.effects import Connect, Disconnect, Effect, Send
 from specq.broker.front import Front
+from specq.broker.jobs.lifecycle import TRANSITIONS, diagram
 from specq.broker.journal_link import JournalLink
 
-__all__ = ["Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send"]
+__all__ = ["TRANSITIONS", "Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send", "diagram"]

@@ -32,6 +32,7 @@ from specq.broker.jobs.records import restored
 from specq.broker.jobs.verdicts import Verdicts
 from specq.broker.state import GRACE_S, Clock, Settings, State
 from specq.broker.tracing import Tracing
+from specq.broker.validation import validate
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registration import Registration
@@ -74,6 +75,8 @@ Handler = Callable[[bytes, Any], None]
 class Broker:
     """Dispatches messages to the components.
 
+    validates       whether what must hold is checked after each message and tick: in tests and chaos
+
     incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                     earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
     epoch           epochs lie above this too: the journal's highest, which needs no clock
@@ -82,6 +85,8 @@ class Broker:
     traced_at_once  as in `Settings`
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
+
+    validates = False
 
     def __init__(
         self,
@@ -290,6 +295,8 @@ class Broker:
         while self.state.jobs.given_up:
             job, reason = self.state.jobs.given_up.pop()
             self.intake.fail(job, "engine", reason)
+        if self.validates:
+            validate(self.state)
         return self.state.outbox.take()
 
     def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message) -> None:

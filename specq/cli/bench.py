@@ -1,39 +1,68 @@
-"""`specq bench`: everything that measures, a suite each (`specq.bench.suites`), and two reports side by side."""
+"""`specq bench`: the suites of `bench/`, which is part of the repository and not of the package; and two reports side by side."""
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from pathlib import Path
 
 import click
 
-from specq.bench.ratios import compare_reports
-from specq.bench.report import read_report, show
-from specq.bench.suites import DEFAULT, SUITES, SUMMARIES
 from specq.cli.groups import LazyGroup
+from specq.protocol import ConfigError
 
+ROOT = Path(__file__).parents[2]  # of a checkout
 _OWN_OPTIONS = ("--compare", "-h", "--help")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def __getattr__(name: str) -> click.Command:
+    """Resolve `bench`, which the table of commands names, when it is called."""
+    if name != "bench":
+        raise AttributeError(name)
+    return load()
+
+
+@cache
+def load(root: Path = ROOT) -> click.Command:
+    """Return the command; raises ConfigError where specq was installed without its repository."""
+    if not (root / "bench" / "suites").is_dir():
+        raise ConfigError(
+            "specq bench runs from a checkout of the repository (pip install -e .), and this is an installed package; "
+            "`specq doctor` measures this machine and a pair of models"
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    from bench.suites import SUITES, SUMMARIES
+
+    decorate = click.group("bench", cls=_Suites, table=SUITES, summaries=SUMMARIES, invoke_without_command=True)
+    group: click.Command = decorate(_bench)
+    return group
 
 
 class _Suites(LazyGroup):
     """The suites; options without the name of a suite go to the default one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from bench.suites import DEFAULT
+
         names_suite = bool(args) and not args[0].startswith("-")
         if not names_suite and args[:1] not in [[option] for option in _OWN_OPTIONS]:
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_Suites, table=SUITES, summaries=SUMMARIES, invoke_without_command=True)
 @click.option(
     "--compare", nargs=2, type=_FILE, metavar="A.json B.json", help="Print the ratios of two reports, B over A."
 )
 @click.pass_context
-def bench(ctx: click.Context, compare: tuple[Path, Path] | None) -> None:
+def _bench(ctx: click.Context, compare: tuple[Path, Path] | None) -> None:
     """Measure: each suite prints a short table and writes all its figures to the file that `--out` names."""
     if compare is None:
         return
     if ctx.invoked_subcommand is not None:
         raise click.UsageError("--compare reads two reports and measures nothing; give no suite")
+    from bench.ratios import compare_reports
+    from bench.report import read_report, show
+
     show(*compare_reports(*map(read_report, compare)))

@@ -19,6 +19,6 @@ def broker(ctx: click.Context, /, config_file: str | None, log_level: str, *, lo
     """Run the broker: it takes jobs, routes drafts and verdicts, and keeps every job's transcript."""
     config = override(load(config_file).broker, **values)
     log.configure(log_level, as_json=log_json)
-    from workers.broker import run  # here, since `--help` needs none of it
+    from specq.processes.broker import run  # here, since `--help` needs none of it
 
     ctx.exit(run(config))

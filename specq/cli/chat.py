@@ -144,9 +144,9 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
-    from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
-    from workers.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
-    from workers.up import telling
+    from specq.processes.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
+    from specq.processes.servers import Servers, on_free_port  # here, since `--help` needs none of it
+    from specq.processes.up import telling
 
     config = config if drafts else without_draft_model(config)
     check_can_start(config)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import click
 
-from specq.bench.demo import demo as run_demo
 from specq.cli.options import config_option
 from specq.config import load, override
+from specq.demo import demo as run_demo
 
 _COUNT = click.IntRange(1)
 

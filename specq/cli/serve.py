@@ -19,6 +19,6 @@ def serve(ctx: click.Context, /, config_file: str | None, log_level: str, *, log
     """Serve OpenAI's HTTP API in front of a broker; see docs/http-api.md."""
     config = override(load(config_file).serve, **values)
     log.configure(log_level, as_json=log_json)
-    from workers.gateway import run  # here, since `--help` needs none of it
+    from specq.processes.gateway import run  # here, since `--help` needs none of it
 
     ctx.exit(run(config))

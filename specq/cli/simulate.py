@@ -10,8 +10,8 @@ from typing import Any
 import click
 import orjson
 
-from specq.bench.machine import describe
 from specq.runtime import OutFolder, columns, log, writing
+from specq.runtime.machine import describe
 from specq.simulate.calibration import read_measured, to_toml
 from specq.simulate.report import Outcome, run_points, table, to_json
 from specq.simulate.sweep import apply_settings, points, read_tables

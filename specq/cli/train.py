@@ -10,7 +10,6 @@ METHODS = {
     "draft": "specq.cli.train_draft:draft",
     "eagle3": "specq.cli.train_eagle:eagle3",
     "medusa": "specq.cli.train_medusa:medusa",
-    "medusa2": "specq.cli.train_medusa2:medusa2",
     "pair": "specq.cli.train_pair:pair",
     "parallel": "specq.cli.train_parallel:parallel",
 }
@@ -18,7 +17,6 @@ SUMMARIES = {
     "draft": "A small draft model for a target that exists.",
     "eagle3": "A layer that drafts from a target's hidden states and its own.",
     "medusa": "Heads that draft from a target's hidden states.",
-    "medusa2": "Such heads, and the target together with them: another target.",
     "pair": "A small target, and a draft distilled from it.",
     "parallel": "A draft model that foresees several tokens in one pass.",
 }
@@ -26,4 +24,4 @@ SUMMARIES = {
 
 @click.group(cls=LazyGroup, table=METHODS, summaries=SUMMARIES)
 def train() -> None:
-    """Train models: a draft or heads for a target, a target with its heads, or both target and draft."""
+    """Train models: a draft or heads for a target, or both target and draft."""

@@ -3,17 +3,17 @@ drafter for a target that exists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from specq.bench.prompts import DATA as PROMPTS_HERE
 from specq.cli.options import Seconds
 from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.runtime import Number, OutFile, OutFolder, resolve
+from specq.samples import DATA as PROMPTS_HERE
 from specq.training.records import (
     PROMPTS,
     ROLLOUTS,
@@ -113,36 +113,10 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
         click.option("--bench-prompts", type=COUNT, default=60, help="Prompts of each benchmark."),
         click.option("--bench-tokens", type=COUNT, default=192, help="New tokens of a benchmark answer, at most."),
     ]
-    return lambda command: _with(command, options)
 
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-def heads_options(command: F) -> F:
-    """Add the options of `specq.training.draft_settings.MedusaSettings`."""
-    options = [
-        click.option(
-            "--num-heads", type=click.IntRange(1, 16), default=4, help="Heads: how many tokens are drafted at once."
-        ),
-        click.option("--num-layers", type=click.IntRange(1, 8), default=1, help="Residual blocks of each head."),
-        click.option(
-            "--own-output/--shared-output",
-            default=False,
-            help="Whether each head has an output matrix of its own, as Medusa's, or all use the target's.",
-        ),
-        click.option("--head-size", type=COUNT, default=16384, help="Most tokens that the heads may say."),
-        click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens in a batch."),
-        click.option("--lr", type=RATE, default=1e-3, help="Peak learning rate of biases and output matrices."),
-        click.option("--matrix-lr", type=RATE, default=4e-3, help="Peak learning rate of the blocks' matrices."),
-        click.option(
-            "--depth-decay",
-            type=OPEN_SHARE,
-            default=0.8,
-            help="What the loss of a head counts, times that of the one before it.",
-        ),
-    ]
-    return _with(command, options)
-
-
-def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return add

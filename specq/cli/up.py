@@ -70,8 +70,8 @@ def up(
         draft=override(config.draft, model=draft_model, keys=keys),
         serve=override(config.serve, keys=keys, api_keys=api_keys, **of_serve),
     )
-    from workers.deployment import without_draft_model  # here, since `--help` needs none of it
-    from workers.up import run
+    from specq.processes.deployment import without_draft_model  # here, since `--help` needs none of it
+    from specq.processes.up import run
 
     if draft_model == "":
         config = without_draft_model(config)

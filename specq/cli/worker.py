@@ -13,7 +13,7 @@ from specq.engines import ENGINES
 from specq.proposers import PROPOSERS
 from specq.runtime import log, resolve
 
-PROCESSES = {"target": "workers.target:run", "draft": "workers.draft:run"}
+PROCESSES = {"target": "specq.processes.target:run", "draft": "specq.processes.draft:run"}
 # Keys of engines and proposers that come with specq are options, too; those of others are given by --engine-option.
 OWN = {
     "target": [ENGINES.resolve(name).options for name in ENGINES],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specq.bench.calibrate.hardware import helped, step_times, typical
+from specq.doctor.hardware import helped, step_times, typical
 from specq.engines import Engine
 from specq.verifier import StepCurve
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.bench.machine import describe, gpu_free_bytes, gpus
 from specq.config import Config
 from specq.doctor import installation, pair
 from specq.doctor.advice import Situation, advise
@@ -14,9 +13,10 @@ from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
 from specq.models import HEADS, default_model, draft_for, find_model
+from specq.processes.deployment import COLOCATING
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
-from workers.deployment import COLOCATING
+from specq.runtime.machine import describe, gpu_free_bytes, gpus
 
 if TYPE_CHECKING:
     from specq.doctor.measuring import Measured

@@ -10,14 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import specq
-from specq.bench.machine import cpu_model, describe, gpus
 from specq.client import Client
 from specq.config import Config, cache_dir, connect_address, state_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.models import PREFERRED, known_models
+from specq.processes.up import keys_of_broker, listens
 from specq.protocol import ConfigError, JobError
 from specq.runtime import available_cores, find_compiler, library_or_reason
-from workers.up import keys_of_broker, listens
+from specq.runtime.machine import cpu_model, describe, gpus
 
 ENGINES = ("torch", "vllm")  # packages, of which one runs the target
 ANSWER_S = 1.0

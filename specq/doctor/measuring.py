@@ -15,17 +15,17 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from specq.bench.calibrate.hardware import foresight_times, load_proposer, pass_times, pinned, typical
-from specq.bench.prompts import codec_of, load_prompts
 from specq.config import Config, options_of
 from specq.doctor.curves import MOST_ROWS, curves_in_turn
+from specq.doctor.hardware import foresight_times, load_proposer, pass_times, pinned, typical
 from specq.doctor.prediction import PLAIN, Costs, Method, significant
 from specq.doctor.watching import Prompt, Run, Stopwatch, Watched, opened
+from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
+from specq.processes.target import build_verifier
 from specq.protocol import Open
 from specq.runtime import Tell
+from specq.samples import codec_of, load_prompts
 from specq.verifier import ColocatedDrafter, DraftSource, LookaheadDecoder, StepCurve, Verifier
-from workers.deployment import COLOCATING, divide_cores, this_machine, with_helpers
-from workers.target import build_verifier
 
 PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
 STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown

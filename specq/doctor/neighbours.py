@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specq.bench.calibrate.usage import PROC, Usage, others_cores
+from specq.runtime.usage import PROC, Usage, others_cores
 
 ROLES = ("broker", "worker", "serve")
 

@@ -111,7 +111,7 @@ class EngineSpec:
     """What a table has of an engine before it is loaded. So the module of a spec imports neither torch nor a model.
 
     make                makes the engine, given a model's directory or hub name and the keyword arguments that
-                        `workers.target` names; here the heavy imports are
+                        `specq.processes.target` names; here the heavy imports are
     options             the keys of [target.NAME], which `make` takes as keyword arguments, too
     renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
     prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says it

@@ -127,7 +127,7 @@ def ranking_params(params: SamplingParams) -> SamplingParams:
 class ProposerSpec:
     """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.
 
-    make          makes the proposer, given a model's directory or hub name and the keyword arguments that `workers.draft`
+    make          makes the proposer, given a model's directory or hub name and the keyword arguments that `specq.processes.draft`
                   names; here the heavy imports are
     options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
     needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up

@@ -1,6 +1,6 @@
 """A line between two processes, one way: when does what is sent now arrive?
 
-No I/O and no clock: times are arguments, so that the simulator and specq.bench.delay_proxy delay by the same rule.
+No I/O and no clock: times are arguments, so that the simulator and bench.delay_proxy delay by the same rule.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
     checkpoints    tiny random models of each architecture, and transformers' own answers
     fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to one
     conformance    suites that every engine, proposer, journal and strategy must pass
+    reference      speculative decoding in 80 lines, in textbook order
     oracle         naive judges; random_steps: steps to judge, and a comparison with naive judges
     exact          what a strategy emits, by enumeration of all that can be drafted and drawn
     fake_broker    a broker for tests of clients: a socket, and a function that answers
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
-    from specq.testing.conformance.engines import EngineConformance
+    from specq.testing.conformance.engines import EngineConformance, ReferenceConformance
     from specq.testing.conformance.journals import JournalConformance
     from specq.testing.conformance.proposers import ProposerConformance
     from specq.testing.conformance.strategies import ExactConformance, StrategyConformance
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "checkpoints": ("load_reference", "make_checkpoint", "reference_text"),
-    "conformance.engines": ("EngineConformance",),
+    "conformance.engines": ("EngineConformance", "ReferenceConformance"),
     "conformance.journals": ("JournalConformance",),
     "conformance.proposers": ("ProposerConformance",),
     "conformance.strategies": ("ExactConformance", "StrategyConformance"),
@@ -64,6 +65,7 @@ __all__ = [
     "FakeJournal",
     "JournalConformance",
     "ProposerConformance",
+    "ReferenceConformance",
     "StrategyConformance",
     "ToyChains",
     "ToyEngine",

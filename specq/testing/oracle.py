@@ -11,6 +11,7 @@ import numpy as np
 from specq.protocol import BoolArray, Float32Array, Float64Array, SamplingParams, SessionStep, Tree
 
 _MASK = 2**32 - 1
+_GUMBEL, _ACCEPT, _RESIDUAL = 1, 2, 3  # domains of the hash
 
 Outcome = tuple[tuple[int, ...], list[int]]  # the accepted path, and the tokens that are emitted
 Bars = Callable[[Float32Array, SamplingParams], tuple[Float64Array, float]]  # of a row: its distribution, and its bar
@@ -86,7 +87,7 @@ def own_token(row: Float32Array, params: SamplingParams, position: int) -> int:
     if params.temperature == 0:
         return int(np.argmax(row))
     s, keep = scaled(row, params), kept(row, params)
-    scores = [s[t] + gumbel(1, params.seed, position, t) if keep[t] else -math.inf for t in range(len(s))]
+    scores = [s[t] + gumbel(_GUMBEL, params.seed, position, t) if keep[t] else -math.inf for t in range(len(s))]
     return int(np.argmax(scores))
 
 
@@ -127,13 +128,8 @@ def draft_distribution(tree: Tree, node: int, earlier_siblings: list[int], vocab
     return probs
 
 
-def probabilistic(
-    step: SessionStep,
-    rows: Float32Array,
-    accept_uniform: Callable[[int, int], float],
-    residual_uniform: Callable[[int], float],
-) -> Outcome:
-    """Return (path, tokens) of one session by the published rule; the uniforms are functions of (position, token) and position."""
+def probabilistic(step: SessionStep, rows: Float32Array) -> Outcome:
+    """Return (path, tokens) of one session by the published rule (Leviathan et al. 2023, arXiv 2211.17192; siblings: SpecInfer)."""
     tree, params, node = step.tree, step.params, -1
     path: list[int] = []
     tokens: list[int] = []
@@ -144,14 +140,14 @@ def probabilistic(
         for child in children_in_order(tree, node):
             token = int(tree.token_ids[child])
             draft = draft_distribution(tree, child, earlier_siblings, len(target))
-            if accept_uniform(position, token) < target[token] / draft[token]:
+            if uniform(_ACCEPT, params.seed, position, token) < target[token] / draft[token]:
                 following = child
                 break
             target = np.maximum(target - draft, 0)
             target /= target.sum()
             earlier_siblings.append(token)
         if following is None:
-            aim = residual_uniform(position)
+            aim = uniform(_RESIDUAL, params.seed, position, 0)
             return tuple(path), [*tokens, int(np.flatnonzero(np.cumsum(target) > aim * target.sum())[0])]
         node = following
         path.append(node)
@@ -203,3 +199,13 @@ def typical(step: SessionStep, rows: Float32Array) -> Outcome:
 def greedy(_step: SessionStep, rows: Float32Array) -> Outcome:
     """Return the likeliest token; no draft is looked at."""
     return (), [int(np.argmax(rows[0]))]
+
+
+# A naive judge of each strategy: (step, rows f32[1 + nodes, vocab]) -> (path, tokens).
+RULES: dict[str, Callable[[SessionStep, Float32Array], Outcome]] = {
+    "deterministic": deterministic,
+    "probabilistic": probabilistic,
+    "threshold": threshold,
+    "typical": typical,
+    "greedy": greedy,
+}

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from specq.config import BrokerConfig, TargetConfig, free_address
+from specq.processes.broker import BrokerLoop
+from specq.processes.target import VerifierLoop
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.testing.toy import ToyEngine, toy_info
 from specq.text import num_tokens, tokenizer_hash
 from specq.transport import make_keys
 from specq.verifier import StepCurve, Verifier
-from workers.broker import BrokerLoop
-from workers.target import VerifierLoop
 
 ROLES = {"hub": "broker", "gpu": "target", "laptop": "draft", "alice": "client", "bob": "client"}
 CLOSE_S = 10.0

@@ -13,7 +13,6 @@ in the work directory, so that a run can stop and go on at any of them:
 
 `draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in `answering`,
 which all methods for such a target share, `draft` and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise;
-`medusa_joint` such heads and the target together, which makes another target;
 `eagle` an EAGLE-3 head, in `specq.checkpoints.eagle_form`; `parallel` makes a draft model that foresees several tokens in one pass of one
 that foresees one.
 
@@ -21,7 +20,7 @@ Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
 To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
 `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `ranks` all
-that is trained for a target that exists, but `draft`; `foresight` the heads; `low_rank` and `drift` what changes a target.
+that is trained for a target that exists, but `draft`; `foresight` the heads.
 """
 
 DRAFT_STAGES = {  # in order
@@ -38,12 +37,6 @@ MEDUSA_STAGES = {  # in order
     "rollouts": "specq.training.answering:roll_out",
     "heads": "specq.training.medusa:train_heads",
     "evaluate": "specq.training.medusa:evaluate",
-}
-MEDUSA2_STAGES = {  # in order
-    "rollouts": "specq.training.answering:roll_out",
-    "heads": "specq.training.medusa_joint:warm_up",
-    "joint": "specq.training.medusa_joint:train_jointly",
-    "evaluate": "specq.training.medusa_joint:evaluate",
 }
 PARALLEL_STAGES = {  # in order
     "rollouts": "specq.training.answering:roll_out",

@@ -83,32 +83,6 @@ class MedusaSettings(RunSettings):
 
 
 @dataclass(frozen=True)
-class JointSettings(MedusaSettings):
-    """Those of `specq train medusa2`; `seconds` is that of the joint training."""
-
-    name: str
-    warm_up_seconds: float
-    rank: int
-    backbone_lr: float
-    heads_weight: float
-
-    @property
-    def joint_file(self) -> Path:
-        """What the joint training goes on from."""
-        return self.work / "joint.pt"
-
-    @property
-    def new_target(self) -> Path:
-        """The checkpoint of the target that is made."""
-        return self.out / "target"
-
-    @property
-    def new_heads(self) -> Path:
-        """The heads for it."""
-        return self.out / "heads"
-
-
-@dataclass(frozen=True)
 class EagleSettings(RunSettings):
     """Those of `specq train eagle3`; start: a head that was written before; intermediate_size 0: the target's."""
 

@@ -6,7 +6,6 @@ down to the first place whose token is not among those of the tree; up to there 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,13 +53,10 @@ def measure_heads(
     chat: Chat,
     settings: RunSettings,
     trees: Trees = TREES,
-    *,
-    besides: Mapping[str, Any] | None = None,
 ) -> None:
-    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`; besides: what else the
-    report says."""
+    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`."""
     torch.manual_seed(settings.seed)
-    report: dict[str, Any] = conditions(settings.device) | dict(besides or {})
+    report: dict[str, Any] = conditions(settings.device)
     report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
     report["acceptance"] = {
         path.stem: _benchmark_figures(target, heads, chat, path, settings, trees)

@@ -95,23 +95,16 @@ def heads_losses(
 ) -> torch.Tensor:
     """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same one."""
     is_said = batch.counted > 0  # [rows, length]: the next token is the target's own
+    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
+    losses = []
     with settings.autocast():
         with torch.no_grad():
             hidden = hidden_states(target, batch.token_ids)[is_said]  # [n, hidden]
             taught = functional.linear(hidden, output)  # [n, columns]
-        return losses_by_head(network, hidden, taught, is_said, settings.hard_weight)
-
-
-def losses_by_head(
-    network: HeadsNetwork, hidden: torch.Tensor, taught: torch.Tensor, is_said: torch.Tensor, hard_weight: float
-) -> torch.Tensor:
-    """Return f32[heads], given at the places bool[rows, length] what heads read, [n, hidden], and what they learn, logits [n, columns]."""
-    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
-    losses = []
-    for head in range(len(network)):
-        ahead = head + 1
-        both = is_said[:, :-ahead] & is_said[:, ahead:]
-        logits = network.logits(head, hidden[place[:, :-ahead][both]])
-        each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), hard_weight)
-        losses.append(each.sum() / max(len(each), 1))
+        for head in range(len(network)):
+            ahead = head + 1
+            both = is_said[:, :-ahead] & is_said[:, ahead:]
+            logits = network.logits(head, hidden[place[:, :-ahead][both]])
+            each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), settings.hard_weight)
+            losses.append(each.sum() / max(len(each), 1))
     return torch.stack(losses)

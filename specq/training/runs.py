@@ -26,15 +26,6 @@ def depth_weights(decay: float, count: int) -> list[float]:
     return [decay**depth for depth in range(count)]
 
 
-def load_trained(network: nn.Module, path: Path, about: str, device: torch.device) -> bool:
-    """Give a network the values that a run about the same left in a file; return whether there are any."""
-    with _reading(path):
-        state = _load_state(path, about, device)
-        if state is not None:
-            network.load_state_dict(state["network"])
-    return state is not None
-
-
 def _load_state(path: Path, about: str, device: torch.device) -> dict[str, Any] | None:
     """Return what a run has written, None if there is nothing or it is of a run about something else."""
     if not path.is_file():

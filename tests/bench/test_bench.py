@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import contestants, run
-from specq.bench.contestants import Specq, default_names
-from specq.bench.machine import describe
-from specq.bench.prompts import load_prompts, shipped
-from specq.bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
-from specq.bench.servers import Servers, pair_config
-from specq.bench.settings import Settings
-from specq.bench.stubs import Verdicts, draft_frames, encode_key, open_session
+from bench import contestants, run
+from bench.contestants import Specq, default_names
+from bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
+from bench.settings import Settings
+from bench.stubs import Verdicts, draft_frames, encode_key, open_session
 from specq.cli import main
 from specq.client import Client
+from specq.processes import up
+from specq.processes.servers import Servers, pair_config
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.protocol.messages import Draft, Open, Submit, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode
 from specq.runtime import progress
+from specq.runtime.machine import describe
+from specq.samples import load_prompts, shipped
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker
 from specq.testing.secured import make_all
 from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
-from workers import up
 
 SETTINGS = Settings(datasets=("gsm8k",))
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from specq.bench.calibrate import hardware, neighbours
-from specq.bench.calibrate.costs import Served, costs
-from specq.bench.calibrate.steps import since
-from specq.bench.calibrate.usage import Usage, busy_s, cpu_s
-from specq.bench.suites import calibrate
+from bench.calibrate import neighbours
+from bench.calibrate.costs import Served, costs
+from bench.calibrate.steps import since
+from bench.suites import calibrate
+from specq.doctor import hardware
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
+from specq.runtime.usage import Usage, busy_s, cpu_s
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ import numpy as np
 import pytest
 import zmq
 
+from bench.delay_proxy import DelayProxy
+from bench.processes import PYTHON
 from specq import Client
-from specq.bench.delay_proxy import DelayProxy
 from specq.client import count_ready
 from specq.client.detached import JobDesk
 from specq.config.addresses import free_address
@@ -34,7 +34,7 @@ from specq.transport.keys import curve_to_broker, make_keys
 from specq.transport.sockets import bind_router, connect_dealer, drain, try_send
 
 PATIENCE_S = 20.0
-PROGRAM = (sys.executable, "-m", "specq.bench.delay_proxy")
+PROGRAM = (*PYTHON, "bench.delay_proxy")
 DATA = random.Random(0).randbytes(400_000)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specq.bench.drafts import make_random_draft, make_weak_draft
+from bench.drafts import make_random_draft, make_weak_draft
 from specq.models import resolve_model
 from specq.testing.checkpoints import load_reference
 from specq.text.codec import load_tokenizer_files, tokenizer_hash

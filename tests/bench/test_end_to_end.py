@@ -12,14 +12,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
-from specq.bench.end_to_end.contest import Part
-from specq.bench.end_to_end.listening import ListeningClient
-from specq.bench.end_to_end.step_split import StepSplit, split
-from specq.bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
-from specq.bench.end_to_end.workload import Workload
-from specq.bench.report import Report
-from specq.bench.suites import gpu
+from bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
+from bench.end_to_end.contest import Part
+from bench.end_to_end.listening import ListeningClient
+from bench.end_to_end.step_split import StepSplit, split
+from bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
+from bench.end_to_end.workload import Workload
+from bench.report import Report
+from bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
 from specq.protocol import ConfigError, EngineError

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import far, serving
-from specq.bench.end_to_end.streams import Load, Stream
-from specq.bench.end_to_end.workload import Workload
+from bench.end_to_end import far, serving
+from bench.end_to_end.streams import Load, Stream
+from bench.end_to_end.workload import Workload
 from specq.cli import main
 from specq.models import resolve_model
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specq.bench.agreement import Difference, differences, summary
-from specq.bench.figures import HEADER, figures, rates, speculation, table
-from specq.bench.measure import BLOCK, Turn, blocks, measure, schedule
-from specq.bench.prompts import Prompt
-from specq.bench.settings import Completion, Settings
+from bench.agreement import Difference, differences, summary
+from bench.figures import HEADER, figures, rates, speculation, table
+from bench.measure import BLOCK, Turn, blocks, measure, schedule
+from bench.settings import Completion, Settings
+from specq.samples import Prompt
 
 SETTINGS = Settings(datasets=("a", "b"), repeats=2)
 PROMPTS = [Prompt(dataset, str(i), (1, 2)) for dataset in "ab" for i in range(7)]

@@ -6,18 +6,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specq.bench import chain_steps
-from specq.bench.gpu import chains, colocated, generic, heads, parts, rounds, steps, text
-from specq.bench.gpu.models import Pair
-from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
-from specq.bench.report import Report
+from bench import chain_steps
+from bench.gpu import chains, colocated, heads, parts, rounds, steps, text
+from bench.gpu.models import Pair
+from bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
+from bench.report import Report
 from specq.cli import main
 from specq.models import resolve_model
 from specq.models.inflate import AutoConfig, shape_of
 from specq.protocol import ConfigError
 from specq.verifier import usual_sizes
-
-ON_GPU_ONLY = ("floor", "passes", "profile", "tiles")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def pair():
 
 @pytest.fixture
 def task(pair):
-    return Task(pair, (1, 2), 1, 4, ())
+    return Task(pair, (1, 2), 1, 4)
 
 
 def bench(*arguments):
@@ -56,7 +54,7 @@ def test_without_a_gpu_the_message_says_so(tmp_path, only):
     assert not (tmp_path / "pair").exists()
 
 
-@pytest.mark.parametrize("only", ["floor", "own"])
+@pytest.mark.parametrize("only", ["steps", "own"])
 def test_a_device_that_is_none_is_refused(tmp_path, only):
     """A part that fails is reported and its suite goes on, which is of no use here."""
     outcome = bench("--device", "nope", "--only", only, "--pair", tmp_path / "pair")
@@ -64,10 +62,9 @@ def test_a_device_that_is_none_is_refused(tmp_path, only):
     assert "device is 'nope'; torch has here" in outcome.stderr
 
 
-@pytest.mark.parametrize("name", ON_GPU_ONLY)
-def test_parts_that_need_a_gpu_say_so(task, name):
+def test_a_part_that_needs_a_gpu_says_so(task):
     with pytest.raises(ConfigError, match="GPU"):
-        measure_part(name, task)
+        measure_part("profile", task)
 
 
 def test_kernels_are_measured_only_where_the_fused_decoder_runs(pair):
@@ -79,7 +76,7 @@ def test_a_part_that_fails_does_not_hide_the_others(monkeypatch, tmp_path, capsy
     """Its error stands in the report; the figures of each part have its name."""
     monkeypatch.setattr(parts, "PARTS", {"text": f"{__name__}:fail", "chains": f"{__name__}:succeed"})
     out = tmp_path / "gpu.json"
-    measure_parts(Report("gpu", out), Task(task.pair, (1,), 1, 4, ("text", "chains")))
+    measure_parts(Report("gpu", out), ("text", "chains"), Task(task.pair, (1,), 1, 4))
     written = json.loads(out.read_text())
     assert written["results"] == {"text": {"error": "RuntimeError: no room"}}
     assert written["figures"] == {"chains step": {"unit": "ms", "median": 2.0, "repeats": [1.0, 3.0]}}
@@ -111,15 +108,6 @@ def test_a_part_from_the_command_line(tmp_path):
 
 
 # --- the parts ----------------------------------------------------------------------------------------------------
-
-
-def test_the_engines_forward_says_what_transformers_says(task):
-    """On the CPU the native forward is compared; the engine has its own forward back afterwards."""
-    found = generic.measure(task).figures
-    assert len(found["largest difference"]["repeats"]) == generic.STEPS
-    assert found["largest difference"]["median"] < 1e-3 < found["largest logit"]["median"]
-    assert found["same best token"]["repeats"] == [1.0] * generic.STEPS
-    assert task.pair.engine._forward is task.pair.target.loaded.forward
 
 
 def test_steps_are_timed_whole_and_in_parts(pair):

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import grid
-from specq.bench.grid import cells_of, same_text, shape_table, strategy_table
-from specq.bench.measure import Turn
-from specq.bench.pairs import DEFAULT_PAIRS, Pair, draft_model, parse_pairs
-from specq.bench.prompts import Prompt
-from specq.bench.settings import Completion
-from specq.bench.variants import LOOKUP, PLAIN, SHAPES, Variant, shapes, strategies
+from bench import grid
+from bench.grid import cells_of, same_text, shape_table, strategy_table
+from bench.measure import Turn
+from bench.pairs import DEFAULT_PAIRS, Pair, draft_model, parse_pairs
+from bench.settings import Completion
+from bench.variants import LOOKUP, PLAIN, SHAPES, Variant, shapes, strategies
 from specq.cli import main
 from specq.client import Client
 from specq.client.parameters import read_parameters
 from specq.protocol.errors import ConfigError
 from specq.protocol.messages import Submit
 from specq.protocol.params import Speculation
+from specq.samples import Prompt
 from specq.testing.fake_broker import CODEC, FakeBroker
 from specq.verification import STRATEGIES
 
@@ -68,7 +68,7 @@ def test_a_draft_model_as_it_is():
 @pytest.mark.parametrize("draft", ["random", "weak", "weak:0.5"])
 def test_a_draft_model_that_is_made(draft, monkeypatch):
     """What is made is there for the while, with the noise that was asked for."""
-    from specq.bench import drafts
+    from bench import drafts
 
     asked = []
     monkeypatch.setattr(drafts, "make_random_draft", lambda model, folder: asked.append((model, folder)))

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.host_time import PHASES, measure
+from bench.host_time import PHASES, measure
 from specq.cli import main
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import lossless
-from specq.bench.lossless import GREEDY, SAMPLED, Variant, passed
+from bench import lossless
+from bench.lossless import GREEDY, SAMPLED, Variant, passed
 from specq.cli import main
 
 NEAR, WIDE = {"near_tie": True}, {"near_tie": False}

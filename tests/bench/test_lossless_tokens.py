@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specq.bench.lossless_tokens import Reader, check
+from bench.lossless_tokens import Reader, check
 from specq.client import Result
 from specq.protocol import SamplingParams
 from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.bench.lossless_vllm import STEPS, check, first_difference, step_of, variants
+from bench.lossless_vllm import STEPS, check, first_difference, step_of, variants
 from specq.client import Result
 
 WANTED = [7, 8, 9]

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import method_turns
-from specq.bench.measure import Turn
-from specq.bench.method_figures import accepted_by_depth, cells_of, costs_of, dataset_table, method_table, to_best
-from specq.bench.method_turns import Measured, StepTimes, portions, step_times
-from specq.bench.methods import KINDS, DraftFiles, Method, choose, config_of
-from specq.bench.prompts import Prompt
-from specq.bench.settings import Completion
+from bench import method_turns
+from bench.measure import Turn
+from bench.method_figures import accepted_by_depth, cells_of, costs_of, dataset_table, method_table, to_best
+from bench.method_turns import Measured, StepTimes, portions, step_times
+from bench.methods import KINDS, DraftFiles, Method, choose, config_of
+from bench.settings import Completion
 from specq.checkpoints import weight_bytes
 from specq.cli import main
 from specq.models import parallel_for, resolve_model
 from specq.protocol.errors import ConfigError, EngineError
+from specq.samples import Prompt
 from specq.testing.checkpoints_draft import MADE, PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_published
@@ -70,7 +70,7 @@ def test_what_comes_with_the_target_takes_part_unless_another_is_named(monkeypat
     def refuse(files, kinds):
         raise ConfigError(f"asked: {files}")
 
-    monkeypatch.setattr("specq.bench.suites.methods.choose", refuse)
+    monkeypatch.setattr("bench.suites.methods.choose", refuse)
     outcome = bench(*arguments)
     assert f"asked: {DraftFiles(draft, parallel)}" in outcome.stderr
 

@@ -5,16 +5,16 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import never_slower
-from specq.bench.deployments import Deployments
-from specq.bench.figures import paired
-from specq.bench.measure import Turn
-from specq.bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, summary
-from specq.bench.pairs import Pair
-from specq.bench.prompts import Prompt
-from specq.bench.settings import Completion
-from specq.bench.suites.never_slower import passes
+from bench import never_slower
+from bench.deployments import Deployments
+from bench.figures import paired
+from bench.measure import Turn
+from bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, summary
+from bench.pairs import Pair
+from bench.settings import Completion
+from bench.suites.never_slower import passes
 from specq.cli import main
+from specq.samples import Prompt
 
 REAL, RANDOM = Pair("tiny", "tiny", "tiny"), Pair("random", "tiny", "random")
 PROMPT = Prompt("a", "0", (1,))
@@ -180,7 +180,7 @@ def measured(monkeypatch):
         rates = {"plain": [100.0], "lookup": [90.0], "default": [101.0], "forced": [80.0]}
         return summary(turns(**rates)) | {"cpu_share_of_default": {"draft-1": 0.01}}
 
-    monkeypatch.setattr("specq.bench.suites.never_slower.measure_cell", measure_cell)
+    monkeypatch.setattr("bench.suites.never_slower.measure_cell", measure_cell)
     return found
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import numerics
-from specq.bench.suites import numerics as suite
+from bench import numerics
+from bench.suites import numerics as suite
 from specq.cli import main
 from specq.engines import EngineSpec
 from specq.protocol import Judgement, Logprobs, SamplingParams

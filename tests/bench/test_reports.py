@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.ratios import HEADER, compare_reports
-from specq.bench.report import Report, figure
-from specq.bench.suites import DEFAULT, SUITES, SUMMARIES
+from bench.ratios import HEADER, compare_reports
+from bench.report import Report, figure
+from bench.suites import DEFAULT, SUITES, SUMMARIES
 from specq.cli import main
 from specq.protocol import ConfigError
 from specq.runtime import resolve
@@ -54,7 +54,7 @@ def test_help_lists_the_suites_without_importing_them():
 
 @pytest.mark.parametrize("arguments", [(), ("--k", "3"), ("pair", "--k", "3")])
 def test_options_without_a_suite_go_to_the_default_one(monkeypatch, arguments):
-    from specq.bench.suites import pair
+    from bench.suites import pair
 
     asked = []
     monkeypatch.setattr(pair, "run", lambda settings, names, tell: asked.append(settings.k) or _nothing())

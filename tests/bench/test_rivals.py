@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from specq.bench.prompts import Prompt
-from specq.bench.rivals.transformers import Rivals, Transformers
-from specq.bench.settings import Settings
+from bench.rivals.transformers import Rivals, Transformers
+from bench.settings import Settings
+from specq.samples import Prompt
 from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
 
 SETTINGS = Settings(datasets=("x",), output_len=12, k=3, ignore_eos=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.prompts import Prompt
-from specq.bench.rivals import field as fields
-from specq.bench.rivals import summary
-from specq.bench.rivals.children import Child
-from specq.bench.rivals.field import Completed, Field, all_names
-from specq.bench.rivals.grid import JOBS_EACH, SLOW_EVERY, Cell, Grid, in_turns
-from specq.bench.rivals.memory import memory_of
-from specq.bench.rivals.prefill import LENGTH, measure_prefill
+from bench.rivals import field as fields
+from bench.rivals import summary
+from bench.rivals.children import Child
+from bench.rivals.field import Completed, Field, all_names
+from bench.rivals.grid import JOBS_EACH, SLOW_EVERY, Cell, Grid, in_turns
+from bench.rivals.memory import memory_of
+from bench.rivals.prefill import LENGTH, measure_prefill
 from specq.cli import main
 from specq.protocol import EngineError
+from specq.samples import Prompt
 from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
 
 PROMPTS = [Prompt(name, str(i), (5, 6, i)) for name in ("gsm8k", "mt_bench") for i in range(4)]
@@ -216,8 +216,8 @@ def measured(monkeypatch):
     """The contestants of a run without processes."""
     from contextlib import contextmanager
 
-    from specq.bench.rivals import grid
-    from specq.bench.suites import rivals
+    from bench.rivals import grid
+    from bench.suites import rivals
 
     found = Field()
     found.contestants = [Recorder("plain"), Recorder("colocated", 200.0)]

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.engine_steps import greedy_steps, greedy_texts, measure, measure_openings
+from bench.engine_steps import greedy_steps, greedy_texts, measure, measure_openings
 from specq.cli import main
 from specq.testing.toy import ToyEngine
 

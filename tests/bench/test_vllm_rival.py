@@ -5,9 +5,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from specq.bench.end_to_end import vllm
-from specq.bench.end_to_end.streams import Load
-from specq.bench.end_to_end.workload import Workload
+from bench.end_to_end import vllm
+from bench.end_to_end.streams import Load
+from bench.end_to_end.workload import Workload
 
 WORK = Workload("pair", "cuda", [2, 256], 3, 1, [[5, 6], [7, 8]])
 LENGTH = 3

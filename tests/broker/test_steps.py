@@ -289,6 +289,7 @@ def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> 
         desk.submit(job_id)
     add_drafter(desk, b"d0")
     desk.broker.state.jobs.active[2].drafters.drop(b"d0")
+    desk.broker.state.workers.get(b"d0").job_ids.discard(2)
     desk.sent.clear()
     say(desk, step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
     (message,) = received(desk, b"d0")

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from specq import Client
-from specq.bench.machine import describe
+from specq.runtime.machine import describe
 from tests.chaos.load import Load, wait_for
 from tests.chaos.processes import JOBS, START_S, Deployment, toy_prompts
 

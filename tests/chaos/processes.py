@@ -33,6 +33,7 @@ RECOVERY_S = 5.0
 START_S = 120.0  # for all processes to be ready
 LONGEST_STOP_S = 2.5  # longer than liveness: who stops so long is taken for dead
 SPECQ = (sys.executable, "-m", "specq")
+BROKER = (sys.executable, "-m", "tests.chaos.checked_broker")
 SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--cut-every-s", "3", "--cut-s", "0.1")
 ROLES = ("broker", "target", "draft", "client")
 
@@ -57,7 +58,7 @@ class Deployment:
         self.directory, self.real, self.proxied, self.max_sessions = directory, real, proxied, max_sessions
         bind, self.journal = free_address(), directory / "broker.journal"
         kept = () if "--journal" in options else ("--journal", str(self.journal))
-        self.commands = {"broker": (*SPECQ, "broker", "--bind", bind, *kept, *BEATS, *options)}
+        self.commands = {"broker": (*BROKER, "--bind", bind, *kept, *BEATS, *options)}
         self.address = self._proxy("link-front", bind)
         self.commands |= {f"target-{i}": self._target(f"target-{i}") for i in range(targets)}
         self.commands |= {f"draft-{i}": self._drafter(f"draft-{i}") for i in range(drafters)}
@@ -84,7 +85,7 @@ class Deployment:
         self.commands[name] = (
             sys.executable,
             "-m",
-            "specq.bench.delay_proxy",
+            "bench.delay_proxy",
             "--listen",
             listen,
             "--upstream",
@@ -108,6 +109,8 @@ class Deployment:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
+        said = (self.directory / "broker.log").read_text("utf-8", "replace")
+        assert "AssertionError" not in said, said[-4000:]
 
     def start(self, name: str) -> None:
         """Start a process; what it says goes to a file of its name."""

@@ -23,7 +23,7 @@ from typing import Any
 import click
 import structlog
 
-from specq.bench.machine import describe
+from specq.runtime.machine import describe
 from tests.chaos.fuzz import fuzz
 from tests.chaos.processes import Deployment, Siege, all_away, attack, faults_of, toy_prompts
 from tests.chaos.real import real_prompts

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from specq.config.sections import DraftConfig
 from specq.drafting.drafter import Drafter
+from specq.processes.draft import DrafterLoop
 from specq.proposers import Children, Expansion
 from specq.runtime import log
 from specq.testing.tokenizer import tokenizer_json
@@ -19,7 +20,6 @@ from specq.testing.toy import ToyProposer, toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
-from workers.draft import DrafterLoop
 
 PASS_S = 0.001
 

@@ -29,10 +29,10 @@ import click
 import zmq
 
 from specq import Client
-from specq.bench.machine import describe
 from specq.client import Request
 from specq.config.addresses import free_address
 from specq.protocol.types import ModelInfo
+from specq.runtime.machine import describe
 from tests.chaos.between import Between
 from tests.chaos.forgers import ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
 from tests.chaos.forging import Forger

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from specq import Client, __version__
 from specq.cli import COMMANDS, SUMMARIES, exit_status, main
+from specq.cli.bench import load as load_bench
 from specq.cli.options import section_options
 from specq.config.arguments import to_arguments
 from specq.config.loading import override
@@ -40,7 +41,7 @@ def _run(*arguments: str):
 
 
 @pytest.mark.parametrize(
-    "module", ["specq", "specq.cli", "specq.client", "specq.broker.core", "workers.broker", "specq.text.codec"]
+    "module", ["specq", "specq.cli", "specq.client", "specq.broker.core", "specq.processes.broker", "specq.text.codec"]
 )
 def test_broker_and_client_start_without_torch(module):
     assert not HEAVY & _imported(f"import {module}")
@@ -52,7 +53,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_help_of_every_suite_imports_no_torch():
     """A reference page has them all, and the test of that page waits for it."""
-    every = "from specq.bench.suites import SUITES; from specq.runtime.table import resolve"
+    every = "from bench.suites import SUITES; from specq.runtime.table import resolve"
     assert not HEAVY & _imported(f"{every}; [resolve('suite', SUITES, name) for name in SUITES]")
 
 
@@ -153,9 +154,9 @@ def test_keys_that_cannot_be_used_are_refused_before_anything_is_loaded(
     for file in ("file", "bad/x.secret"):
         (tmp_path / file).write_bytes(b"\xff[")
     for name in ("target.build_verifier", "draft.build_drafter", "up.Group"):
-        monkeypatch.setattr(f"workers.{name}", load)
+        monkeypatch.setattr(f"specq.processes.{name}", load)
     for name in ("broker", "gateway"):
-        monkeypatch.setattr(f"workers.{name}.apply_cpu", lambda *_, **__: None)
+        monkeypatch.setattr(f"specq.processes.{name}.apply_cpu", lambda *_, **__: None)
 
     result = _run(*command, free_address, "--keys", keys)
 
@@ -336,7 +337,7 @@ def test_of_the_jobs_that_ended_the_newest_are_listed(monkeypatch, arguments, nu
 def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
     """The options are those of `specq worker --role target`, and what is given wins over the file."""
     given = []
-    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
     options = ("--lookahead", "--lookahead-window", "7", "--shared-tokens", "1000", "--heads", "smollm2")
     assert _run("up", "--model", "tiny", *options, "--prompt-lookup", "none", "--drafts", "always").exit_code == 0
     wanted = TargetConfig(
@@ -347,7 +348,7 @@ def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
 
 def test_up_takes_an_engine_and_its_options_as_a_worker_does(monkeypatch):
     given = []
-    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
     assert _run("up", "--engine", "vllm", "--engine-option", "seed=0", "--engine-option", "x=1").exit_code == 0
     assert given[0].target == TargetConfig(engine="vllm", engine_options=("seed=0", "x=1"))
 
@@ -364,8 +365,8 @@ VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
     ],
 )
 def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monkeypatch, arguments, free_address):
-    monkeypatch.setattr("workers.deployment.find_spec", lambda name: None if name == "vllm" else name)
-    monkeypatch.setattr("workers.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
+    monkeypatch.setattr("specq.processes.deployment.find_spec", lambda name: None if name == "vllm" else name)
+    monkeypatch.setattr("specq.processes.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     address = ("--broker", free_address) if arguments[0] == "up" else ()
     done = _run(*arguments, *address)
@@ -376,7 +377,7 @@ def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monk
 
 
 def test_an_engine_that_is_none_is_named_before_anything_is_started(monkeypatch, free_address):
-    monkeypatch.setattr("workers.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
+    monkeypatch.setattr("specq.processes.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
     done = _run("up", "--engine", "vlm", "--model", "tiny", "--broker", free_address)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "vlm" in done.stderr
@@ -386,7 +387,7 @@ def test_an_engine_that_is_none_is_named_before_anything_is_started(monkeypatch,
 def test_an_empty_draft_model_is_none(monkeypatch, tmp_path, draft_model, expected):
     """On the command line; it wins over that of the file."""
     given = []
-    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
     (tmp_path / "own.toml").write_text('[target]\nmodel = "tiny"\ndraft_model = "tiny"\n')
     assert _run("up", "--config", str(tmp_path / "own.toml"), "--draft-model", draft_model).exit_code == 0
     assert (given[0].target.draft_model, given[0].up.drafters) == expected
@@ -399,7 +400,7 @@ def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypat
         given.append(config)
         raise EngineError("enough is known")
 
-    monkeypatch.setattr("specq.bench.servers.Servers", servers)
+    monkeypatch.setattr("specq.processes.servers.Servers", servers)
     monkeypatch.setattr("specq.cli.chat._served_models", lambda _: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for options in ((), ("--draft-model", "")):
@@ -409,7 +410,7 @@ def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypat
 
 def test_up_lets_pages_of_named_origins_ask(monkeypatch):
     given = []
-    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
     origins = ("https://a.example", "https://b.example:8443")
     assert _run("up", "--serve", *(part for origin in origins for part in ("--cors-origin", origin))).exit_code == 0
     assert given[0].serve.cors_origins == origins
@@ -418,7 +419,7 @@ def test_up_lets_pages_of_named_origins_ask(monkeypatch):
 def test_up_says_where_http_is_served(monkeypatch):
     """By the options of `specq serve`; what is given wins over the file, and nothing is given in vain."""
     given = []
-    monkeypatch.setattr("workers.up.run", lambda config, _extra: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
     tls = ("--tls-cert", "c.pem", "--tls-key", "k.pem", "--hosts", "llm.example.org", "--api-keys", "a.toml")
     assert _run("up", "--serve", "--bind", "tcp://127.0.0.1:9000").exit_code == 0
     assert _run("up", "--serve", "--bind", "tcp://*:9000", *tls).exit_code == 0
@@ -461,3 +462,8 @@ def test_an_option_of_up_says_what_it_says_of_a_verifier():
         "--engine",
     ):
         assert up[option].partition("  [")[0] in worker[option].replace(" (--role target only)", "")
+
+
+def test_without_the_repository_bench_says_what_there_is(tmp_path):
+    with pytest.raises(ConfigError, match=r"from a checkout of the repository.*specq doctor"):
+        load_bench(tmp_path)

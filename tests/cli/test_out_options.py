@@ -13,8 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.report import Report, show
-from specq.bench.suite import suite
+from bench.report import Report, show
+from bench.suite import suite
 from specq.cli import main, simulate, submit
 from specq.protocol import ConfigError
 from specq.runtime import OutFile, OutFolder, writing

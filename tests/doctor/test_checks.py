@@ -13,8 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specq.bench.calibrate import usage as measured_usage
-from specq.bench.calibrate.usage import Usage
 from specq.config import BrokerConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
@@ -22,6 +20,8 @@ from specq.doctor.examination import quiet
 from specq.engines.torch import is_eagle, load_eagle, load_heads
 from specq.models import resolve_model
 from specq.protocol import ConfigError
+from specq.runtime import usage as measured_usage
+from specq.runtime.usage import Usage
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, write_gguf

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specq.config.sections import DraftConfig
+from specq.processes.draft import build_drafter
 from specq.proposers import PROPOSERS, ProposerSpec
 from specq.proposers.vocabulary import RetellingProposer
 from specq.protocol import ConfigError
@@ -12,7 +13,6 @@ from specq.protocol.params import SamplingParams
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyProposer
 from specq.text import tokenizer_hash
-from workers.draft import build_drafter
 
 
 class Counting(ToyProposer):

@@ -8,11 +8,11 @@ import pytest
 
 from specq.config.sections import DraftConfig
 from specq.drafting.drafter import Drafter
+from specq.processes import draft
 from specq.protocol import Heartbeat, Hello, Message, Welcome
 from specq.testing.fake_broker import FakeBroker
 from specq.testing.toy import ToyProposer, toy_info
 from specq.testing.waiting import wait_until
-from workers import draft
 
 
 def test_it_gives_way_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:

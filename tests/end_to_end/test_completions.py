@@ -16,8 +16,8 @@ import pytest
 from specq import Client
 from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.processes.up import Group, members
 from specq.verification.seeds import derived_seed
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils has he?"}]

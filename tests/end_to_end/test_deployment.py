@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
-from specq.protocol import ConfigError
-from specq.testing.secured import make_all
-from workers.deployment import (
+from specq.processes.deployment import (
     CoreShares,
     Machine,
     check_can_start,
@@ -20,7 +18,9 @@ from workers.deployment import (
     placed,
     without_draft_model,
 )
-from workers.up import members, pages
+from specq.processes.up import members, pages
+from specq.protocol import ConfigError
+from specq.testing.secured import make_all
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
 
@@ -118,7 +118,7 @@ def test_a_draft_model_of_the_targets_own_section_stays_where_it_was_put() -> No
 @pytest.mark.usefixtures("with_smollm2")
 @pytest.mark.parametrize("drafters", [AUTO_DRAFTERS, 2])
 def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.deployment.draft_for", lambda model: "")
+    monkeypatch.setattr("specq.processes.deployment.draft_for", lambda model: "")
     config = Config(up=UpConfig(drafters=drafters))
     assert who_drafts(config, LAPTOP) == ("", 0)
     assert notes(config, LAPTOP) == [
@@ -272,14 +272,14 @@ def test_a_draft_worker_of_another_vocabulary_is_told_the_target() -> None:
     ],
 )
 def test_the_brokers_core_helps_a_lone_target(config: Config, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5, 7)))
+    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Machine((5, 7)))
     target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
     assert helpers in target
     assert target.count("helper_cores") == bool(helpers)
 
 
 def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5,)))
+    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Machine((5,)))
     assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 
 

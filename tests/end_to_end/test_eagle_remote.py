@@ -12,9 +12,9 @@ from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.engines import read_info
 from specq.models import resolve_model
+from specq.processes.up import Group, members
 from specq.protocol import EngineError
 from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils are there?"}]

@@ -12,10 +12,10 @@ from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.engines import describe
 from specq.models import resolve_model
+from specq.processes.up import Group, members
 from specq.protocol import EngineError
 from specq.testing.checkpoints_heads import make_heads
 from tests.end_to_end.test_parallel_model import READY_S, check_point_masses, check_texts
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = resolve_model("tiny", "draft")  # a target like any other, of two layers

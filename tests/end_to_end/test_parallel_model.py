@@ -15,10 +15,10 @@ from specq.client.result import Result
 from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.models import resolve_model
+from specq.processes.up import Group, members
 from specq.protocol import EngineError
 from specq.training.draft_network import save_draft
 from specq.training.parallel_network import open_draft
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils are there?"}]

@@ -20,9 +20,9 @@ from specq.client.result import Result
 from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.models import resolve_model
+from specq.processes.up import Group, members
 from specq.protocol.messages import PROTOCOL_VERSION
 from specq.transport.sockets import connect_dealer
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTIONS = (

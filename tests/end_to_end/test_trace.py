@@ -14,7 +14,7 @@ from specq import Client
 from specq.cli import main
 from specq.config.addresses import free_address
 from specq.config.loading import load
-from workers.up import Group, members
+from specq.processes.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 READY_S = 120

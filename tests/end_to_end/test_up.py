@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
+from specq.processes.up import Group, Member, members
 from specq.protocol.errors import ConfigError, EngineError
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.processes import reap
 from specq.runtime.progress import EVERY_S, Readiness, teller
-from workers.up import Group, Member, members
 
 KEEP_ALIVE = """
 import sys, time
-from workers.up import Group, Member
+from specq.processes.up import Group, Member
 with Group([Member("broker", ("broker", "--bind", sys.argv[1], "--log-level", "error"), (), sys.argv[1])]) as group:
     group.wait_ready(30)
     print(group.processes["broker"].pid, flush=True)
@@ -231,7 +231,7 @@ def test_a_worker_that_is_started_by_itself_says_on_a_terminal_what_it_does(
 def test_sigterm_stops_all(spawn, free_address):
     """SIGTERM to a group's process ends it with status 0, and its broker with it."""
     code = (
-        "import sys; from specq.config.loading import *; from workers import up; up.members = lambda config, extra: "
+        "import sys; from specq.config.loading import *; from specq.processes import up; up.members = lambda config, extra: "
         "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
     )
     process = spawn("-c", code, free_address, program=(sys.executable,))

@@ -19,10 +19,10 @@ from specq import Client
 from specq.client.result import Result
 from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.processes.up import Group, members
 from specq.runtime.cpu import available_cores
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import NUM
-from workers.up import Group, members
 
 pytestmark = [
     *NEEDS_VLLM,

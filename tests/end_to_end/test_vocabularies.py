@@ -11,8 +11,8 @@ from specq import Client
 from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.models import resolve_model
+from specq.processes.up import Group, members
 from specq.testing.checkpoints import make_renumbered
-from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils are there?"}]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specq.engines import ENGINES
-from specq.testing import EngineConformance, make_checkpoint
+from specq.testing import EngineConformance, ReferenceConformance, load_reference, make_checkpoint
+from specq.testing.checkpoints import reference_logits
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 VARIANTS = {
@@ -27,5 +28,12 @@ def engine(request, tmp_path):
     made.shutdown()
 
 
-class TestConformance(EngineConformance):
-    """With the fixture above."""
+@pytest.fixture
+def target(engine, tmp_path):
+    """Transformers' own logits of the same checkpoint."""
+    reference = load_reference(tmp_path)
+    return lambda token_ids: reference_logits(reference, token_ids).numpy()
+
+
+class TestConformance(EngineConformance, ReferenceConformance):
+    """With the fixtures above."""

@@ -17,6 +17,7 @@ from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
+from specq.processes.target import prepare_steps
 from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import ConfigError, EngineError
@@ -34,7 +35,6 @@ from specq.testing.checkpoints import (
     reference_text,
 )
 from specq.verification import StepBatch
-from workers.target import prepare_steps
 
 GREEDY = SamplingParams()
 TOLERANCE = 1e-4

@@ -5,14 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.bench.vllm_only import completed
+from bench.rivals.vllm import Vllm
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.options import prepare_environment
 from specq.testing.checkpoints import EXPERTS, make_checkpoint, random_tokens
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.test_vllm import Text, guess, run
 
 pytestmark = [*NEEDS_VLLM, pytest.mark.timeout(300)]
 NUM_TOKENS = 16
+
+
+def completed(model: str, prompts, options) -> list[list[int]]:
+    """Return what vLLM itself says to each prompt alone."""
+    prepare_environment("auto")  # vLLM reads it once: the engine, later in this process, needs the first model runner
+    vllm = Vllm(model, "float32", **options)
+    found = [vllm.complete(prompt.tolist(), NUM_TOKENS + 10)["token_ids"] for prompt in prompts]
+    vllm.shutdown()
+    return found
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
@@ -22,8 +32,7 @@ def test_texts_are_those_of_vllm_itself(kind, tmp_path, vllm_device):
     prompts = [random_tokens(rng, count) for count in (3, 20, 70)]
     given = vllm_arguments(vllm_device)
     options = given.get("options", {}) | {"max_model_len": 128}
-    theirs = completed(directory, prompts, NUM_TOKENS + 10, {**options, "kv_cache_memory_bytes": 1 << 27}, "float32")
-    truth = [said["token_ids"] for said in theirs]
+    truth = completed(directory, prompts, {**options, "kv_cache_memory_bytes": 1 << 27})
     engine = VllmEngine(directory, kv_slots=1024, **given | {"options": options})
     texts = {i: Text(i, prompt.tolist()) for i, prompt in enumerate(prompts)}
     for i, text in texts.items():

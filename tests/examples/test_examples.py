@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specq.config import free_address, load
-from workers.up import Group, members
+from specq.processes.up import Group, members
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWS = {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from specq.config import connect_address, free_address, load
-from workers.up import Group, members
+from specq.processes.up import Group, members
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/reference/python.md", "docs/http-api.md")]

@@ -12,7 +12,7 @@ import httpx2
 
 from specq.config import ServeConfig, free_address
 from specq.gateway.connection import limited_protocol  # noqa: F401 - its home is tested through the server
-from workers.gateway import listen, make_server
+from specq.processes.gateway import listen, make_server
 
 PATIENCE_S = 20.0
 

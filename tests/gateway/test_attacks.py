@@ -13,13 +13,13 @@ import pytest
 
 from specq.gateway import chat_call, completion_call, responses_call, token_call
 from specq.gateway.fields import IGNORED, SAMPLING, SPECULATION
+from specq.processes import gateway as process
 from specq.protocol import Accepted, Cancel, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer
 from specq.testing.waiting import wait_until
 from tests.gateway.serving import connected, running
 from tests.gateway.test_guard import BODY_BYTES, PATH, request
 from tests.gateway.test_hostile import LIMITS, raw, read_all
-from workers import gateway as process
 
 LONGEST_S = 3.0  # that a small request may take beside any attack; the machine may be busy
 ERROR = {"message", "type", "param", "code"}

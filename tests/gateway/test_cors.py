@@ -89,7 +89,7 @@ def test_all_origins(broker, own_cache):
 def test_the_option_is_repeated(monkeypatch):
     """As what `specq up` hands to its gateway."""
     given = []
-    monkeypatch.setattr("workers.gateway.run", lambda config: given.append(config) or 0)
+    monkeypatch.setattr("specq.processes.gateway.run", lambda config: given.append(config) or 0)
     config = ServeConfig(cors_origins=(HOME, "*"))
     assert to_arguments(config) == ["--cors-origin", HOME, "--cors-origin", "*"]
     assert CliRunner().invoke(main, ["serve", *to_arguments(config)]).exit_code == 0

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from specq.cli import main
 from specq.config import BrokerConfig, Config, ServeConfig, UpConfig
 from specq.gateway import ApiKeys
+from specq.processes.up import members
 from specq.protocol import Cancel, ConfigError, Submit
 from specq.testing.fake_broker import answer
 from specq.testing.waiting import wait_until
-from workers.up import members
 
 
 def is_up(url: str) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import replace
 
 from specq.cli import main as specq
 from specq.config.sections import BrokerConfig, Config, TargetConfig, UpConfig
+from specq.processes import up
+from specq.processes.target import VerifierLoop
 from specq.protocol.errors import EngineLostError
 from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import SessionStep
@@ -26,8 +28,6 @@ from specq.transport.loop import Stop
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.journal.toy_target import SlowEngine
-from workers import up
-from workers.target import VerifierLoop
 
 MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error
 STATUS = 66

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq.config.sections import TargetConfig
+from specq.processes.target import VerifierLoop
 from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import ModelInfo, SessionStep
 from specq.runtime import log
@@ -21,7 +22,6 @@ from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from workers.target import VerifierLoop
 
 
 class SlowEngine(ToyEngine):

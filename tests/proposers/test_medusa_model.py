@@ -8,6 +8,7 @@ import torch
 
 from specq.config import DraftConfig
 from specq.engines.torch import load_heads
+from specq.processes.draft import build_drafter
 from specq.proposers import CONTEXT, PROPOSERS, Expansion, Ranked
 from specq.proposers import medusa_model as module
 from specq.proposers.contexts import Contexts
@@ -23,7 +24,6 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import change_heads, make_published
 from tests.proposers.test_draft_model import Tree
 from tests.proposers.test_vocabulary import BOTH, INFO, TEXT
-from workers.draft import build_drafter
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)
 DRAWN = SamplingParams(temperature=0.9, strategy="probabilistic", seed=5)

@@ -14,8 +14,8 @@ from unittest import mock
 
 import numpy as np
 
-from specq.bench.machine import describe
 from specq.runtime import log
+from specq.runtime.machine import describe
 from specq.simulate import Scenario, simulate
 from specq.simulate.calibration import read_measured
 from specq.verifier import scheduler

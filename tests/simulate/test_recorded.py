@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from specq.bench.calibrate.compare import predict
+from bench.calibrate.compare import predict
 from specq.simulate import Scenario
 from specq.simulate.run import Simulation
 from specq.simulate.settings import DraftSettings, EngineSettings, TrafficSettings

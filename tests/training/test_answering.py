@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.bench.prompts import DATA
 from specq.engines.torch import load_network
 from specq.models import resolve_model
+from specq.samples import DATA
 from specq.training import answering, progress
 from specq.training.chat_prompts import bench_prompts, chat_of, corpus_prompts, is_held_out, renumbered
 from specq.training.decoding import generate
@@ -152,7 +152,7 @@ def test_without_a_corpus_there_are_prompts_that_come_along(tmp_path):
         (("--target=/nowhere", "all"), "there is no model directory /nowhere"),
     ],
 )
-@pytest.mark.parametrize("method", ["draft", "eagle3", "medusa", "medusa2", "parallel"])
+@pytest.mark.parametrize("method", ["draft", "eagle3", "medusa", "parallel"])
 def test_a_wrong_place_is_refused(method, arguments, said, tmp_path):
     places = {name: tmp_path / name for name in ("work", "out")}
     assert said in refusal(runner(method, [])(places, *arguments))
@@ -163,7 +163,7 @@ def test_it_is_refused_before_torch_is_imported(tmp_path):
         import sys
         from click.testing import CliRunner
         from specq.cli import main
-        for method in ("draft", "eagle3", "medusa", "medusa2", "parallel", "pair"):
+        for method in ("draft", "eagle3", "medusa", "parallel", "pair"):
             target = [] if method == "pair" else ["--target=tiny"]
             result = CliRunner().invoke(main, ["train", method, *target, "--corpus=nowhere", "all"])
             assert result.exit_code == 2 and "nowhere" in result.stderr, (method, result.output)

@@ -78,7 +78,7 @@ def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
     ("method", "option", "values"),
     [
         (method, option, values)
-        for method in ("draft", "eagle3", "medusa", "medusa2", "parallel")
+        for method in ("draft", "eagle3", "medusa", "parallel")
         for option, values in {
             "seconds": (0, -1, nan, inf),
             "rollout-seconds": (-1, nan, inf),
@@ -95,9 +95,9 @@ def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
             "hard-weight": (-0.1, 7, nan),
         }.items()
     ]
-    + [(method, "depth-decay", (0, -1, 2, nan)) for method in ("eagle3", "medusa", "medusa2", "parallel")]
+    + [(method, "depth-decay", (0, -1, 2, nan)) for method in ("eagle3", "medusa", "parallel")]
     + [("draft", option, (0, -1)) for option in ("hidden-size", "num-layers", "head-dim", "embedding-rank")]
-    + [("medusa2", "backbone-lr", (0, nan, inf)), ("medusa2", "heads-weight", (nan, inf)), ("parallel", "keep", (nan,))]
+    + [("parallel", "keep", (nan,))]
     + [("pair", option, (0, -1)) for option in ("steps", "row-length", "batch-tokens", "num-rollouts", "limit")]
     + [("pair", option, (nan, -1)) for option in ("target-lr", "draft-lr", "weight-decay", "hard-weight")],
 )

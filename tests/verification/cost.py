@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specq.bench.machine import describe
 from specq.protocol.params import SamplingParams
+from specq.runtime.machine import describe
 from specq.verification import StepBatch
 from specq.verification.begun import begin
 from specq.verification.devices import warm_up

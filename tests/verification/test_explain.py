@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specq.config.sections import TargetConfig
 from specq.engines.torch import engine as torch_engine
 from specq.engines.torch.engine import TorchEngine
+from specq.processes.target import build_verifier
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
 from specq.testing import oracle
@@ -20,7 +21,6 @@ from specq.testing.random_steps import packed_logits, sampled_trees, sampling_pa
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
 from specq.verification.judge import judge
-from workers.target import build_verifier
 
 DISTRIBUTION = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 

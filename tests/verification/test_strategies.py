@@ -17,32 +17,13 @@ from specq.verification.judge import judge
 from specq.verification.seeds import Domain
 
 
-def probabilistic(step, rows):
-    seed = step.params.seed
-    return oracle.probabilistic(
-        step,
-        rows,
-        lambda position, token: oracle.uniform(Domain.ACCEPT, seed, position, token),
-        lambda position: oracle.uniform(Domain.RESIDUAL, seed, position, 0),
-    )
-
-
-ORACLES = {
-    "deterministic": oracle.deterministic,
-    "probabilistic": probabilistic,
-    "threshold": oracle.threshold,
-    "typical": oracle.typical,
-    "greedy": oracle.greedy,
-}
-
-
 def test_each_strategy_has_an_oracle():
-    assert set(ORACLES) == set(STRATEGIES)
+    assert set(oracle.RULES) == set(STRATEGIES)
 
 
 @pytest.mark.usefixtures("way")
 def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one():
-    check_against_naive(ORACLES)
+    check_against_naive(oracle.RULES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

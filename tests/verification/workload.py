@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specq.bench.prompts import load_prompts
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import DraftDistributions, SessionStep, Tree
+from specq.samples import load_prompts
 from specq.text.codec import TextCodec, load_tokenizer_files
 from specq.verification import StepBatch
 from specq.verification.drafting import draw_children, truncated_distributions

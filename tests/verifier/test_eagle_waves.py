@@ -12,8 +12,8 @@ import pytest
 import structlog
 import torch
 
-from specq.bench.gpu.heads import random_eagle
-from specq.bench.gpu.rounds import AnyText, open_wave, steps_of
+from bench.gpu.heads import random_eagle
+from bench.gpu.rounds import AnyText, open_wave, steps_of
 from specq.models import Shape
 from specq.proposers.eagle import Eagle
 from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes

@@ -13,6 +13,8 @@ from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.config.sections import TargetConfig
 from specq.models import resolve_model
+from specq.processes import target
+from specq.processes.target import VerifierLoop, build_verifier, colocated_device
 from specq.protocol.errors import ConfigError
 from specq.protocol.messages import Draft, Message, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
@@ -24,8 +26,6 @@ from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve, step_curves
 from specq.verifier.verdicts import NO_REPORTS
 from tests.verifier.sessions import make_draft
-from workers import target
-from workers.target import VerifierLoop, build_verifier, colocated_device
 
 
 @pytest.mark.parametrize(

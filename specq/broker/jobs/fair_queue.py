@@ -51,6 +51,9 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._requirements)
 
+    def __contains__(self, job: Job) -> bool:
+        return job.job_id in self._requirements
+
     def quarantined(self) -> list[Requirements]:
         """Return the requirements of the waiting jobs that must be alone."""
         return [requirements for requirements in self._kinds if requirements.alone]

@@ -17,6 +17,7 @@ from specq.broker.admission.overload import overload
 from specq.broker.effects import Find
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.job import Job
+from specq.broker.jobs.lifecycle import JobEvent
 from specq.broker.jobs.records import ended_record, restored, taken_record
 from specq.broker.jobs.request import JobRequest, bucket
 from specq.broker.state import State
@@ -166,7 +167,9 @@ class Intake:
                 self._refuse(client, job_id, "busy", str(stored))
             return
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
-            self.state.jobs.keep(restored(stored))
+            job = restored(stored)
+            job.note(JobEvent.READ_ENDED)
+            self.state.jobs.keep(job)
         for act, client, message in waiting:
             if self.state.roles.is_client(client):
                 act(client, message, self.state.jobs.get(job_id))

@@ -10,6 +10,7 @@
     explanation what became of drafts, if asked for    specq.protocol.explanation
     crashes     of verifiers that held it              specq.broker.workers.quarantine
     trace       what happened to it                    jobs/trace.py
+    state       where it stands                        jobs/lifecycle.py
 
 Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on from
 it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away can fetch
@@ -24,6 +25,7 @@ import numpy as np
 
 from specq.broker.jobs.drafters import Drafters
 from specq.broker.jobs.durable import Durable
+from specq.broker.jobs.lifecycle import JobEvent, JobState, after
 from specq.broker.jobs.readers import Readers
 from specq.broker.jobs.request import JobRequest
 from specq.broker.jobs.session import JobSession
@@ -60,6 +62,7 @@ class Job:
             "readers",
             "request",
             "session",
+            "state",
             "stats",
             "trace",
             "transcript",
@@ -68,12 +71,17 @@ class Job:
 
     def __init__(self, request: JobRequest) -> None:
         self.job_id, self.request = request.submit.job_id, request
+        self.state = JobState.NEW
         self.transcript = Transcript(request.prompt_ids, request.params)
         self.stats, self.durable, self.readers = JobStats(), Durable(), Readers()
         self.session, self.drafters = JobSession(), Drafters()
         self.crashes: Crashes = NO_CRASHES
         self.trace: JobTrace | None = None
         self.explanation = Explanation() if request.submit.explain else None
+
+    def note(self, event: JobEvent) -> None:
+        """Change the state as the table says."""
+        self.state = after(self.state, event)
 
     @property
     def has_details(self) -> bool:

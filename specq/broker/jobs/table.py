@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from specq.broker.jobs.fair_queue import FairQueue
 from specq.broker.jobs.job import Job
+from specq.broker.jobs.lifecycle import JobEvent
 
 KEEP_FINISHED = 1000
 KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
@@ -38,8 +39,20 @@ class Jobs:
         self.held[job.request.bucket] += 1
         self.num_tokens += job.request.max_length
         if waits:
-            self.queue.add(job)
+            self.wait(job)
+        else:
+            job.note(JobEvent.READ_PLACED)
         self.note_quarantine(job)
+
+    def wait(self, job: Job) -> None:
+        """Let an active job wait for a verifier."""
+        job.note(JobEvent.QUEUED)
+        self.queue.add(job)
+
+    def give_up(self, job: Job, reason: str) -> None:
+        """Let an active job fail, since no verifier can go on with it."""
+        job.note(JobEvent.GAVE_UP)
+        self.given_up.append((job, reason))
 
     def note_quarantine(self, job: Job) -> None:
         """Note whether an active job is in quarantine now."""
@@ -54,11 +67,17 @@ class Jobs:
 
     def retire(self, job: Job) -> None:
         """Move a job to the finished; the oldest of these is forgotten when there are too many."""
-        self.drop(job)
+        job.note(JobEvent.FINISHED)
+        self._remove(job)
         self.keep(job)
 
     def drop(self, job: Job) -> None:
-        """Forget a job that waits or runs."""
+        """Forget a job that the journal cannot take."""
+        job.note(JobEvent.REFUSED)
+        self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        """Take a job from the active ones."""
         self.queue.discard(job)
         if self.active.pop(job.job_id, None) is None:
             return

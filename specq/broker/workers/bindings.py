@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specq.broker.jobs.job import Job
+from specq.broker.jobs.lifecycle import JobState
 from specq.broker.jobs.records import bound_record, crashed_record
 from specq.broker.state import State
 from specq.broker.workers.quarantine import after_crash, is_given_up
@@ -35,8 +36,8 @@ class Bindings:
         """Let a job that no verifier holds any more wait for one, if it is not given up."""
         job.session.verifier = b""
         self.bind(job, job.session.weights)
-        if not is_given_up(job.crashes):
-            self.state.jobs.queue.add(job)
+        if job.state is not JobState.GIVEN_UP:
+            self.state.jobs.wait(job)
 
     def note_crash(self, jobs: Iterable[Job]) -> None:
         """Count a verifier's crash against each of the jobs that it had, and let them go on elsewhere."""
@@ -52,7 +53,7 @@ class Bindings:
         self.state.record(crashed_record(job), job)
         if is_given_up(crashes):
             reason = f"{crashes.total} verifiers died of it, {crashes.lone} of them with nothing else to do"
-            self.state.jobs.given_up.append((job, reason))
+            self.state.jobs.give_up(job, reason)
 
     # --- after the broker's own crash ---------------------------------------------------------------------------------
 

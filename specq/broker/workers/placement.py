@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.lifecycle import JobEvent
 from specq.broker.jobs.request import bucket
 from specq.broker.state import GRACE_S, State
 from specq.broker.workers.assignment import DrafterAssignment
@@ -138,6 +139,7 @@ class Placement:
     def open(self, job: Job, worker: Worker) -> None:
         """Open a job's session at a verifier, from the transcript on."""
         request, transcript = job.request, job.transcript
+        job.note(JobEvent.OPENED)
         job.session.open(worker.identity, self.state.next_epoch())
         trace = job.trace
         if trace is not None:
@@ -193,7 +195,7 @@ class Placement:
             self.give_back(job, message.reason)
             self.place_waiting()
         else:
-            self.state.jobs.given_up.append((job, message.reason))
+            self.state.jobs.give_up(job, message.reason)
 
     def give_back(self, job: Job, reason: str) -> None:
         """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
@@ -204,8 +206,6 @@ class Placement:
             job.trace.note("given back", now, reason=reason[:300])
         self.state.faults.note("given_back", str(job.job_id), reason, now, by=request.bucket, owner=request.owner)
         if session.num_failures >= MAX_FAILURES:
-            self.state.jobs.given_up.append(
-                (job, f"given up after {session.num_failures} failures; the last: {reason}")
-            )
+            self.state.jobs.give_up(job, f"given up after {session.num_failures} failures; the last: {reason}")
         else:
             self.bindings.let_wait(job)

@@ -91,7 +91,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
     if shape.target_fingerprint and info.fingerprint and shape.target_fingerprint != info.fingerprint:
         raise ConfigError(
             f"{directory}: these heads were trained together with another target (fingerprint {shape.target_fingerprint[:12]}..) than "
-            f"{info.name} ({info.fingerprint[:12]}..); serve the target that `specq train medusa2` wrote beside them"
+            f"{info.name} ({info.fingerprint[:12]}..); serve that target"
         )
     ids, output = _token_ids(tensors), tensors.get(medusa_form.output_name(shape, 0))
     if ids is not None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specq.engines import Engine
-from specq.protocol import NO_TREE, EngineError, SamplingParams, SessionStep, Tree
+from specq.protocol import EngineError, SamplingParams, SessionStep, Tree
 from specq.testing.conformance.step_outputs import StepOutputConformance
+from specq.testing.reference import Target, decode, plain
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
@@ -36,11 +37,6 @@ def generate(
     return text[: len(prompt) + count]
 
 
-def no_draft(_text: list[int]) -> Tree:
-    """Draft nothing."""
-    return NO_TREE
-
-
 class EngineConformance(StepOutputConformance):
     """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in a text."""
 
@@ -49,10 +45,10 @@ class EngineConformance(StepOutputConformance):
         """Rule 1: no drafts, wrong ones and right ones give one text."""
         rng = np.random.default_rng(0)
         prompt = rng.integers(engine.info.vocab_size, size=19).tolist()
-        plain = generate(engine, 1, prompt, 30, params, no_draft)
+        undrafted = generate(engine, 1, prompt, 30, params, plain)
 
         def mixed_draft(text: list[int]) -> Tree:
-            right = plain[len(text) : len(text) + 3]
+            right = undrafted[len(text) : len(text) + 3]
             tokens = [t if rng.random() < 0.7 else int(rng.integers(engine.info.vocab_size)) for t in right]
             return Tree(
                 np.array(tokens, np.int32),
@@ -60,17 +56,17 @@ class EngineConformance(StepOutputConformance):
                 np.zeros(len(tokens), np.float32),
             )
 
-        assert generate(engine, 2, prompt, 30, params, mixed_draft) == plain
+        assert generate(engine, 2, prompt, 30, params, mixed_draft) == undrafted
         assert engine.free_slots == engine.info.kv_slots  # those of rejected nodes too
 
     def test_free_slots_come_back(self, engine: Engine) -> None:
         before = engine.free_slots
-        generate(engine, 1, [5] * 40, 20, SamplingParams(), no_draft)
+        generate(engine, 1, [5] * 40, 20, SamplingParams(), plain)
         assert engine.free_slots == before == engine.info.kv_slots
 
     def test_open_leaves_at_least_the_last_token_to_compute(self, engine: Engine) -> None:
         prompt = list(range(64))
-        generate(engine, 1, prompt, 1, SamplingParams(), no_draft)
+        generate(engine, 1, prompt, 1, SamplingParams(), plain)
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
 
     @pytest.mark.parametrize("length", [17, 25, 32, 39])
@@ -79,10 +75,10 @@ class EngineConformance(StepOutputConformance):
         rng = np.random.default_rng(length)
         known, other, others = (rng.integers(engine.info.vocab_size, size=n).tolist() for n in (40, 10, 420))
         parting = known[:length] + other
-        alone = generate(engine, 1, parting, 20, SamplingParams(), no_draft)
-        generate(engine, 2, others, 20, SamplingParams(), no_draft)  # of the first one no slot is left
-        generate(engine, 3, known, 20, SamplingParams(), no_draft)
-        assert generate(engine, 4, parting, 20, SamplingParams(), no_draft) == alone
+        alone = generate(engine, 1, parting, 20, SamplingParams(), plain)
+        generate(engine, 2, others, 20, SamplingParams(), plain)  # of the first one no slot is left
+        generate(engine, 3, known, 20, SamplingParams(), plain)
+        assert generate(engine, 4, parting, 20, SamplingParams(), plain) == alone
         assert engine.free_slots == engine.info.kv_slots
 
     def test_a_session_opens_once_and_closes_quietly(self, engine: Engine) -> None:
@@ -116,3 +112,30 @@ class EngineConformance(StepOutputConformance):
     def test_an_engine_that_launches_steps_says_whether_drafts_may_be_unread(self, engine: Engine) -> None:
         """Whether it `overlaps` may depend on the device, so this is asked of every engine that could."""
         assert isinstance(getattr(engine, "takes_unread", None), bool) == hasattr(engine, "launch")
+
+
+class ReferenceConformance:
+    """Needs the fixtures `engine`, as above, and `target`: the logits of the same model, computed by other code."""
+
+    @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+    def test_texts_are_the_reference_decoders(self, engine: Engine, target: Target, params: SamplingParams) -> None:
+        """With trees that are right and wrong in places, and without."""
+        rng = np.random.default_rng(3)
+        prompt = rng.integers(engine.info.vocab_size, size=9).tolist()
+        expected = decode(target, plain, prompt, 16, params).token_ids
+
+        def draft(text: list[int]) -> Tree:
+            """Draft a chain of the right tokens, and a wrong sibling of each."""
+            right = expected[len(text) - len(prompt) :][:3]
+            wrong = [(token + 1) % engine.info.vocab_size for token in right]
+            parents = [2 * (i // 2) - 2 if i > 1 else -1 for i in range(2 * len(right))]
+            if engine.max_chain:  # chains only
+                right, wrong, parents = right[: engine.max_chain], [], list(range(-1, len(right) - 1))
+            token_ids = [token for pair in zip(right, wrong, strict=True) for token in pair] if wrong else right
+            scores = np.zeros(len(token_ids), np.float32)
+            return Tree(np.array(token_ids, np.int32), np.array(parents, np.int32), scores)
+
+        drafted = decode(target, draft, prompt, 16, params)
+        assert drafted.token_ids == expected
+        assert max(drafted.accepted) == 3
+        assert generate(engine, 1, prompt, 16, params, draft)[len(prompt) :] == expected

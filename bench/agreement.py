@@ -1,0 +1,85 @@
+"""Do all contestants say the same? At temperature 0 they must, up to near ties of the target's two best tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.measure import Turn
+from specq.samples import Prompt
+
+NEAR_TIE = 1e-4  # logits closer than this may fall either way in float32
+PRECISIONS = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits of a significand
+
+Gap = Callable[[Sequence[int], int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a contestant first leaves the reference; `gap`: between the two tokens' logits, None if not known."""
+
+    contestant: str
+    prompt: str
+    position: int
+    token: int
+    reference_token: int
+    gap: float | None
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.gap is not None and self.gap < NEAR_TIE
+
+
+def parting(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter one's length."""
+    both = min(len(one), len(other))
+    return next((i for i in range(both) if one[i] != other[i]), both)
+
+
+def differences(turns: Sequence[Turn], gap: Gap | None) -> list[Difference]:
+    """Return the first difference of each contestant and prompt from the first contestant's first repetition."""
+    if not turns:
+        return []
+    reference = _texts([turn for turn in turns if turn.contestant == turns[0].contestant])
+    others = {name: _texts([t for t in turns if t.contestant == name]) for name in _names(turns)}
+    found = [
+        _first(name, prompt, tokens, reference[prompt][0], gap)
+        for name, texts in others.items()
+        for prompt, repeats in texts.items()
+        for tokens in repeats
+    ]
+    return list(dict.fromkeys(difference for difference in found if difference is not None))
+
+
+def summary(turns: Sequence[Turn], found: Sequence[Difference]) -> dict[str, Any]:
+    """Return the differences as JSON-able values."""
+    return {
+        "reference": turns[0].contestant if turns else None,
+        "num_compared": sum(len(turn.prompts) for turn in turns),
+        "num_different": len(found),
+        "num_near_ties": sum(difference.is_near_tie for difference in found),
+        "differences": [asdict(difference) | {"is_near_tie": difference.is_near_tie} for difference in found],
+    }
+
+
+def _names(turns: Sequence[Turn]) -> list[str]:
+    return list(dict.fromkeys(turn.contestant for turn in turns))
+
+
+def _texts(turns: Sequence[Turn]) -> dict[Prompt, list[list[int]]]:
+    texts: dict[Prompt, list[list[int]]] = {}
+    for turn in turns:
+        for prompt, completion in zip(turn.prompts, turn.completions, strict=True):
+            texts.setdefault(prompt, []).append(completion.token_ids)
+    return texts
+
+
+def _first(name: str, prompt: Prompt, tokens: list[int], right: list[int], gap: Gap | None) -> Difference | None:
+    if tokens == right:
+        return None
+    position = parting(tokens, right)
+    ours, theirs = (text[position] if position < len(text) else -1 for text in (tokens, right))
+    known = gap is not None and min(ours, theirs) >= 0
+    distance = gap([*prompt.token_ids, *right[:position]], ours, theirs) if gap and known else None
+    return Difference(name, f"{prompt.dataset}/{prompt.id}", position, ours, theirs, distance)

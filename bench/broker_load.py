@@ -1,0 +1,225 @@
+"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `bench.broker_rate`.
+
+One process is a verifier, the clients and, if asked, drafters. The verifier says of all sessions at once that each has some more tokens,
+and goes on as soon as the clients have those of the steps before; a few steps are under way, so that the broker never waits.
+
+Rule: this side does as little as it can, but it looks at each token that clients receive: none is missing, doubled or out of place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import zmq
+
+from bench.processes import cpu_seconds
+from bench.stubs import hello
+from specq.protocol import (
+    ORIGIN_CODES,
+    PLAIN,
+    Accepted,
+    EngineError,
+    Failed,
+    Frames,
+    JobTokens,
+    Message,
+    Open,
+    SamplingParams,
+    Submit,
+    Tokens,
+    Verdicts,
+    array_frame,
+    decode,
+    encode,
+)
+from specq.runtime import apply_cpu
+from specq.transport import bind_router, connect_dealer, drain
+
+STEPS_UNDER_WAY = 4
+FIRST_JOB = 1000
+TOKEN = 100
+PATIENCE_S = 30.0
+MAX_TOKENS = 100_000  # of a job
+_BASE_LENS = array_frame(Verdicts, "base_lens")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a broker; `seconds` of each of `repeats` measurements; `pid`: its process; `cores`: those of the load itself."""
+
+    broker: str
+    pid: int
+    sessions: int
+    tokens: int
+    clients: int
+    drafters: int
+    seconds: float
+    repeats: int
+    cores: tuple[int, ...]
+
+
+class Steps:
+    """The verdicts of steps on all sessions: the same frames each time, but for the positions."""
+
+    def __init__(self, opened: Sequence[Open], num_tokens: int) -> None:
+        count = len(opened)
+        self._base_lens = np.array([len(message.token_ids) for message in opened], np.int32)
+        self._num_tokens = num_tokens
+        self._frames = encode(
+            Verdicts(
+                min_accept_prob=200,
+                step_us=5000,
+                session_ids=np.array([message.session_id for message in opened], np.int64),
+                epochs=np.array([message.epoch for message in opened], np.int64),
+                base_lens=self._base_lens,
+                num_tokens=np.full(count, num_tokens, np.int32),
+                num_nodes=np.zeros(count, np.int32),
+                num_seen=np.zeros(count, np.int32),
+                waited_us=np.zeros(count, np.int32),
+                token_ids=np.full(count * num_tokens, TOKEN, np.int32),
+                origins=np.full(count * num_tokens, ORIGIN_CODES[PLAIN], np.uint8),
+            )
+        )
+
+    def take(self) -> Frames:
+        """Return the next step's frames."""
+        frames = list(self._frames)
+        frames[_BASE_LENS] = self._base_lens.tobytes()
+        self._base_lens += self._num_tokens
+        return frames
+
+
+class Received:
+    """What the clients have of each job; raises EngineError for a token that is not where it should be."""
+
+    def __init__(self, num_jobs: int) -> None:
+        self.lengths = np.zeros(num_jobs, np.int64)
+        self.num_tokens = self.num_messages = 0
+
+    def take(self, frames: Frames) -> None:
+        """Take a message in."""
+        self.num_messages += 1
+        match decode(frames):
+            case JobTokens() as found:
+                self._add(found.job_ids - FIRST_JOB, found.base_lens, found.num_tokens, found.token_ids)
+            case Tokens() as found:
+                ids, sizes = np.array([found.job_id - FIRST_JOB]), np.array([len(found.token_ids)])
+                self._add(ids, np.array([found.base_len]), sizes, found.token_ids)
+            case found:
+                raise EngineError(f"a client received {found.TYPE}")
+
+    def _add(self, jobs: Any, base_lens: Any, sizes: Any, token_ids: Any) -> None:
+        if np.any(self.lengths[jobs] != base_lens) or np.any(token_ids != TOKEN) or sizes.sum() != len(token_ids):
+            raise EngineError("a client received tokens that are not the next ones")
+        self.lengths[jobs] += sizes
+        self.num_tokens += len(token_ids)
+
+
+class Peers:
+    """The sockets of a verifier, of clients and of drafters, with all sessions opened."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], load: Load) -> None:
+        self._context, self.received = context, Received(load.sessions)
+        self.router, endpoint = bind_router(context, "tcp://127.0.0.1:*")
+        self._control = self._connect(load.broker)
+        self._control.send_multipart(encode(hello("target", endpoint)))
+        self.drafters = [self._drafter(load.broker, number) for number in range(load.drafters)]
+        self.clients = [self._connect(load.broker) for _ in range(load.clients)]
+        self._submit_all(load)
+        self.broker, opened = self._opened(load.sessions)
+        self.steps = Steps(opened, load.tokens)
+        self.poller = zmq.Poller()
+        for socket in (*self.clients, *self.drafters):
+            self.poller.register(socket, zmq.POLLIN)
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        socket = connect_dealer(self._context, address, queue=True)
+        socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1e3))
+        return socket
+
+    def _drafter(self, address: str, number: int) -> zmq.Socket[bytes]:
+        socket = self._connect(address)
+        socket.send_multipart(encode(hello("draft", fingerprint=f"stub {number}")))
+        socket.recv_multipart()  # Welcome
+        return socket
+
+    def _submit_all(self, load: Load) -> None:
+        for i in range(load.sessions):
+            params = SamplingParams(max_tokens=MAX_TOKENS)
+            job = encode(Submit(job_id=FIRST_JOB + i, params=params, prompt_ids=np.ones(1, np.int32)))
+            client = self.clients[i % len(self.clients)]
+            client.send_multipart(job)
+            while not isinstance(answer := decode(client.recv_multipart()), Accepted):
+                if not isinstance(answer, Failed) or answer.code != "no_verifier":
+                    raise EngineError(f"a job was answered by {answer}")
+                client.send_multipart(job)
+
+    def _opened(self, count: int) -> tuple[bytes, list[Open]]:
+        """Return the broker's identity, and the sessions as it opened them."""
+        self.router.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1e3))
+        found: dict[int, Open] = {}
+        broker = b""
+        while len(found) < count:
+            broker, *frames = self.router.recv_multipart()
+            message: Message = decode(frames)
+            if isinstance(message, Open):
+                found[message.session_id] = message
+        return broker, list(found.values())
+
+    def receive(self, timeout_s: float) -> None:
+        """Take in what has arrived for clients and drafters; raises EngineError if nothing does for so long."""
+        ready = self.poller.poll(int(timeout_s * 1e3))
+        if not ready:
+            raise EngineError(f"no client received anything for {timeout_s:g} s")
+        for socket, _ in ready:
+            for frames in drain(socket):
+                if socket in self.clients:
+                    self.received.take(frames)
+
+
+def measure(peers: Peers, load: Load) -> dict[str, float]:
+    """Keep the broker busy for some seconds; return tokens and messages a second, and the broker's processor time."""
+    received, in_step = peers.received, load.sessions * load.tokens
+    num_tokens, num_messages, cpu = received.num_tokens, received.num_messages, cpu_seconds(load.pid)
+    num_sent, started = num_tokens, time.perf_counter()
+    while time.perf_counter() - started < load.seconds:
+        while num_sent - received.num_tokens < STEPS_UNDER_WAY * in_step:
+            peers.router.send_multipart([peers.broker, *peers.steps.take()])
+            num_sent += in_step
+        peers.receive(PATIENCE_S)
+    seconds, got = time.perf_counter() - started, received.num_tokens - num_tokens
+    after, messages = cpu_seconds(load.pid), received.num_messages - num_messages
+    while received.num_tokens < num_sent:
+        peers.receive(PATIENCE_S)
+    used = (after - cpu) / seconds if after is not None and cpu is not None else 0.0
+    return {"tokens": got / seconds, "messages": messages / seconds, "busy": used, "us": 1e6 * used * seconds / got}
+
+
+def run(load: Load) -> Iterator[dict[str, float]]:
+    """Open the sessions, run a while unmeasured, then measure."""
+    apply_cpu(load.cores)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        peers = Peers(context, load)
+        measure(peers, load)
+        yield from (measure(peers, load) for _ in range(load.repeats))
+    finally:
+        context.destroy(linger=0)
+
+
+def arguments(load: Load) -> str:
+    """Return what this module is started with."""
+    return json.dumps(asdict(load))
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps(list(run(Load(**asked | {"cores": tuple(asked["cores"])})))), flush=True)  # noqa: T201 - read by who started it
+    os._exit(0)

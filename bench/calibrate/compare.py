@@ -1,0 +1,93 @@
+"""What the simulator predicts for a setting, beside what was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from bench.calibrate.steps import since
+from specq.protocol import Speculation
+from specq.simulate import Scenario
+from specq.simulate.run import Simulation
+from specq.simulate.settings import TrafficSettings
+from specq.simulate.stub_text import Choices, Texts
+
+COMPARED = ("tokens_per_second", "mean_accepted_length", "hit_rate")
+WARM_LEN = 4  # tokens of the jobs that compute all prompts, before those that are timed
+
+
+def predict(
+    tables: dict[str, Any], texts: Texts, choices: Choices, rtt_ms: float, modes: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Simulate what the real processes did, in the same order: the jobs whose texts these are, with the drafters `rtt_ms` further
+    away, in one mode after the other. Return for each mode what is compared.
+
+    choices   what the drafter thought of the texts; none: as the tables say
+    """
+    network = tables["network"]
+    far = {**network, "rtt_ms": network["rtt_ms"] + rtt_ms}
+    scenario = Scenario.from_tables({**tables, "network": far})
+    simulation = Simulation(scenario, texts, choices)
+    return {mode: _predict(simulation, len(texts), mode) for mode in modes}
+
+
+def _predict(simulation: Simulation, num_jobs: int, mode: str) -> dict[str, Any]:
+    traffic, speculation = simulation.scenario.traffic, Speculation(mode=mode)
+    output_len, sessions = traffic.output_tokens, traffic.sessions
+    simulation.run_jobs(TrafficSettings(sessions=1, output_tokens=WARM_LEN, num_jobs=num_jobs), speculation)
+    before, num_before = simulation.metrics(), len(simulation.users.finished)
+    timed = TrafficSettings(sessions=sessions, output_tokens=output_len, num_jobs=num_jobs)
+    seconds = simulation.run_jobs(timed, speculation)
+    sums = Counter[str]()
+    for job in simulation.users.finished[num_before:]:
+        sums.update({name: job.stats[name] for name in ("rounds", "hits", "misses")}, tokens=job.num_tokens)
+    return {
+        "tokens_per_second": round(sums["tokens"] / seconds, 2),
+        "mean_accepted_length": round(sums["tokens"] / sums["rounds"], 4),
+        "hit_rate": round(sums["hits"] / max(sums["hits"] + sums["misses"], 1), 4),
+        "steps": since(before, simulation.metrics()),
+    }
+
+
+def compared(rtt_ms: float, mode: str, measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
+    """Return one run's line of the report: both sides, and predicted / measured."""
+    ratios = {name: round(predicted[name] / measured[name], 4) for name in COMPARED if measured[name]}
+    return {"rtt_ms": rtt_ms, "mode": mode, "measured": measured, "predicted": predicted, "ratio": ratios}
+
+
+def rows(runs: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """Return the runs as rows for the screen, a header first."""
+    header = (
+        "RTT MS",
+        "MODE",
+        "MEASURED",
+        "PREDICTED",
+        "RATIO",
+        "TOKENS/ROUND",
+        "PREDICTED",
+        "STEP MS",
+        "PREDICTED",
+        "HOST MS",
+        "PREDICTED",
+        "OTHERS",
+    )
+    return [header, *(_row(run) for run in runs)]
+
+
+def _row(run: dict[str, Any]) -> tuple[object, ...]:
+    measured, predicted = run["measured"], run["predicted"]
+    return (
+        run["rtt_ms"],
+        run["mode"],
+        f"{measured['tokens_per_second']:.1f}",
+        f"{predicted['tokens_per_second']:.1f}",
+        f"{run['ratio'].get('tokens_per_second', 0):.3f}",
+        f"{measured['mean_accepted_length']:.2f}",
+        f"{predicted['mean_accepted_length']:.2f}",
+        f"{measured['steps']['step_ms']:.2f}",
+        f"{predicted['steps']['step_ms']:.2f}",
+        f"{measured['steps']['host_ms']:.2f}",
+        f"{predicted['steps']['host_ms']:.2f}",
+        f"{measured['load']['others']:.2f}",
+    )

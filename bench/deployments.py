@@ -1,0 +1,49 @@
+"""Groups of specq's processes that several measurements use one after the other: started when first asked for, kept while asked for.
+
+Rule: they start one by one, since a verifier measures its steps when it starts, and drafters their passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Self
+
+from specq.processes.servers import READY_S, Servers
+
+Starter = Callable[[], AbstractContextManager[Servers]]
+
+
+class Deployments:
+    """The groups that run, by a name that says what they run."""
+
+    def __init__(self, ready_s: float = READY_S) -> None:
+        """`ready_s`: within which each must be ready."""
+        self._ready_s = ready_s
+        self._running: dict[str, tuple[Servers, ExitStack]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop_all_but(())
+
+    def serve(self, wanted: Mapping[str, Starter]) -> dict[str, Servers]:
+        """Stop the groups that are not wanted, start those that are missing, and return all by name, ready."""
+        self._stop_all_but(wanted)
+        for name, start in wanted.items():
+            if name not in self._running:
+                self._start(name, start)
+        return {name: self._running[name][0] for name in wanted}
+
+    def _start(self, name: str, start: Starter) -> None:
+        with ExitStack() as stack:
+            servers = stack.enter_context(start())
+            servers.wait_ready(self._ready_s)
+            self._running[name] = servers, stack.pop_all()
+
+    def _stop_all_but(self, wanted: Mapping[str, Starter] | tuple[()]) -> None:
+        with ExitStack() as stack:
+            for name in [name for name in self._running if name not in wanted]:
+                stack.push(self._running.pop(name)[1])

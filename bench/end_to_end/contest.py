@@ -1,0 +1,131 @@
+"""One contestant after the other on the same workload, since each fills the GPU; and the options that say which."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.end_to_end import table
+from bench.end_to_end.cut_short import CutShortError
+from bench.end_to_end.workload import JOBS_EACH, Workload
+from bench.report import Report, attempt, show
+from bench.suite import COUNT, options
+from specq.protocol import ConfigError
+from specq.runtime import Number
+
+DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
+SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
+SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
+
+workload_options = options(
+    click.option(
+        "--pair", default="pair", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+        help="Has target/ and draft/; made if it is not there.",
+    ),
+    click.option("--target", default="qwen2.5-7b", show_default=True, help="Shape of the target, if it is to be made."),
+    click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft model, likewise."),
+    click.option("--draft-shape", default=DRAFT_SHAPE, show_default=True, help="Changes to it."),
+    click.option("--target-shape", default="", help="Changes to that of the target."),
+    click.option("--model", default="tiny", show_default=True, help="The small pair that is inflated."),
+    click.option("--parallel", default="", metavar="DIR", help="A parallel draft model for it, inflated as the draft model."),
+    click.option("--heads", metavar="DIR", multiple=True, help="Medusa heads or an EAGLE-3 head for it, inflated likewise; may be repeated."),
+    click.option("--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."),
+    click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
+    click.option("--temperature", "temperatures", type=Number(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
+    click.option(
+        "--sampled-sessions", type=COUNT, multiple=True,
+        help="Jobs at a time at each --temperature but the first; may be repeated.  [default: those of --sessions]",
+    ),
+    click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
+    click.option(
+        "--length-spread", type=Number(0, 0.9), default=0.0, show_default=True,
+        help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
+    ),
+    click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
+    click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
+    click.option("--settle-s", type=Number(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
+    click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
+    click.option(
+        "--mode", "modes", multiple=True, type=click.Choice(["plain", "sync", "async"]),
+        help="Of own, one, two, two-own and ssd, which has two ways of its own besides; may be repeated.  [default: all of each]",
+    ),
+    click.option("--engine-option", "engine_options", multiple=True, metavar="NAME=VALUE", help="Handed on to their engine; may be repeated."),
+    click.option("--tensor-parallel", type=COUNT, default=1, show_default=True, help="GPUs for each layer, in vLLM."),
+    click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
+)  # fmt: skip
+Contestant = Callable[[Workload], dict[str, Any]]
+
+
+def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
+    """Make the pair if it is not there; return and report the workload. Raises ConfigError if the device is not here."""
+    from bench.gpu.models import check_device
+
+    check_device(device)
+    made_of = {name: given.pop(name) for name in (*SHAPES, *SOURCES)} | {"model": given.pop("model")}
+    _build(pair, device, made_of)
+    work = Workload.of(pair, device=device, model=f"{pair}/target", **given)
+    report.update(settings=work.to_dict() | made_of)
+    return work
+
+
+def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
+    if (pair / "draft" / "config.json").exists():
+        return
+    dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    given = {"out": str(pair), "device": device, "dtype": dtype} | made_of
+    each = ((name, one) for name, value in given.items() for one in ((value,) if isinstance(value, str) else value))
+    arguments = [part for name, one in each if one for part in (f"--{name.replace('_', '-')}", one)]
+    if subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=False).returncode:
+        raise ConfigError(f"the pair {pair} could not be made; see above")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put together."""
+
+    name: str
+    measure: Contestant
+    variant: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.variant}".strip()
+
+    def is_in(self, results: Mapping[str, Any]) -> bool:
+        """Has it been measured?"""
+        found = results.get(self.name, {})
+        return self.variant in found if self.variant else bool(found) and "error" not in found
+
+
+def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
+    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
+    the others go on. Return which failed. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
+    results, failed = report.content["results"], list[str]()
+    for part in parts:
+        if part.is_in(results):
+            continue
+        stop: BaseException | None = None
+        try:
+            found = attempt(part.title, partial(part.measure, work))
+        except CutShortError as cut:
+            found, stop = cut.found, cut.stop
+        failed += [f"{part.title}{key.removeprefix('error')}" for key in found if key.startswith("error")]
+        earlier = results.get(part.name, {}) if part.variant else {}
+        report.update(figures=table.figures(part.name, found), results={part.name: earlier | found})
+        _show(table.table(part.name, found), table.notes(part.name, found))
+        if stop is not None:
+            raise stop
+    _show(table.summary(results))
+    return failed
+
+
+def _show(rows: Sequence[table.Row], notes: Sequence[str] = ()) -> None:
+    if rows:
+        show(rows, notes)

@@ -1,0 +1,229 @@
+"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large target on its
+device.
+
+far       draft workers as processes, each on a core of its own; all of them `rtt_ms` away, one delay after the other
+far-own   the same drafter, as it is, in the verifier's process
+
+Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns. Turns are about as long at
+each load, so that one session is told as well as many. A broker and a verifier are started once for each of the two; draft workers and the proxy
+are started anew for each delay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import click
+
+from bench.calibrate.serving import Service, proxy
+from bench.end_to_end.cut_short import keeping
+from bench.end_to_end.listening import ListeningClient
+from bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
+from bench.end_to_end.streams import Load, Repetitions, Stream
+from bench.end_to_end.workload import WARM_LEN, Workload
+from bench.figures import paired
+from bench.report import attempt, tell
+from bench.suite import COUNT, options
+from specq.config import Config, to_arguments
+from specq.processes.servers import Servers
+from specq.processes.up import Group, Member
+from specq.protocol import EngineError
+from specq.runtime import Number, available_cores
+
+PLAIN, DRAFTED = "plain", "async"
+VERIFIER_CORES, OTHER_CORES = 2, 2  # OTHER_CORES: for the broker, and for this process with its proxy
+GONE_S, POLL_S = 30.0, 0.1
+
+far_options = options(
+    click.option("--far-drafters", type=COUNT, default=12, show_default=True, help="Draft workers of `far`."),
+    click.option("--far-model", default="tiny", show_default=True, help="Their draft model, which is not inflated; it has the pair's tokenizer."),
+    click.option(
+        "--rtt-ms", type=Number(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
+        help="Round trip between `far` draft workers and broker; 0: no proxy; may be repeated.",
+    ),
+    click.option(
+        "--turn-s", type=Number(0), default=0.6, show_default=True,
+        help="A turn of `far` and `far-own`: its jobs, as often as until so many seconds are over.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How many draft workers with which model, how far away, and how long a turn is at least."""
+
+    drafters: int
+    model: str
+    rtt_ms: tuple[float, ...]
+    turn_s: float = 0.0
+
+
+def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
+    """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; a delay that fails leaves the others."""
+    cores = Cores.of(available_cores(), settings.drafters)
+    found: dict[str, Any] = {}
+    with _running(cores.given(verifier_config(work, ""))) as (servers, client), keeping(found):
+        for rtt_ms in settings.rtt_ms:
+            name = f"{rtt_ms:g} ms"
+            runs = _at(rtt_ms, settings, work, servers, client, cores)
+            failed = attempt(f"far {name}", partial(_add, runs, found, f" {name}"))
+            if failed:
+                found[f"error {name}"] = failed["error"]
+    return found
+
+
+def measure_own(settings: Settings, work: Workload) -> dict[str, Any]:
+    """Return {"plain" and "async": {load: figures}}, the drafter in the verifier's process."""
+    found: dict[str, Any] = {}
+    with _running(verifier_config(work, settings.model)) as (servers, client), keeping(found):
+        service = Service(servers.client, {})
+        _add(((load, _in_turns(client, service, work, load, settings.turn_s)) for load in work.loads), found)
+    return found
+
+
+def _add(runs: Iterable[tuple[Load, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
+    """Add the figures of each load, by variant, as they come."""
+    for load, by_variant in runs:
+        for variant, one in by_variant.items():
+            found.setdefault(f"{variant}{suffix}", {})[load.key] = one
+
+
+CONTESTANTS = {"far": measure_far, "far-own": measure_own}
+
+
+@contextmanager
+def _running(config: Config) -> Iterator[tuple[Servers, ListeningClient]]:
+    with Servers(config) as servers, ListeningClient(servers.address) as client:
+        servers.wait_ready(READY_S)
+        yield servers, client
+
+
+# --- one delay ------------------------------------------------------------------------------------------------------
+
+
+def _at(
+    rtt_ms: float, settings: Settings, work: Workload, servers: Servers, client: ListeningClient, cores: Cores
+) -> Iterator[tuple[Load, dict[str, Any]]]:
+    """Start draft workers so far away, and yield {variant: figures} of each load."""
+    with ExitStack() as stack:
+        address = stack.enter_context(proxy(servers.address, rtt_ms)) if rtt_ms else servers.address
+        stack.callback(_wait_until_gone, servers)
+        workers = stack.enter_context(Group(_members(servers.config, address, settings, cores)))
+        workers.wait_ready(READY_S)
+        servers.client.wait_until_ready(num_targets=1, num_drafters=settings.drafters, timeout_s=READY_S)
+        service = Service(servers.client, {})
+        for load in work.loads:
+            yield load, _in_turns(client, service, work, load, settings.turn_s)
+
+
+def _members(config: Config, address: str, settings: Settings, cores: Cores) -> list[Member]:
+    """Return the draft workers, which find the broker at the address."""
+    found = []
+    for number, core in enumerate(cores.drafters, 1):
+        name = f"far-{number}"
+        section = replace(
+            config.draft,
+            broker=address,
+            name=name,
+            model=settings.model,
+            device="cpu",
+            cores=(core,),
+            threads=1,
+            nice=0,
+        )
+        arguments = ("worker", "--role", "draft", *to_arguments(section), "--log-level", "warning")
+        # `about` of the first one is where the group asks who is ready: at the broker itself
+        found.append(Member(name, arguments, (core,), config.broker.bind))
+    return found
+
+
+def _wait_until_gone(servers: Servers) -> None:
+    """Wait until the broker knows no draft workers, so that those of the next delay are the only ones."""
+    deadline = time.monotonic() + GONE_S
+    while any(worker["role"] == "draft" for worker in servers.client.status()["workers"]):
+        if time.monotonic() > deadline:
+            raise EngineError(f"draft workers that have ended are still known after {GONE_S:g} s")
+        time.sleep(POLL_S)
+
+
+# --- turns ----------------------------------------------------------------------------------------------------------
+
+
+def _in_turns(
+    client: ListeningClient, service: Service, work: Workload, load: Load, turn_s: float
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of plain decoding and of drafting, which take turns.
+
+    drafted_per_second   nodes that all draft workers made, while drafting had its turns
+    stale_share          of the nodes that reached the verifier, those that the transcript contradicted or that were cut
+    to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval
+    """
+    prompts = work.prompts_for(load.sessions)[: work.jobs_each * load.sessions]
+    modes = {mode: Completer(client, load, work, mode) for mode in (PLAIN, DRAFTED)}
+    turns = {mode: Repetitions(load) for mode in modes}
+    modes[PLAIN].complete(prompts, WARM_LEN)
+    work.settle(prompts, modes[DRAFTED].complete)
+    _, before = service.counts()
+    for number in range(work.repeats):
+        for mode in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
+            turns[mode].add(partial(_turn, modes[mode], prompts, work.output_len, turn_s))
+    _, after = service.counts()
+    found = {mode: turns[mode].figures() | speculation(modes[mode].results) for mode in modes}
+    found[DRAFTED] |= _to_plain(turns[DRAFTED], turns[PLAIN])
+    rate, ratio, interval = (found[DRAFTED][name] for name in ("tokens_per_second", "to_plain", "interval"))
+    tell(f"{load.key}: {rate:.0f} tokens/s, {ratio:.3f} of plain, {interval[0]:.3f} to {interval[1]:.3f}")
+    nodes = after["draft_nodes"] - before["draft_nodes"]
+    return found | {
+        DRAFTED: found[DRAFTED]
+        | {
+            "stale_share": round(found[DRAFTED]["stale"] / max(found[DRAFTED]["drafted"], 1), 3),
+            "drafted_per_second": round(nodes / turns[DRAFTED].seconds),
+        }
+    }
+
+
+def _turn(completer: Completer, prompts: list[list[int]], num_tokens: int, seconds: float) -> list[Stream]:
+    """Complete all prompts, and again until the seconds are over."""
+    until, found = time.monotonic() + seconds, completer.complete(prompts, num_tokens)
+    while time.monotonic() < until:
+        found += completer.complete(prompts, num_tokens)
+    return found
+
+
+def _to_plain(drafted: Repetitions, plain: Repetitions) -> dict[str, Any]:
+    found = paired(drafted.rates, plain.rates)
+    return {"to_plain": found["median"], "interval": found["interval"], "ratios": found["ratios"]}
+
+
+# --- cores ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which cores verifier and broker stay on, and the core of each draft worker."""
+
+    verifier: tuple[int, ...]
+    broker: tuple[int, ...]
+    drafters: tuple[int, ...]
+
+    @staticmethod
+    def of(here: tuple[int, ...], drafters: int) -> Cores:
+        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers share theirs."""
+        num_others = min(VERIFIER_CORES + OTHER_CORES, max(len(here) // 2, 1))
+        verifier = here[: max(num_others - OTHER_CORES, 1)]
+        rest = here[num_others:] or here
+        return Cores(
+            verifier,
+            here[len(verifier) : num_others][:1] or verifier,
+            tuple(rest[i % len(rest)] for i in range(drafters)),
+        )
+
+    def given(self, config: Config) -> Config:
+        """Return a configuration whose broker and verifier stay on their cores."""
+        broker, target = replace(config.broker, cores=self.broker), replace(config.target, cores=self.verifier)
+        return replace(config, broker=broker, target=target)

@@ -1,0 +1,146 @@
+"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether texts are the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+from bench import agreement
+from bench.figures import Row, figures, or_dash, ratios
+from bench.measure import Turn
+from bench.method_turns import Measured, StepTimes
+from bench.methods import DRAFT, EVERYTHING, LOOKUP, PLAIN, Method
+from bench.report import Figure, figure
+
+SHOWN_DEPTHS = 6
+NOTES = (
+    "ratios are of tokens/s within a repetition: the median, and the range of the repetitions",
+    "BY DEPTH: share of all rounds that accepted at least one drafted token, two, and so on; TOKENS/ROUND is 1 + their sum, but for cut ends",
+    "DRAFT MS: what a step takes beside its forward pass (drafting, receiving, sending), less the same of plain decoding; FORWARD MS: that pass",
+    "WORKER MS: processor time of the draft worker for each step; it drafts while the verifier computes",
+    "MB: the drafters' weights in their files",
+)
+
+
+def cells_of(methods: Sequence[Method], measured: Measured, concurrency: int) -> dict[str, dict[str, Any]]:
+    """Return what was found of each method, by name, as JSON-able values."""
+    by_name = {method.name: [turn for turn in measured.turns if turn.contestant == method.name] for method in methods}
+    found = figures(measured.turns, dict.fromkeys(by_name, concurrency))
+    plain = measured.steps[PLAIN]
+    different = agreement.differences(measured.turns, None)
+    cells = {}
+    for method in methods:
+        own = found[method.name]
+        texts = sum(len(turn.completions) for turn in by_name[method.name])
+        costs = costs_of(measured.steps[method.name], plain, measured.worker_s.get(method.name))
+        cells[method.name] = {
+            "kind": method.kind,
+            "tokens_per_second": own["tokens_per_second"],
+            "ratio_to": {
+                other: figure("ratio", ratios(by_name[method.name], by_name[other]))
+                for other in (PLAIN, LOOKUP, DRAFT)
+                if other in by_name
+            },
+            "tokens_per_round": own["speculation"]["mean_accepted_length"],
+            "accepted_by_depth": accepted_by_depth(own["speculation"]["accepted_lengths"]),
+            **costs,
+            "weight_bytes": method.num_bytes,
+            "texts": texts,
+            "differing": [one.prompt for one in different if one.contestant == method.name],
+            "by_dataset": own["by_dataset"],
+            "time_to_first_token_ms": own["time_to_first_token_ms"],
+            "num_tokens": own["num_tokens"],
+            "speculation": own["speculation"],
+        }
+    return cells
+
+
+def accepted_by_depth(accepted_lengths: Sequence[int]) -> list[float]:
+    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were accepted."""
+    rounds = sum(accepted_lengths)
+    at_least = list(accumulate(reversed(accepted_lengths[1:])))[::-1]
+    return [round(count / rounds, 4) for count in at_least]
+
+
+def costs_of(own: StepTimes, plain: StepTimes, worker_s: float | None) -> dict[str, float | None]:
+    """Return the milliseconds of a method's steps, see NOTES; None for what it does not have."""
+    steps, plain_steps = max(own.steps, 1), max(plain.steps, 1)
+    return {
+        "forward_ms": round(1e3 * own.forward_s / steps, 3),
+        "draft_ms": round(1e3 * (own.between_s / steps - plain.between_s / plain_steps), 3),
+        "worker_ms": None if worker_s is None else round(1e3 * worker_s / steps, 3),
+    }
+
+
+def to_best(turns: Sequence[Turn], methods: Sequence[Method]) -> tuple[str, Figure] | None:
+    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not both were measured."""
+    rates = {
+        method.name: [turn for turn in turns if turn.contestant == method.name]
+        for method in methods
+        if method.kind != EVERYTHING
+    }
+    everything = [turn for turn in turns if turn.contestant == EVERYTHING]
+    if not everything:
+        return None
+    best = max(rates, key=lambda name: median(ratios(rates[name], rates[PLAIN])))
+    return best, figure("ratio", ratios(everything, rates[best]))
+
+
+def figures_of(temperature: str, cells: Mapping[str, dict[str, Any]]) -> dict[str, Figure]:
+    """Return what two reports are compared by."""
+    found = {}
+    for name, cell in cells.items():
+        found[f"{temperature} {name} tokens/s"] = figure("tokens/s", cell["tokens_per_second"]["repeats"])
+        found[f"{temperature} {name} to plain"] = cell["ratio_to"][PLAIN]
+        found[f"{temperature} {name} tokens/round"] = figure("tokens/round", [cell["tokens_per_round"] or 0.0])
+    return found
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------------
+
+
+def method_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Return a row for each method at each temperature, a header first."""
+    header: Row = (
+        *("", "METHOD", "TOKENS/ROUND", "BY DEPTH", "FORWARD MS", "DRAFT MS", "WORKER MS", "MB"),
+        *("TOKENS/S", "TO PLAIN", "TO LOOKUP", "TO DRAFT MODEL", "SAME TEXT"),
+    )
+    return [header, *(_row(at, name, cell) for at, one in results.items() for name, cell in one["methods"].items())]
+
+
+def _row(temperature: str, name: str, cell: dict[str, Any]) -> Row:
+    depths = " ".join(f"{share:.0%}" for share in cell["accepted_by_depth"][:SHOWN_DEPTHS])
+    return (
+        *(temperature, name, or_dash(cell["tokens_per_round"], "{:.2f}".format), depths or "-"),
+        *(or_dash(cell[which], "{:.2f}".format) for which in ("forward_ms", "draft_ms", "worker_ms")),
+        or_dash(cell["weight_bytes"] / 1e6 or None, "{:.1f}".format),
+        f"{cell['tokens_per_second']['median']:.1f}",
+        *(ratio_text(cell["ratio_to"].get(other)) for other in (PLAIN, LOOKUP, DRAFT)),
+        "yes" if not cell["differing"] else "NO",
+    )
+
+
+def ratio_text(found: Figure | None) -> str:
+    """Return a ratio with the range of its repetitions."""
+    return "-" if found is None else f"{found['median']:.2f} ({min(found['repeats']):.2f}..{max(found['repeats']):.2f})"
+
+
+def dataset_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header first."""
+    cells = [(at, name, cell, one["methods"]) for at, one in results.items() for name, cell in one["methods"].items()]
+    datasets = list(dict.fromkeys(dataset for _, _, cell, _ in cells for dataset in cell["by_dataset"]))
+    rows: list[Row] = [("", "METHOD", *(dataset.upper() for dataset in datasets))]
+    for at, name, cell, methods in cells:
+        plain = methods[PLAIN]["by_dataset"]
+        rows.append((at, name, *(_of_dataset(cell["by_dataset"][one], plain[one]) for one in datasets)))
+    return rows
+
+
+def _of_dataset(own: dict[str, Any], plain: dict[str, Any]) -> str:
+    length = or_dash(own["mean_accepted_length"], "{:.2f}".format)
+    if "tokens_per_second" not in own:
+        return length
+    pairs = zip(own["tokens_per_second"]["repeats"], plain["tokens_per_second"]["repeats"], strict=True)
+    return f"{length}, {median(ours / theirs for ours, theirs in pairs):.2f}x"

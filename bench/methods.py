@@ -1,0 +1,179 @@
+"""Every way to draft, each as a verifier of its own has it, beside plain decoding. All in one process group: nothing is shared but the machine.
+
+    plain               no speculation of any kind
+    lookup              suffix decoding over the text itself
+    suffix              the same, over the texts of ended jobs too
+    lookahead           n-grams that the target gives in scratch rows
+    draft-colocated     a draft model in the verifier's process; draft-worker: the same one in a draft worker
+    parallel-colocated  a draft model that foresees several tokens in one pass, likewise; parallel-worker
+    medusa, eagle3      heads in the verifier's process
+    eagle3-suffix       an EAGLE-3 head and suffix decoding, in one tree
+    everything          all of these at once
+
+Rule: a method's drafts are always used and nothing else drafts, so that the method is measured; of `everything` those are used that pay
+(`drafts = "measured"`), as in service.
+
+To add one: its name in KINDS, and a line in `_all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from specq.checkpoints import draft_form, eagle_form, medusa_form, weight_bytes
+from specq.config import Config
+from specq.models import HEADS, resolve_model
+from specq.processes.servers import pair_config
+from specq.protocol import ConfigError
+
+PLAIN, LOOKUP, DRAFT, EVERYTHING = "plain", "lookup", "draft-colocated", "everything"
+MEDUSA, EAGLE, EAGLE_SUFFIX = "medusa", "eagle3", "eagle3-suffix"
+KINDS = {  # with what each needs
+    PLAIN: "",
+    LOOKUP: "",
+    "suffix": "",
+    "lookahead": "",
+    DRAFT: "a draft model (--draft)",
+    "draft-worker": "a draft model (--draft)",
+    "parallel-colocated": "a parallel draft model (--parallel)",
+    "parallel-worker": "a parallel draft model (--parallel)",
+    MEDUSA: "Medusa heads (--heads)",
+    EAGLE: "an EAGLE-3 head (--heads)",
+    EAGLE_SUFFIX: "an EAGLE-3 head (--heads)",
+    EVERYTHING: "",
+}
+SHARED_TOKENS = 100_000
+ALONE: Mapping[str, Any] = {"drafts": "always", "prompt_lookup": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """What there is to draft with: names or directories, as a verifier takes them; "" and () for what there is not.
+
+    shared_tokens   tokens of ended jobs that `suffix` and `everything` keep
+    """
+
+    draft: str = ""
+    parallel: str = ""
+    heads: tuple[str, ...] = ()
+    shared_tokens: int = SHARED_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to draft.
+
+    kind      one of KINDS; `name` says also which heads, where several are of that kind
+    target    options of its verifier
+    worker    the model of its one draft worker; "" for none
+    weights   what it drafts with: directories or files
+    """
+
+    kind: str
+    target: Mapping[str, Any] = field(default_factory=lambda: ALONE)
+    worker: str = ""
+    weights: tuple[Path, ...] = ()
+    name: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of its jobs."""
+        return "plain" if self.kind == PLAIN else "async"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its verifier measures which drafts pay."""
+        return self.target.get("drafts") != "always"
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the weights that it drafts with, in their files."""
+        return sum(map(weight_bytes, self.weights))
+
+
+def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
+    """Return plain decoding and the methods of these kinds, in the order of KINDS; of all kinds where none is named and there is what
+    they need. Raises ConfigError for a kind without what it needs, and for files that are something else."""
+    found = _named(list(_all(files)))
+    for kind in kinds:
+        if kind not in {method.kind for method in found}:
+            raise ConfigError(f"the method {kind} needs {KINDS[kind]}")
+    return [method for method in found if not kinds or method.kind in (PLAIN, *kinds)]
+
+
+def config_of(method: Method, target: str) -> Config:
+    """Return the deployment of a method: a broker without a journal, a verifier, and its draft worker if it has one."""
+    made = pair_config(target, method.worker, 1 if method.worker else 0)
+    verifier = replace(made.target, **method.target)
+    return replace(made, target=verifier, broker=replace(made.broker, journal="none"))
+
+
+def _all(files: DraftFiles) -> Iterator[Method]:
+    """Yield all methods that there are files for."""
+    yield Method(PLAIN)
+    yield Method(LOOKUP, {"drafts": "always"})
+    yield Method("suffix", {"drafts": "always", "shared_tokens": files.shared_tokens})
+    yield Method("lookahead", {**ALONE, "lookahead": True})
+    for what, model in (("draft", files.draft), ("parallel", _checked_parallel(files.parallel))):
+        if model:
+            weights = (Path(resolve_model(model, "draft")),)
+            yield Method(f"{what}-colocated", {**ALONE, "draft_model": model}, weights=weights)
+            yield Method(f"{what}-worker", worker=model, weights=weights)
+    heads = [(_kind_of(Path(resolve_model(name, HEADS))), name) for name in files.heads]
+    for kind, name in sorted(heads, key=lambda one: list(KINDS).index(one[0])):
+        weights = (Path(resolve_model(name, HEADS)),)
+        yield Method(kind, {**ALONE, "heads": name}, weights=weights)
+        if kind == EAGLE:
+            together = {"drafts": "always", "shared_tokens": files.shared_tokens, "heads": name}
+            yield Method(EAGLE_SUFFIX, together, weights=weights)
+    yield _everything(files)
+
+
+def _everything(files: DraftFiles) -> Method:
+    """Return all methods in one deployment: the draft model and the first heads in the verifier's process, and a draft worker of the
+    parallel model if there is one."""
+    target = {
+        "shared_tokens": files.shared_tokens,
+        "lookahead": True,
+        "draft_model": files.draft,
+        "heads": next(iter(files.heads), ""),
+    }
+    models = [resolve_model(name, "draft") for name in (files.draft, files.parallel) if name]
+    weights = [*models, *(resolve_model(name, HEADS) for name in files.heads[:1])]
+    return Method(EVERYTHING, target, files.parallel or files.draft, tuple(map(Path, dict.fromkeys(weights))))
+
+
+def _named(methods: list[Method]) -> list[Method]:
+    """Return the methods with their names. Raises ConfigError where two would have one."""
+    kinds = [method.kind for method in methods]
+    named = [
+        replace(one, name=one.kind if kinds.count(one.kind) == 1 else f"{one.kind} {one.weights[0].name}")
+        for one in methods
+    ]
+    names = [method.name for method in named]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"two directories of heads would be called {twice[0]!r}; rename one")
+    return named
+
+
+def _kind_of(heads: Path) -> str:
+    """Return which heads a directory holds; raises ConfigError for what is of no use as either."""
+    if eagle_form.is_eagle(heads):
+        eagle_form.eagle_shape(heads)
+        return EAGLE
+    medusa_form.heads_shape(heads)
+    return MEDUSA
+
+
+def _checked_parallel(model: str) -> str:
+    """Return the name of a parallel draft model, "" for none; raises ConfigError for one that foresees a single token."""
+    if model and draft_form.num_places(Path(resolve_model(model, "draft"))) == 1:
+        raise ConfigError(
+            f"{model} is not a parallel draft model: its config.json has no num_places of 2 or more; give it by --draft, or train "
+            "one (specq train parallel)"
+        )
+    return model

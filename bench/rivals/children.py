@@ -1,0 +1,142 @@
+"""A rival in a process of its own, so that its memory can be told, and nothing of it runs while others are measured.
+
+Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process loads its
+model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs the rival nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, Self
+
+from bench.processes import PYTHON
+from specq.protocol import EngineError
+from specq.runtime import reap
+
+Complete = Callable[..., dict[str, Any]]
+PATIENCE_S = 10.0  # for a process to end by itself
+SHOWN = 1500  # characters of what a process that failed has printed
+
+
+class Child:
+    """The process of a rival; `arguments` are the rest of its command line: see KINDS."""
+
+    def __init__(self, kind: str, *arguments: object) -> None:
+        self._command = [*PYTHON, __name__, kind, *map(str, arguments)]
+
+    def __enter__(self) -> Self:
+        self._log = TemporaryFile()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.close()
+        reap(self._process, PATIENCE_S)
+        assert self._process.stdout is not None, "it is a pipe"
+        self._process.stdout.close()
+        self._log.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> dict[str, Any]:
+        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if it fails."""
+        ready: dict[str, Any] = self._answer()["ready"]
+        return ready
+
+    def complete(self, **arguments: Any) -> dict[str, Any]:
+        """Complete a text; raises EngineError if the process ends or refuses."""
+        assert self._process.stdin is not None, "it is a pipe"
+        try:
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it printed says why
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None, "it is a pipe"
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._epitaph()}
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return answer
+
+    def _epitaph(self) -> str:
+        self._process.wait()
+        self._log.seek(0)
+        printed = self._log.read().decode(errors="replace")[-SHOWN:]
+        return f"{' '.join(self._command[3:])} ended with status {self._process.returncode}: {printed}"
+
+
+def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complete]:
+    from bench.rivals.transformers import Rivals
+    from bench.settings import Settings
+    from specq.samples import Prompt
+
+    rivals = Rivals(model, draft_model)
+
+    def complete(
+        token_ids: list[int], max_tokens: int, *, assisted: bool = False, k: int = 5, **options: Any
+    ) -> dict[str, Any]:
+        settings = Settings(datasets=(), output_len=max_tokens, k=k, **options)
+        found = rivals.generate(Prompt("", "", tuple(token_ids)), settings, assisted=assisted)
+        return {"token_ids": found.token_ids, "first_s": found.first_token_ms / 1e3, **found.stats}
+
+    return {"threads": rivals.num_threads}, complete
+
+
+def _llama(model: str, num_threads: str, num_lookup: str) -> tuple[dict[str, Any], Complete]:
+    from bench.rivals.llama import LlamaCpp
+
+    return {"threads": int(num_threads)}, LlamaCpp(model, int(num_threads), int(num_lookup)).complete
+
+
+def _vllm(model: str, dtype: str) -> tuple[dict[str, Any], Complete]:
+    from bench.rivals.vllm import Vllm
+
+    vllm = Vllm(model, dtype)
+    return {"dtype": vllm.dtype}, vllm.complete
+
+
+KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {
+    "transformers": _transformers,
+    "llama.cpp": _llama,
+    "vllm": _vllm,
+}
+
+
+def main() -> None:
+    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the log."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    about, complete = KINDS[sys.argv[1]](*sys.argv[2:])
+    say({"ready": about})
+    for line in sys.stdin:
+        say(_attempt(complete, json.loads(line)))
+
+
+def _attempt(complete: Complete, arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return complete(**arguments)
+    except Exception as error:  # noqa: BLE001 - the other side raises it
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
+
+The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with help and
+without; the drafter is asked what it would have said along the target's own texts; what the processes take besides is measured while
+they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be
+quiet; what others computed during a run stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import click
+import numpy as np
+
+from bench.calibrate import neighbours
+from bench.calibrate.compare import compared, predict, rows
+from bench.calibrate.costs import profile
+from bench.calibrate.serving import Prompt, Setting, measure, serving
+from bench.report import Figure, Report, figure, show, tell
+from bench.roundtrip import roundtrip
+from bench.suite import COUNT, suite
+from specq.client import Result
+from specq.doctor import hardware
+from specq.models import SHOWN_PAIR, default_pair
+from specq.processes.deployment import divide_cores
+from specq.protocol import MODES
+from specq.runtime import Number, available_cores, log
+from specq.samples import codec_of, load_prompts
+from specq.simulate.calibration import Measured
+from specq.simulate.stub_text import Choices, Texts
+
+Runs = dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]  # figures and results by round trip and mode
+
+RTTS = (0.0, 20.0)
+OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which processes are measured, by that of the others
+
+
+@suite("calibrate")
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
+@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
+@click.option("--rtt", "rtts", type=Number(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
+@click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")
+@click.option("--in-flight", type=COUNT, default=1, show_default=True, help="Jobs at a time.")
+@click.option(
+    "--line",
+    multiple=True,
+    help="More of the line to the drafters, as bench.delay_proxy takes it: --cut-every-s=10.",
+)
+@click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: gsm8k, humaneval, or a JSONL file.")
+@click.option("--num-prompts", type=COUNT, default=16, show_default=True, help="Jobs of each run.")
+@click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")
+@click.option(
+    "--repeats",
+    type=COUNT,
+    default=6,
+    show_default=True,
+    help="Of each timing of a model, before each round trip's runs.",
+)
+def command(
+    report: Report,
+    *,
+    rtts: tuple[float, ...],
+    modes: tuple[str, ...],
+    dataset: str,
+    num_prompts: int,
+    repeats: int,
+    **options: Any,
+) -> None:
+    """Measure this machine, run real processes over a network with delays, simulate them, and compare.
+
+    `specq simulate --calibrate REPORT` takes the figures. The machine must be quiet.
+    """
+    log.configure("error")
+    setting = Setting(**options)
+    asked = {"dataset": dataset, "num_prompts": num_prompts, "repeats": repeats}
+    report.update(settings=asdict(setting) | asked | {"rtts": rtts or RTTS, "modes": modes or MODES})
+    prompts, others = (_prompts(setting, name, num_prompts) for name in (dataset, OTHER_JOBS.get(dataset, "humaneval")))
+    models = _load(setting)
+    real = _run(setting, prompts, rtts or RTTS, modes or MODES, lambda: models.sweep(repeats))
+    texts = next(iter(real.values()))[1]
+    said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
+    measured = _measure(setting, models, said, repeats, others)
+    runs = list(_compared(real, _tables(setting, measured), said, measured.choices or ()))
+    report.update(figures=_figures(runs), results={"runs": runs, "measured": asdict(measured)})
+    show(rows(runs))
+
+
+def _prompts(setting: Setting, dataset: str, count: int) -> list[Prompt]:
+    return [prompt.token_ids for prompt in load_prompts((dataset,), count, codec_of(setting.model))]
+
+
+def _compared(real: Runs, tables: dict[str, Any], said: Texts, choices: Choices) -> Iterator[dict[str, Any]]:
+    """Yield each run beside its prediction."""
+    for rtt_ms in dict.fromkeys(rtt_ms for rtt_ms, _ in real):
+        found = {mode: figures for (rtt, mode), (figures, _) in real.items() if rtt == rtt_ms}
+        predicted = predict(tables, said, choices, rtt_ms, list(found))
+        yield from (compared(rtt_ms, mode, figures, predicted[mode]) for mode, figures in found.items())
+
+
+def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Figure]:
+    return {
+        f"rtt {run['rtt_ms']:g} ms, {run['mode']}, {side}": figure("tokens/s", [run[side]["tokens_per_second"]])
+        for run in runs
+        for side in ("measured", "predicted")
+    }
+
+
+def _load(setting: Setting) -> hardware.Models:
+    """Load the pair on the cores that it will serve on."""
+    (target, draft), helpers = _cores(setting), _helper_cores(setting)
+    with hardware.pinned(target):
+        engine = hardware.load_engine(setting.model, len(target), helpers)
+    with hardware.pinned(draft):
+        proposer = hardware.load_proposer(setting.draft_model)
+    return hardware.Models(engine, proposer, target, draft, setting.in_flight)
+
+
+def _cores(setting: Setting) -> tuple[list[int], list[int]]:
+    """Return the cores on which the target and the first drafter serve."""
+    here = available_cores()
+    shares = divide_cores(len(here), 1, setting.drafters)
+    return [here[i] for i in shares.targets[0]], [here[i] for i in shares.drafters[0]]
+
+
+def _helper_cores(setting: Setting) -> list[int]:
+    """Return the cores on which others help the target."""
+    here = available_cores()
+    return [here[i] for i in divide_cores(len(here), 1, setting.drafters).broker] if len(here) > 1 else []
+
+
+def _run(
+    setting: Setting,
+    prompts: Sequence[Prompt],
+    rtts: Sequence[float],
+    modes: Sequence[str],
+    time_models: Callable[[], None],
+) -> Runs:
+    """Return figures and results of the real processes by (round trip, mode); all modes on the same processes.
+
+    The models are timed before each round trip's runs, since machines drift.
+    """
+    found = {}
+    for rtt_ms in rtts:
+        time_models()
+        with serving(setting, rtt_ms) as service:
+            for mode in modes:
+                found[rtt_ms, mode] = measure(service, prompts, setting, mode)
+                rate = found[rtt_ms, mode][0]["tokens_per_second"]
+                tell(f"rtt {rtt_ms:g} ms, {mode}: {rate} tokens/s")
+    return found
+
+
+def _measure(
+    setting: Setting, models: hardware.Models, texts: Texts, repeats: int, others: Sequence[Prompt]
+) -> Measured:
+    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take besides the models
+    while they serve the others' jobs, and a hop; sum the models' times up."""
+    choices = models.choices(texts)
+    tell("timing each of the pair beside the other")
+    stretches = _stretches(setting, models, repeats)
+    tell("timing processes and hops")
+    near_us = roundtrip(repeats=1, count=500, seconds=0.1)["direct"]["p50_us"]
+    pass_ms = _ascending(models.pass_ms())
+    return Measured(
+        step_ms=_ascending(models.step_ms()),
+        helped_ms=_ascending(models.step_ms(is_helped=True)),
+        session_us=models.session_us(),
+        pass_ms=pass_ms,
+        choices=choices,
+        host=profile(setting, others, pass_ms),
+        network={"rtt_ms": near_us / 1e3, "near_rtt_ms": near_us / 1e3},
+        machine=stretches | {"draft_cores": _draft_cores(setting)},
+    )
+
+
+def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
+    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help, too."""
+    target, draft = _cores(setting)
+    found = {}
+    with hardware.pinned(target):
+        for name, is_helped in [("step_stretch", False), *([("helped_stretch", True)] if models.can_be_helped else [])]:
+            steps = partial(models.some_steps, is_helped=is_helped)
+            found[name] = neighbours.stretch(steps, "pass", setting.draft_model, draft, repeats)
+    with hardware.pinned(draft):
+        found["pass_stretch"] = neighbours.stretch(models.some_passes, "step", setting.model, target, repeats)
+    return found
+
+
+def _draft_cores(setting: Setting) -> int:
+    """Return on how many cores of this machine the drafters serve."""
+    return len(set(divide_cores(len(available_cores()), 1, setting.drafters).drafters))
+
+
+def _ascending(points: list[list[float]]) -> list[list[float]]:
+    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts with the least time
+    that it or a larger one took."""
+    times = np.minimum.accumulate([milliseconds for _, milliseconds in points][::-1])[::-1]
+    return [[load, round(float(ms), 4)] for (load, _), ms in zip(points, times, strict=True)]
+
+
+def _tables(setting: Setting, measured: Measured) -> dict[str, Any]:
+    """Return the scenario of the real runs."""
+    traffic = {
+        "sessions": setting.in_flight,
+        "output_tokens": setting.output_len,
+    }
+    return measured.applied_to({"traffic": traffic, "draft": {"drafters": setting.drafters}})

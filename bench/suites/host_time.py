@@ -1,0 +1,34 @@
+"""`specq bench host-time`: what a step costs the host, by sessions and drafts."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import click
+
+from bench.report import Report, figure, show
+from bench.suite import COUNT, suite
+
+
+@suite("host-time")
+@click.option(
+    "--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 128, 512), show_default=True, help="May be repeated."
+)
+@click.option(
+    "--drafts", type=click.IntRange(0), multiple=True, default=(0, 4), show_default=True,
+    help="Drafted tokens of each session; may be repeated.",
+)  # fmt: skip
+@click.option("--repeats", type=COUNT, default=200, show_default=True, help="Steps of each kind that count.")
+def command(report: Report, *, sessions: tuple[int, ...], drafts: tuple[int, ...], repeats: int) -> None:
+    """Time steps of a verifier whose forward pass takes no time: what is left is the host's work, phase by phase."""
+    from bench.host_time import PHASES, measure  # here, since `--help` needs no torch
+
+    report.update(settings={"sessions": sessions, "drafts": drafts, "repeats": repeats})
+    rows: list[tuple[object, ...]] = [("SESSIONS", "DRAFTS", "TOKENS", "MS", *(phase.upper() for phase in PHASES))]
+    for num_sessions, num_drafts, times, num_tokens in measure(sessions, drafts, repeats):
+        kind = f"S={num_sessions} K={num_drafts}"
+        figures = {f"{kind} {phase}": figure("ms", ms) for phase, ms in times.items()}
+        report.update(figures=figures, results={f"{kind} tokens": num_tokens})
+        shown = [f"{median(times[phase]):.3f}" for phase in ("in all", *PHASES)]
+        rows.append((num_sessions, num_drafts, f"{num_tokens:.2f}", *shown))
+    show(rows, ["milliseconds a step, medians; tokens: committed by a session's step"])

@@ -1,0 +1,78 @@
+"""`specq bench numerics`: how often text depends on how a step was batched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bench.report import Report, figure, show, tell
+from bench.suite import COUNT, suite
+from specq.engines import ENGINES, Engine
+from specq.models import resolve_model
+from specq.protocol import SamplingParams
+from specq.samples import shipped_token_ids
+
+KV_SLOTS = 1 << 15
+HEADER = ("FORMAT", "TEXTS", "TOKENS", "DIFFER", "WIDEST GAP")
+
+
+@suite("numerics")
+@click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
+@click.option("--dtype", "dtypes", multiple=True, default=("auto",), help="Number format; may be repeated.")
+@click.option("--temperature", "temperatures", multiple=True, default=(0.0, 0.8), help="May be repeated.")
+@click.option("--seconds", default=60.0, show_default=True, help="Time for each number format and temperature.")
+@click.option("--limit", type=COUNT, default=64, show_default=True, help="Prompts at most.")
+@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens of each text.")
+@click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
+@click.option(
+    "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
+)
+def command(
+    report: Report,
+    *,
+    dtypes: tuple[str, ...],
+    temperatures: tuple[float, ...],
+    seconds: float,
+    limit: int,
+    max_tokens: int,
+    no_split_k: bool,
+    **options: Any,
+) -> None:
+    """Decode prompts one session at a time and sixteen at a time with drafts, and compare the texts.
+
+    Each number format and temperature gets --seconds; what is known is written after each block of 16 prompts. --no-split-k
+    is what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one without.
+    """
+    from bench import numerics
+
+    if no_split_k:
+        numerics.forbid_split_k()
+    asked = {"dtypes": dtypes, "temperatures": temperatures, "seconds": seconds, "limit": limit}
+    report.update(settings={**asked, "max_tokens": max_tokens, "no_split_k": no_split_k, **options})
+    prompts = shipped_token_ids(limit)[:limit]
+    rows = []
+    for dtype in dtypes:
+        engine = ENGINES.resolve("torch").make(
+            resolve_model("tiny", "target"), dtype=dtype, kv_slots=KV_SLOTS, **options
+        )
+        numerics.warm_up(engine, prompts)
+        for temperature in temperatures:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, logprobs=20)
+            rows.append(_measure(report, f"{engine.info.dtype} T={temperature:g}", engine, prompts, params, seconds))
+    show([HEADER, *rows])
+
+
+def _measure(
+    report: Report, key: str, engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float
+) -> tuple[object, ...]:
+    """Measure one number format and temperature, and report what is known after each block; return the row for the screen."""
+    from bench.numerics import compare
+
+    found: dict[str, Any] = {}
+    for tally in compare(engine, prompts, params, seconds):
+        found = tally.report()
+        tell(f"{key}: {tally}")
+        share = figure("share", [len(found["differing"]) / max(found["texts"], 1)])
+        report.update(figures={f"{key}, texts that differ": share}, results={key: found})
+    return (key, found["texts"], found["tokens"], len(found["differing"]), found["widest_gap"] or "-")

@@ -1,0 +1,143 @@
+"""`specq bench rivals`: specq beside transformers and llama.cpp on the processors of this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.report import Report, figure, show, tell
+from bench.rivals import summary
+from bench.rivals.field import Field, all_names, field
+from bench.rivals.grid import SETTLE_S, Cell, Grid
+from bench.rivals.llama import HOW_TO_GET, is_installed
+from bench.rivals.memory import memory_of
+from bench.rivals.prefill import LENGTH, measure_prefill
+from bench.suite import COUNT, suite
+from specq.models import SHOWN_PAIR, default_pair
+from specq.runtime import Number
+from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
+
+UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
+NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
+NOTES = (
+    "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of the median ratio",
+    "several sessions: all tokens and seconds of specq, prompts in memory; of llama.cpp, whose bindings complete one text at a",
+    "time, the prompts one after the other, and the seconds after each first token",
+    f"specq's defaults, which measure whether drafts pay, have served for {SETTLE_S:.0f} s before a cell counts",
+    "llama.cpp's bindings draft by prompt lookup; they offer no speculation with a draft model",
+)
+
+
+@suite("rivals")
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target; llama.cpp needs a GGUF file.")
+@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="specq's and the assistant's.")
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=DATA / "chat",
+    show_default="MT-bench, which comes along",
+    help="Directory of JSONL files: data sets besides GSM8K and HumanEval.",
+)
+@click.option("--numseqs", type=COUNT, default=20, show_default=True, help="Prompts of each data set.")
+@click.option("--output-len", type=COUNT, default=64, show_default=True, help="Most tokens of each text.")
+@click.option(
+    "--temperature",
+    multiple=True,
+    type=Number(0),
+    default=(0.0, 0.8),
+    show_default=True,
+    help="May be repeated.",
+)
+@click.option(
+    "--sessions", multiple=True, type=COUNT, default=(1, 4, 16), show_default=True, help="In flight; may be repeated."
+)
+@click.option(
+    "--only", multiple=True, type=click.Choice(all_names()), help="Contestants; may be repeated.  [default: all]"
+)
+@click.option(
+    "--prefill-repeats",
+    type=click.IntRange(0),
+    default=7,
+    show_default=True,
+    help=f"Prompts of {LENGTH} tokens; 0: none.",
+)
+@click.option(
+    "--seconds",
+    type=Number(0),
+    default=None,
+    help="Begin nothing after so long; --resume goes on.  [default: no limit]",
+)
+@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the rest.")
+def command(
+    report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
+) -> None:
+    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of their own.
+
+    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with one
+    thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the draft model
+    in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
+    """
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
+    names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)
+    if resume:
+        report.resume()
+    report.update(settings=given | {"output_len": output_len, "num_prompts": len(found), "only": names})
+    report.content["results"] = {UNITS: {}, PREFILL: []} | report.content["results"]
+    cells = [Cell(temperature, sessions) for sessions in given["sessions"] for temperature in given["temperature"]]
+    grid = Grid(cells, found, output_len)
+    _measure(report, grid, found, names, end, given)
+    _show(report)
+
+
+def load(model: str, directory: Path, numseqs: int) -> list[Prompt]:
+    """Return the prompts that ship with specq, and those of a directory's files; raises ConfigError if it has none."""
+    return load_prompts((*shipped(), *files_of(directory)), numseqs, codec_of(model))
+
+
+def _measure(
+    report: Report, grid: Grid, prompts: list[Prompt], names: tuple[str, ...], end: float, given: dict[str, Any]
+) -> None:
+    """Measure what is missing until it is time to `end` (monotonic), and report each part."""
+    results = report.content["results"]
+    num_missing = given["prefill_repeats"] - len(results[PREFILL])
+    if num_missing <= 0 and not grid.missing(results[UNITS]):
+        return
+    with field(names, given["model"], given["draft_model"], tell) as found:
+        report.update(settings={"about": found.about})
+        for name, unit in grid.run(found.contestants, results[UNITS], end, tell):
+            results[UNITS][name] = unit
+            report.update(results={MEMORY: _memory(found)})
+        if num_missing > 0 and time.monotonic() < end:
+            measure_prefill(found.contestants, prompts, NOT_COUNTED)
+        while len(results[PREFILL]) < given["prefill_repeats"] and time.monotonic() < end:
+            results[PREFILL].append(measure_prefill(found.contestants, prompts, len(results[PREFILL])))
+            tell(f"prompts of {LENGTH} tokens: {results[PREFILL][-1]}")
+        report.update(figures=_figures(results), results={MEMORY: _memory(found)})
+
+
+def _memory(found: Field) -> dict[str, Any]:
+    return {group: memory_of(processes) for group, processes in found.processes.items()}
+
+
+def _figures(results: dict[str, Any]) -> dict[str, Any]:
+    rates = summary.prefill_rates(results[PREFILL])
+    prefill = {f"prefill {name}": figure("tokens/s", own) for name, own in rates.items()}
+    return summary.figures(results[UNITS]) | prefill
+
+
+def _show(report: Report) -> None:
+    results = report.content["results"]
+    units = results[UNITS]
+    show(summary.table(units), NOTES if is_installed() else (*NOTES, "", HOW_TO_GET))
+    for rows in (
+        summary.dataset_table(units),
+        summary.prefill_table(summary.prefill_rates(results[PREFILL])),
+        summary.memory_table(results.get(MEMORY, {})),
+        summary.asked_table(units),
+    ):
+        click.echo()
+        show(rows)

@@ -1,0 +1,68 @@
+"""What must hold of the broker's memory after each message and tick; for tests and chaos."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.lifecycle import JobState
+from specq.broker.state import State
+
+_ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}
+
+
+def validate(state: State) -> None:
+    """Raise AssertionError with all that does not fit together."""
+    found = [*_jobs(state), *_workers(state), *_counts(state)]
+    assert not found, "; ".join(found)
+
+
+def _jobs(state: State) -> Iterator[str]:
+    for job in state.jobs.active.values():
+        if job.state not in _ACTIVE:
+            yield f"job {job.job_id} is active and {job.state}"
+        if job.transcript.finish:
+            yield f"job {job.job_id} is active and has ended: {job.transcript.finish}"
+        if (job.state is JobState.WAITING) != (job in state.jobs.queue):
+            yield f"job {job.job_id} is {job.state}, and in the queue: {job in state.jobs.queue}"
+        yield from _session(state, job)
+    for job in state.jobs.finished.values():
+        if job.state is not JobState.ENDED or not job.transcript.finish:
+            yield f"job {job.job_id} is among the finished and {job.state}"
+        if job.session.verifier:
+            yield f"job {job.job_id} has ended and has a verifier"
+
+
+def _session(state: State, job: Job) -> Iterator[str]:
+    """A job that runs has a registered verifier that has it, and no other job has one."""
+    worker = state.workers.get(job.session.verifier)
+    if (job.state is JobState.RUNNING) != bool(job.session.verifier):
+        yield f"job {job.job_id} is {job.state}, and its verifier is {job.session.verifier!r}"
+    elif job.state is JobState.RUNNING and (worker is None or job.job_id not in worker.job_ids):
+        yield f"job {job.job_id} runs at a verifier that does not have it"
+    if job.durable.num_tokens > job.transcript.num_tokens:
+        yield f"job {job.job_id} has {job.transcript.num_tokens} tokens, and the journal {job.durable.num_tokens}"
+
+
+def _workers(state: State) -> Iterator[str]:
+    for worker in state.workers.verifiers():
+        for job_id in worker.job_ids:
+            job = state.jobs.active.get(job_id)
+            if job is None or job.session.verifier != worker.identity:
+                yield f"verifier {worker.name} has job {job_id}, which is not there"
+    for worker in state.workers.drafters():
+        for job in state.jobs.among(worker.job_ids):
+            if worker.identity not in job.drafters.identities():
+                yield f"drafter {worker.name} has job {job.job_id}, which does not know of it"
+
+
+def _counts(state: State) -> Iterator[str]:
+    """What is summed up over the active jobs."""
+    jobs = state.jobs
+    if jobs.num_tokens != sum(job.request.max_length for job in jobs.active.values()):
+        yield f"{jobs.num_tokens} tokens are counted of the active jobs"
+    if jobs.held != Counter(job.request.bucket for job in jobs.active.values()):
+        yield f"jobs by bucket are counted as {dict(jobs.held)}"
+    if jobs.given_up:
+        yield f"{len(jobs.given_up)} jobs were given up and have not failed"

@@ -1,0 +1,175 @@
+"""What `specq demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
+
+The processes that `specq up` would start, with the same division of the machine, and a second broker with a verifier that has
+nobody to draft for it, for comparison. Three prompts are answered while the user watches, in colours that show where each piece of
+text came from. Then the same prompts run again in three ways, in turn: plain decoding, which has no speculation at all; lookup alone,
+where the verifier drafts what the text repeats; and specq with all that drafts here. The token ids of all runs must be the same, and
+what the turns say of the speed is in `specq.demo.figures`. All processes are stopped at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import replace
+
+import click
+
+from specq.chat import pen_for, summary
+from specq.client import Client, Result
+from specq.config import Config
+from specq.demo.figures import (
+    LOOKUP,
+    PLAIN,
+    SPECQ,
+    WAYS,
+    Measured,
+    Speed,
+    are_same,
+    conclusion,
+    table,
+)
+from specq.processes.deployment import absent_sources, notes, placed
+from specq.processes.servers import Servers, on_free_port
+from specq.processes.up import telling
+from specq.protocol import COLOCATED, DRAFT_WORKER, SHOWN
+from specq.runtime import available_cores, has_kernels
+from specq.runtime.usage import Usage, others_cores
+from specq.samples import DATA
+
+PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
+WARM_UPS = 2  # runs of each prompt that do not count: a verifier measures in its first seconds which drafts pay
+NEXT = "next: specq up --serve starts it for your own questions, with a page at http://127.0.0.1:8000/"
+
+
+def demo(config: Config, max_tokens: int, repeats: int) -> bool:
+    """Start everything, show it, measure it, stop everything; return whether all texts were the same."""
+    for line in notes(config):
+        click.echo(line)
+    with ExitStack() as stack:
+        told = (telling(config), undrafted(config))
+        full, alone = (stack.enter_context(Servers(on_free_port(each))) for each in told)
+        start(full, alone, drafting(config))
+        prompts = load_prompts()
+        show(full.client, prompts, max_tokens, absent_sources(config))
+        before = usage(full, alone)
+        measured = measure(ways(full.client, alone.client, max_tokens), prompts, repeats)
+        others = others_cores(before, usage(full, alone))
+    click.echo("all processes stopped")
+    return report(prompts, measured, drafting(config), others)
+
+
+def usage(*servers: Servers) -> Usage | None:
+    """Return what these processes and all others have taken of this machine's cores; None where that is not known."""
+    pids = [pid for each in servers for pid in each.pids().values()]
+    return Usage.known({str(pid): pid for pid in pids}, available_cores())
+
+
+def undrafted(config: Config) -> Config:
+    """Return the configuration of the same target without anything that drafts but its lookups."""
+    chosen = placed(config)
+    return replace(chosen, target=replace(chosen.target, draft_model=""), up=replace(chosen.up, drafters=0))
+
+
+def drafting(config: Config) -> str:
+    """Return what drafts under a configuration besides lookups, in words."""
+    chosen = placed(config)
+    workers = (
+        f"{chosen.up.drafters} {SHOWN[DRAFT_WORKER]}{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
+    )
+    own = SHOWN[COLOCATED] if chosen.target.draft_model else ""
+    return " and ".join(filter(None, (own, workers))) or "nothing but lookups"
+
+
+def start(full: Servers, alone: Servers, what_drafts: str) -> None:
+    """Wait until all processes are ready, and show them."""
+    click.echo(f"starting the processes{'' if has_kernels() else ' (the engine compiles its kernels, this once)'} ...")
+    full.wait_ready(tell=click.echo)
+    click.echo("and the same without drafts, for comparison ...")
+    alone.wait_ready(tell=click.echo)
+    click.echo(f"\nspecq, {what_drafts}:\n{processes(full)}\n\nplain and lookup alone:\n{processes(alone)}\n")
+
+
+def processes(servers: Servers) -> str:
+    """Return the lines that name the processes, indented."""
+    return "\n".join(f"  {line}" for line in servers.table().splitlines())
+
+
+def load_prompts() -> list[tuple[str, str]]:
+    """Return (name, text) of the prompts to show."""
+    found = []
+    for dataset, number in PROMPTS:
+        line = json.loads((DATA / f"{dataset}.jsonl").read_text("utf-8").splitlines()[number])
+        found.append((line["id"], line["prompt"]))
+    return found
+
+
+# --- the show -----------------------------------------------------------------------------------------------------
+
+
+def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int, absent: Collection[str] = ()) -> None:
+    """Complete the prompts, printing the texts as they grow."""
+    pen = pen_for(otherwise="marks")
+    pen.legend(absent)
+    for name, prompt in prompts:
+        click.secho(f"\n{name}", bold=pen.style == "colours")
+        click.echo(f"{prompt.strip()}\n")
+        for piece in client.stream(messages=chat(prompt), max_tokens=max_tokens):
+            for text, origin in piece.spans:
+                pen.write(text, origin)
+            if piece.result:
+                pen.finish()
+                click.echo(f"({summary(piece.result)})")
+
+
+def chat(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+# --- the figures --------------------------------------------------------------------------------------------------
+
+
+def ways(full: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[str], Result]]:
+    """Return how a prompt is completed in each way. `alone` looks up what repeats unless it decodes plainly."""
+
+    def way(client: Client, mode: str) -> Callable[[str], Result]:
+        return lambda prompt: client.generate(messages=chat(prompt), max_tokens=max_tokens, mode=mode)
+
+    return {PLAIN: way(alone, "plain"), LOOKUP: way(alone, "async"), SPECQ: way(full, "async")}
+
+
+def measure(
+    complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int
+) -> list[Measured]:
+    """Return, for each prompt, the results of each way. The ways take turns, and so do the prompts."""
+    click.echo(
+        f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times ...\n"
+    )
+    measured: list[Measured] = [{name: [] for name in complete} for _ in prompts]
+    for number in range(WARM_UPS + repeats):
+        for (_, prompt), results in zip(prompts, measured, strict=True):
+            for name, run in complete.items():
+                done = run(prompt)
+                results[name] += [done] if number >= WARM_UPS else []
+    return measured
+
+
+def report(prompts: list[tuple[str, str]], measured: list[Measured], what_drafts: str, others: float | None) -> bool:
+    """Print a line for each prompt, what all of it comes to, and what to run next; return whether all texts are the same."""
+    num_turns = len(measured[0][SPECQ])
+    click.echo(table([name for name, _ in prompts], measured))
+    click.echo(
+        f"\ntokens/s: medians of {num_turns} turns, one prompt at a time; VS: the least and the most of the turns. specq: {what_drafts}"
+    )
+    same = all(are_same(results) for results in measured)
+    if same:
+        runs = len(WAYS) * num_turns
+        click.echo(
+            f"in all {runs} runs of each prompt the token ids are the same (SAME TEXT: the start of their SHA-256)"
+        )
+    speed = Speed.of(measured)
+    for line in (str(speed), conclusion(speed, same, others, len(available_cores()))):
+        click.secho(line, bold=pen_for().style == "colours")
+    click.echo(NEXT)
+    return same

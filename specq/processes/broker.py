@@ -1,0 +1,165 @@
+"""The broker's process: a Poller loop over one ROUTER and one DEALER a verifier (see docs/decisions/0001).
+
+The journal is written by a thread of its own, which wakes the loop when something is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+
+import structlog
+import zmq
+
+from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
+from specq.config import BrokerConfig, journal_address
+from specq.protocol import ConfigError, JournalLostError
+from specq.runtime import apply_cpu
+from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
+
+log = structlog.get_logger(__name__)
+
+
+class BrokerLoop:
+    """Sockets around a `Broker`."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.front = Front(config)
+        address = journal_address(config)
+        self.journal = JournalLink(address, config) if address else None
+        self.broker = _make_broker(config, self.journal, self.front)
+        self.backs: dict[bytes, zmq.Socket[bytes]] = {}
+        self.context = zmq.Context()
+        self.poller = zmq.Poller()
+        try:
+            self.front.bind(self.context, self.poller)
+        except BaseException:
+            self.close()
+            raise
+        self.router, self.address = self.front.router, self.front.address
+        if self.journal is not None:
+            self.poller.register(self.journal, zmq.POLLIN)
+        self.tick = Beat(max(config.heartbeat_ms // 2, 10))
+
+    def turn(self) -> None:
+        """Wait for messages or the next tick, and handle what there is."""
+        ready = dict(self.poller.poll(self.tick.remaining_ms()))
+        for identity, frames, who in self.front.messages(ready):
+            self.apply(self.broker.from_front(identity, frames, time.monotonic(), who))
+        for identity, socket in list(self.backs.items()):
+            if socket in ready:
+                for frames in drain(socket):
+                    self.apply(self.broker.from_back(identity, frames, time.monotonic(), more=True))
+                self.apply(self.broker.deliver(time.monotonic()))
+        if self.tick.due():
+            self.front.tick()
+            self.apply(self.broker.tick(time.monotonic()))
+        if self.journal is not None:
+            if self.journal.fileno() in ready:
+                self.apply(self.journal.notify(self.broker, time.monotonic()))
+            self.journal.flush()
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the broker decided."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Connect):
+                self._connect(effect)
+            elif isinstance(effect, Disconnect):
+                self._disconnect(effect)
+            elif self.journal is not None:
+                self.journal.take(effect)
+
+    def _send(self, effect: Send) -> None:
+        if effect.link == "front":
+            sent = try_send(self.router, [effect.to, *effect.frames])
+        else:
+            socket = self.backs.get(effect.to)
+            sent = socket is not None and try_send(socket, effect.frames)
+        if not sent:
+            self.broker.undelivered(effect)
+
+    def _connect(self, effect: Connect) -> None:
+        try:
+            curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
+            socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve)
+        except ConfigError as error:
+            log.warning("verifier_unreachable", reason=str(error))
+            return
+        self.backs[effect.to] = socket
+        self.poller.register(socket, zmq.POLLIN)
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        socket = self.backs.pop(effect.to, None)
+        if socket is not None:
+            self.poller.unregister(socket)
+            socket.close(0)  # what it was not sent yet, it need not know: it is gone, or its key is
+
+    def serve(self, stop: Stop, drain_s: float) -> None:
+        """Serve until asked to stop. What runs is in the journal's hands then; without one it has so long to end."""
+        try:
+            while not stop:
+                self.turn()
+            self.broker.drain(time.monotonic())
+            if self.journal is None:
+                self._drain(stop, time.monotonic() + drain_s)
+            else:
+                self._unbind_jobs(stop)
+        finally:
+            self.close()
+
+    def _drain(self, stop: Stop, end: float) -> None:
+        while not self.broker.is_idle and time.monotonic() < end and not stop.asked_again:
+            self.turn()
+        self.apply(self.broker.give_up(time.monotonic()))
+
+    def _unbind_jobs(self, stop: Stop) -> None:
+        """Wait for a message of each verifier that has jobs, for two heartbeats at most, and unbind the jobs of those that sent
+        one. A verifier that is silent may have crashed: the next broker finds out."""
+        since, patience_s = time.monotonic(), 2 * self.broker.state.settings.heartbeat_ms / 1000
+        while self.broker.awaits_verifiers(since) and time.monotonic() < since + patience_s and not stop.asked_again:
+            self.turn()
+        self.apply(self.broker.unbind_jobs(since, time.monotonic()))
+
+    def close(self) -> None:
+        """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""
+        if self.journal is not None:
+            self.journal.close()
+            with contextlib.suppress(JournalLostError):
+                self.apply(self.journal.notify(self.broker, time.monotonic()))
+        self.context.destroy()
+
+
+def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front) -> Broker:
+    """Return the broker with the jobs that its journal holds."""
+    broker = Broker(
+        incarnation=int(time.time()),
+        heartbeat_ms=config.heartbeat_ms,
+        liveness_ms=config.liveness_ms,
+        max_jobs=config.max_jobs,
+        has_journal=journal is not None,
+        epoch=journal.journal.epoch if journal else 0,
+        wall_offset=time.time() - time.monotonic(),
+        drafters_per_job=config.drafters_per_job,
+        grants=front.grants,
+        weights_wait_s=config.weights_wait_seconds,
+        traced_at_once=config.traced_jobs,
+    )
+    if journal is not None and journal.journal.is_old:
+        broker.restore(journal.journal.unfinished(), time.monotonic())
+    return broker
+
+
+def run(config: BrokerConfig) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status."""
+    stop = Stop()
+    apply_cpu(config.cores, threads=1)
+    loop = BrokerLoop(config)
+    journal = loop.journal.journal.address if loop.journal else "none"
+    log.info("broker_started", address=loop.address, journal=journal, jobs=len(loop.broker.state.jobs.active))
+    calm_collector()
+    loop.serve(stop, config.drain_seconds)
+    log.info("broker_stopped", **loop.broker.state.counts)
+    return 0

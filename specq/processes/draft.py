@@ -1,0 +1,185 @@
+"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something to draft."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import numpy as np
+import structlog
+import zmq
+
+from specq.config import DraftConfig, own_options
+from specq.drafting import Drafter
+from specq.engines import tokenizer_files
+from specq.models import HEADS, default_model, resolve_model, tokenizer_of
+from specq.proposers import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
+from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
+from specq.runtime import Tell, apply_cpu, give_way, teller
+from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
+
+log = structlog.get_logger(__name__)
+
+WARM_CONTEXTS = (1, 12, 24, 60)  # tokens: a GPU's kernels differ by how many rows a pass has
+WARM_TEMPERATURES = (0.0, 0.8)
+WARM_PASSES = 3  # with all of them
+
+
+class DrafterLoop:
+    """Sockets around a `Drafter`."""
+
+    def __init__(self, config: DraftConfig, drafter: Drafter, name: str, tell: Tell = bool) -> None:
+        self.drafter = drafter
+        self.context = zmq.Context()
+        curve = curve_to_broker(config.keys, "draft")
+        self.link = BrokerLink(self.context, config.broker, drafter.hello(name), curve, tell)
+        self._nice = config.nice  # not applied yet
+        self.num_dropped = 0
+
+    def turn(self) -> None:
+        """Handle what the broker sent, run one pass if there is something to draft, beat if it is time."""
+        wait_ms = 0 if self.drafter.has_work else self.link.heartbeat.remaining_ms()
+        if self.link.socket.poll(wait_ms, zmq.POLLIN):
+            self._receive()
+        if self._nice and self.link.registered:
+            give_way(self._nice)
+            self._nice = 0
+        for draft in self.drafter.step():
+            self.link.send(draft)
+        if self.link.heartbeat.due():
+            self.link.beat(self.drafter.heartbeat(), self.num_dropped)
+            self.link.send_all(self.drafter.tracer.messages())
+
+    def _receive(self) -> None:
+        for message in self.link.receive():
+            try:
+                self.drafter.handle(message)
+            except ProtocolError as error:
+                self.num_dropped += 1
+                log.debug("message_dropped", reason=str(error))
+
+    def close(self) -> None:
+        """Say good-bye, and close all sockets."""
+        self.drafter.state = "leaving"
+        self.link.beat(self.drafter.heartbeat())
+        self.context.destroy()
+
+
+def run(config: DraftConfig) -> int:
+    """Draft until SIGTERM or SIGINT; return the exit status."""
+    stop = Stop(at_once=True)
+    curve_to_broker(config.keys, "draft")  # what is wrong with them is said before the model is loaded
+    apply_cpu(config.cores, config.threads)
+    name = config.name or f"draft-{os.getpid()}"
+    tell = teller(name, wanted=config.progress)
+    drafter = build_drafter(config, tell)
+    loop = DrafterLoop(config, drafter, name, tell)
+    log.info("drafter_ready", name=name, model=drafter.proposer.info.name)
+    calm_collector()
+    stop.at_once = False
+    try:
+        while not stop:
+            loop.turn()
+    finally:
+        loop.close()
+    log.info("drafter_stopped", name=name, passes=drafter.num_passes, dropped=loop.num_dropped)
+    return 0
+
+
+def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
+    """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
+    spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
+    named = (config.model or default_model()) if spec.needs_model else config.model
+    tell(f"loading {named if spec.needs_model else config.proposer}")
+    model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
+    proposer = spec.make(
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_slots=config.kv_slots,
+        name=named,
+        distribution_size=config.distribution_size,
+        **_heads(config, spec),
+        **(_target_of(config) if spec.reads_target else {}),
+        **own_options(config, spec.options, PROPOSERS.names()).arguments(),
+    )
+    if spec.needs_model:
+        _check_kv(proposer.info, config)
+    if not spec.reads_target:
+        proposer = _for_target(proposer, config, named)
+    if spec.needs_model:
+        tell("drafting once, so that all is compiled")
+        warm_up(_drafter(proposer, config))
+    return _drafter(proposer, config)
+
+
+def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
+    """Raise ConfigError if there are too few KV slots to draft for the sessions of `warm_up`."""
+    contexts = WARM_CONTEXTS * len(WARM_TEMPERATURES)
+    least = sum(contexts) + (len(contexts) + WARM_PASSES) * max(config.width, len(contexts))
+    if 0 < info.kv_slots < least:
+        raise ConfigError(
+            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as memory allows: a session "
+            "takes as many as its prompt and text have tokens, and what is drafted ahead of them"
+        )
+
+
+def _heads(config: DraftConfig, spec: ProposerSpec) -> dict[str, str]:
+    """Return what `make` takes of heads; ConfigError for a proposer that takes none."""
+    if not config.heads:
+        return {}
+    if not spec.takes_heads:
+        raise ConfigError(
+            f"draft.heads is {config.heads}, and the proposer {config.proposer} takes none; draft-model does"
+        )
+    return {"heads": resolve_model(config.heads, HEADS)}
+
+
+def _target_of(config: DraftConfig) -> dict[str, str]:
+    """Return the target whose hidden states are read, as a proposer takes it: where it is, and how it is called."""
+    target = resolve_model(config.target, "target") if config.target else ""
+    return {"target": target, "target_name": config.target}
+
+
+def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer:
+    """Return what drafts in the target's vocabulary."""
+    if not proposer.info.tokenizer_hash or not (config.target or config.vocabulary != SAME):
+        return proposer
+    if not config.target:
+        raise ConfigError(
+            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: name it by draft.target"
+        )
+    draft_files, target_files = (
+        tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))
+    )
+    return bridge(proposer.info, config.vocabulary, draft_files, target_files, config.target)(proposer)
+
+
+def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
+    return Drafter(
+        proposer,
+        incarnation=new_incarnation(),
+        width=config.width,
+        fan_out=config.fan_out,
+        max_ahead=config.max_ahead,
+        chain=config.chain,
+    )
+
+
+def warm_up(drafter: Drafter) -> None:
+    """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
+    random = np.random.default_rng(0)
+    for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, WARM_TEMPERATURES)):
+        context = random.integers(0, drafter.proposer.info.num_tokens, length, np.int32)
+        params, session_id = SamplingParams(temperature=temperature), -1 - number  # real sessions have ids >= 0
+        drafter.handle(
+            Assign(session_id=session_id, epoch=0, lane=0, prompt_len=length, params=params, token_ids=context)
+        )
+        if isinstance(drafter.proposer, ActivationReader) and length > 1:
+            states = np.zeros((length - 1, drafter.proposer.width), np.float32)
+            drafter.proposer.observe(session_id, 1, states)
+        drafter.step()
+    for _ in range(WARM_PASSES):
+        drafter.step()
+    for session_id in list(drafter.sessions):
+        drafter.handle(Release(session_id=session_id, epoch=0))

@@ -1,0 +1,141 @@
+"""The gateway's process: uvicorn around `specq.gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from specq.config import ServeConfig, host_and_port
+from specq.gateway import ApiKeys, Limits, Parts, Upstream, limited_protocol, make_app
+from specq.protocol import ConfigError
+from specq.runtime import apply_cpu
+from specq.transport import calm_collector, keys_of_gateway
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 2048
+SPARE = 64  # connections beyond those with requests, so that who comes then is told why it is refused
+OTHER_FILES = 128  # that the process has open beside connections
+
+
+class Gateway(uvicorn.Server):
+    """A server whose signals are ours: the first lets requests end, the second does not."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is threading.main_thread():  # others receive no signals
+            for name in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(name, self._ask)
+        yield
+
+    def _ask(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def make_server(config: ServeConfig) -> Gateway:
+    """Return the server; raises ConfigError for keys or certificates that cannot be used. To be called in its loop."""
+    keys = ApiKeys(Path(config.api_keys).expanduser()) if config.api_keys else None
+    limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
+    hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), host_and_port(config.bind)[0]]
+    upstream = Upstream(config.broker, keys_of_gateway(config.keys), config.timeout_s)
+    most = most_connections(config.connections)
+    app = make_app(
+        Parts(upstream, limits),
+        hosts=[host for host in hosts if host],
+        keys=keys,
+        most=config.requests_per_key,
+        header_bytes=config.header_kb * 1024,
+        most_in_all=most,
+        origins=config.cors_origins,
+    )
+    settings = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=limited_protocol(config.header_seconds, most + SPARE, config.idle_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        h11_max_incomplete_event_size=config.header_kb * 1024,  # of headers that come in parts; of others see the guard
+        timeout_keep_alive=max(1, int(config.idle_seconds)),
+        timeout_graceful_shutdown=max(1, int(config.drain_seconds)),
+        ssl_certfile=config.tls_cert or None,
+        ssl_keyfile=config.tls_key or None,
+    )
+    _load(settings)
+    return Gateway(settings)
+
+
+def most_connections(wanted: int) -> int:
+    """Return how many connections there may be: as many as wanted, if the system lets the process have so many open files."""
+    needed = wanted + SPARE + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            log.warning("connections_limited", wanted=wanted, open_files=soft)
+            return max(1, soft - SPARE - OTHER_FILES)
+    return wanted
+
+
+def _load(settings: uvicorn.Config) -> None:
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"serve.tls_cert ({settings.ssl_certfile}) and serve.tls_key ({settings.ssl_keyfile}) cannot be used: {error}"
+        ) from None
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens; raises ConfigError if it cannot."""
+    host, port = host_and_port(address)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot bind {address}: {error.strerror}; is another server using it? --bind, or `bind` in [serve] of a --config, "
+            "chooses another address"
+        ) from None
+    return listener
+
+
+async def serve(config: ServeConfig) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    with listen(config.bind) as listener:
+        server = make_server(config)
+        host, port = listener.getsockname()[:2]
+        scheme = "https" if config.tls_cert else "http"
+        shown = f"[{host}]" if ":" in host else host
+        log.info("gateway_started", address=f"{scheme}://{shown}:{port}", broker=config.broker)
+        calm_collector()
+        await server.serve(sockets=[listener])
+    log.info("gateway_stopped")
+
+
+def run(config: ServeConfig) -> int:
+    """Serve; return the exit status."""
+    apply_cpu(config.cores, threads=1)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says of malformed requests is nobody's concern
+    asyncio.run(serve(config))
+    return 0

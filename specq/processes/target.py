@@ -1,0 +1,289 @@
+"""A verifier's process: a ROUTER for the broker's DEALER, a link for registration and heartbeats, one `Verifier`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import structlog
+import zmq
+
+from specq.config import TargetConfig, own_options
+from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
+from specq.models import HEADS, default_model, resolve_model, tokenizer_of
+from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
+from specq.runtime import Tell, apply_cpu, teller
+from specq.text import load_tokenizer_files
+from specq.transport import (
+    AllowList,
+    BrokerLink,
+    Stop,
+    Zap,
+    bind_router,
+    calm_collector,
+    curve_to_broker,
+    directory_of,
+    drain,
+    drain_named,
+    new_incarnation,
+    try_send,
+)
+from specq.verifier import (
+    NO_REPORTS,
+    DraftSource,
+    Reports,
+    Setup,
+    Verifier,
+    make_sources,
+    profiled_rows,
+    step_curves,
+)
+
+log = structlog.get_logger(__name__)
+
+MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
+
+
+class VerifierLoop:
+    """Sockets around a `Verifier`."""
+
+    def __init__(self, config: TargetConfig, verifier: Verifier, name: str, tell: Tell = bool) -> None:
+        self.verifier = verifier
+        self.drain_s = config.drain_seconds
+        self.context = zmq.Context()
+        curve = curve_to_broker(config.keys, "target")
+        self.zap = Zap(self.context, AllowList(directory_of(config.keys), "broker")) if curve else None
+        self.router, bound = bind_router(self.context, config.bind, curve.own if curve else None)
+        hello = Hello(
+            role="target",
+            name=name,
+            incarnation=verifier.incarnation,
+            model=verifier.engine.info,
+            endpoint=config.advertise or bound,
+            max_sessions=config.max_sessions,
+        )
+        self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
+        self.broker = b""  # the identity of the broker's DEALER at our ROUTER: of who last opened a session
+        self._openers: dict[int, bytes] = {}  # session -> who opened it, and is sent what becomes of it
+        self.poller = zmq.Poller()
+        self.poller.register(self.router, zmq.POLLIN)
+        self.poller.register(self.link.socket, zmq.POLLIN)
+        if self.zap is not None:
+            self.poller.register(self.zap.socket, zmq.POLLIN)
+        self.num_dropped = 0
+        self._unsent = NO_REPORTS  # what the last step gave
+
+    def turn(self) -> None:
+        """Send what the last step gave, handle what has arrived, and what follows in a burst, beat if it is time, run one step if there is work.
+
+        While the device drafts for the next step, the host sends and receives. The heartbeat says how long it may be silent in the step that follows.
+        """
+        self.verifier.begin(time.monotonic(), time.monotonic)
+        unsent, self._unsent = self._unsent, NO_REPORTS
+        self._send(unsent)
+        wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
+        self._hear(dict(self.poller.poll(wait_ms)))
+        while wait_s := self.verifier.gather(time.monotonic()):
+            self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
+        if self.link.heartbeat.due():
+            self.link.beat(self.verifier.heartbeat(), self.num_dropped)
+            self.link.send_all(self.verifier.tracer.messages())
+            if self.zap is not None:
+                self.zap.refresh()
+        if self.verifier.has_work:
+            self._unsent = self.verifier.step(time.monotonic)
+
+    def _hear(self, ready: Mapping[Any, int]) -> None:
+        """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are dropped."""
+        if self.zap is not None and self.zap.socket in ready:
+            self.zap.answer()
+        if self.router in ready:
+            started = time.monotonic()
+            last = started + self.verifier.sources.mail_s
+            for identity, frames in self._arrived():
+                if type_of(frames) is Draft and time.monotonic() > last:
+                    self.num_dropped += 1
+                else:
+                    self._receive(identity, frames)
+            self.verifier.sources.account(time.monotonic() - started)
+        if self.link.socket in ready:
+            for message in self.link.receive():
+                self._handle(message, self.broker)
+
+    def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield what brokers sent; one whose key is no longer on the list is ignored, and receives nothing more."""
+        if self.zap is None:
+            yield from ((identity, frames) for identity, *frames in drain(self.router))
+            return
+        for user_id, (identity, *frames) in drain_named(self.router):
+            if self.zap.allowed.who(user_id):
+                yield identity, frames
+            elif identity == self.broker:
+                self.broker = b""
+
+    def _receive(self, identity: bytes, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except ProtocolError as error:
+            self._drop(error)
+            return
+        self._handle(message, identity)
+
+    def _handle(self, message: Message, identity: bytes) -> None:
+        """Handle a message, and answer who sent it: what is said of a session reaches who opened it, whoever else speaks."""
+        try:
+            answers = self.verifier.handle(message, time.monotonic())
+        except ProtocolError as error:
+            self._drop(error)
+            return
+        if isinstance(message, Open) and not answers:
+            self._note_opener(message, identity)
+        for answer in answers:
+            try_send(self.router, [identity, *encode(answer)])
+
+    def _note_opener(self, message: Open, identity: bytes) -> None:
+        sessions = self.verifier.sessions
+        session = sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return
+        self.broker = identity
+        self._openers[message.session_id] = identity
+        if len(self._openers) > 2 * len(sessions) + MANY_OPENERS:
+            self._openers = {known: who for known, who in self._openers.items() if known in sessions}
+
+    def _drop(self, error: ProtocolError) -> None:
+        self.num_dropped += 1
+        log.debug("message_dropped", reason=str(error))
+
+    def _send(self, reports: Reports) -> None:
+        """Send what the last step gave, to who opened the sessions."""
+        openers = {self._openers.get(i, self.broker) for i in reports.session_ids}
+        for message in reports.packed() if len(openers) == 1 else reports:
+            to = self._openers.get(getattr(message, "session_id", -1), self.broker)
+            try_send(self.router, [next(iter(openers)) if len(openers) == 1 else to, *encode(message)])
+
+    def serve(self, stop: Stop) -> None:
+        """Serve until asked to stop, then until nothing is under way here, or `drain_seconds` are over; take leave."""
+        try:
+            while not stop:
+                self.turn()
+            self._drain(stop)
+        except ConfigError:  # the broker refuses this worker: no session's doing
+            raise
+        except BaseException:
+            self.verifier.state = "failed"  # the broker holds it against the sessions that there are
+            raise
+        finally:
+            self.close()
+
+    def _drain(self, stop: Stop) -> None:
+        """Let sessions go to other verifiers, or end; without a broker, nobody would learn of them."""
+        self.verifier.state, end = "draining", time.monotonic() + self.drain_s
+        self.link.beat(self.verifier.heartbeat())
+        while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:
+            self.turn()
+
+    def close(self) -> None:
+        """Say what is left and good-bye, and close all sockets."""
+        self._send(self._unsent)
+        if self.verifier.state != "failed":
+            self.verifier.state = "leaving"
+        self.link.beat(self.verifier.heartbeat())
+        self.context.destroy()
+        self.verifier.engine.shutdown()
+
+
+def run(config: TargetConfig) -> int:
+    """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
+    stop = Stop(at_once=True)
+    curve_to_broker(config.keys, "target")  # what is wrong with them is said before the model is loaded
+    apply_cpu(config.cores, config.threads)
+    name = config.name or f"target-{os.getpid()}"
+    tell = teller(name, wanted=config.progress)
+    verifier = build_verifier(config, name, tell)
+    loop = VerifierLoop(config, verifier, name, tell)
+    calm_collector()
+    stop.at_once = False
+    loop.serve(stop)
+    log.info("verifier_stopped", name=name, steps=verifier.num_steps, dropped=loop.num_dropped)
+    return 0
+
+
+def colocated_device(config: TargetConfig) -> str:
+    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of them."""
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
+
+
+def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifier:
+    """Load the model, measure the step curve, and return the verifier."""
+    started = time.monotonic()
+    named = config.model or default_model()
+    tell(f"loading {named}")
+    model = resolve_model(named, "target")
+    draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
+    heads = resolve_model(config.heads, HEADS) if config.heads else ""
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    own = own_options(config, spec.options, ENGINES.names()).arguments()
+    prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
+    engine = spec.make(
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_slots=config.kv_slots,
+        name=named,
+        threads=config.threads,
+        verbose=config.verbose,
+        max_sessions=config.max_sessions,
+        max_step_rows=prefill_rows,
+        **own,
+    )
+    tell("measuring steps")
+    unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
+    log.info(
+        "engine_ready",
+        name=name,
+        model=engine.info.name,
+        seconds=round(time.monotonic() - started, 1),
+        step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
+    )
+    place = colocated_device(config)
+    helpers = own.get("helper_cores", ())
+    setup = Setup(
+        *(config, engine.info, draft_model, place, tell),
+        helper_cores=helpers,
+        target=model,
+        heads=heads,
+        draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
+    )
+    sources = list(make_sources(setup))
+    prepare_steps(engine, sources, prefill_rows, config.max_sessions)
+    return Verifier(
+        engine,
+        curve,
+        sources,
+        incarnation=new_incarnation(),
+        unhelped_curve=unhelped,
+        max_sessions=config.max_sessions,
+        max_step_rows=config.max_step_rows,
+        max_prefill_slowdown=config.max_prefill_slowdown,
+        max_prefill_rows=prefill_rows,
+        trust_drafts=config.trust_drafts,
+        measures_drafts=config.drafts == "measured",
+        tokenizer_files=load_tokenizer_files(model),
+    )
+
+
+def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
+    """Run steps of all sizes, up to so many rows, without and with the hidden states that sources read: where an engine records a step when it is first
+    needed, sessions would wait for that."""
+    if not (engine.overlaps and engine.jumps):
+        return
+    started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
+    read = tuple(sorted({layer for source in sources for layer in source.layers}))
+    for layers in sorted({(), read}):
+        warm_up_steps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
+    log.info("steps_ready", layers=read, seconds=round(time.monotonic() - started, 1))

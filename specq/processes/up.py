@@ -1,0 +1,323 @@
+"""A broker, verifiers, drafters and perhaps a gateway as processes of this machine, started and stopped together.
+
+    with Group(members(config)) as group:
+        group.wait_ready(timeout_s=60)
+
+Rules: the cores are divided, since two processes that compute on the same ones slow each other many times over; nobody
+outlives the group (on Linux not even its sudden death). A worker that dies is named, and started again after a while, which
+doubles each time. Where that was in vain too often, where its options or files are wrong, and where the broker dies, the rest
+is stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from specq import Client
+from specq.config import (
+    BrokerConfig,
+    Config,
+    Section,
+    ServeConfig,
+    connect_address,
+    environment_of_children,
+    host_and_port,
+    to_arguments,
+)
+from specq.processes.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
+from specq.proposers import PROPOSERS, SAME
+from specq.protocol import ConfigError, EngineError, JobError
+from specq.runtime import Readiness, Tell, available_cores, columns, reap
+from specq.transport import Stop, directory_of, own_keys
+
+POLL_S = 0.2
+PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
+MOST_RESTARTS, WINDOW_S = 5, 600.0  # of one worker within so many seconds
+BACKOFF_S = 0.5  # before the first of them
+WRONG_OPTIONS = 2  # the status of a process that would fail again: see `specq.cli`
+PROGRAM = ("-m", "specq")
+GATEWAY = "gateway"  # the name of the process that serves HTTP, which the broker does not know
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of the group: the arguments of `specq` that start it, and what is told of it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cores: tuple[int, ...]
+    about: str
+
+
+def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
+    """Return the processes that a configuration asks for, the broker first; `extra` arguments go to each.
+
+    Raises ConfigError for addresses that cannot serve several processes.
+    """
+    machine, address = this_machine(), _broker_address(config)
+    here, config = machine.cores, placed(config, machine)
+    needs_target = config.draft.vocabulary != SAME or PROPOSERS.resolve(config.draft.proposer).reads_target
+    if needs_target and not config.draft.target:
+        config = replace(config, draft=replace(config.draft, target=config.target.model))
+    shares = divide_cores(len(here), config.up.targets, config.up.drafters)
+    broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
+    target = with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
+    return [
+        Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
+        *_workers("target", replace(target, broker=address), [_ids(here, s) for s in shares.targets], extra),
+        *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
+        *([_gateway(config, address, broker.cores, extra)] if config.up.serve else []),
+    ]
+
+
+def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:
+    """Return the process that serves HTTP; it shares the broker's core."""
+    section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
+    if section.bind.endswith(":*"):
+        raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
+    if connect_address(section.bind) == address:
+        raise ConfigError(f"serve.bind and broker.bind are both at {address}; give each a port of its own")
+    return Member(GATEWAY, ("serve", *to_arguments(section), *extra), section.cores, section.bind)
+
+
+def _ids(here: Sequence[int], share: Sequence[int]) -> tuple[int, ...]:
+    return tuple(here[i] for i in share)
+
+
+def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: Sequence[str]) -> list[Member]:
+    found = []
+    for number, share in enumerate(shares, 1):
+        cores = section.cores or share
+        name = f"{section.name or role}-{number}"
+        own: Section = replace(section, name=name, cores=cores, threads=section.threads or len(cores))
+        found.append(Member(name, ("worker", "--role", role, *to_arguments(own), *extra), cores, _about(section)))
+    return found
+
+
+def _about(section: Any) -> str:
+    """Return the models of a worker, and what drafts in its process."""
+    heads = f"the heads {section.heads}" if section.heads else ""
+    drafting = [one for one in (getattr(section, "draft_model", ""), heads) if one]
+    return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
+
+
+def _broker_address(config: Config) -> str:
+    """Return the address at which the workers find the broker."""
+    if config.broker.bind.endswith(":*"):
+        raise ConfigError(f"broker.bind is {config.broker.bind}; to start workers with it, give it a port")
+    if config.up.targets > 1 and not config.target.bind.endswith(":*"):
+        raise ConfigError(f"target.bind is {config.target.bind}; for several targets, make its port *")
+    return connect_address(config.broker.bind)
+
+
+class Group:
+    """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of the
+    broker; `stdout`: where their standard output goes, None: to this process's own."""
+
+    def __init__(self, members: Sequence[Member], keys: str = "", stdout: int | None = None) -> None:
+        self.members, self.keys, self._stdout = list(members), keys, stdout
+        self.address = members[0].about
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths: dict[str, list[float]] = {member.name: [] for member in members}  # when, of the recent ones
+        self._due: dict[str, float] = {}  # who is to be started again, and when
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            self.processes[member.name] = _start(member, self._stdout)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def wait_ready(
+        self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool, tell: Tell = bool
+    ) -> bool:
+        """Wait until the broker knows all workers as ready; False if `asked` to stop before. `tell` is told of progress.
+
+        Raises EngineError if a process ends for good, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        readiness = Readiness([member.name for member in self.members], tell, time.monotonic())
+        with Client(self.address, timeout_s=POLL_S, keys=self.keys) as client:
+            while not asked():
+                self.check()
+                if readiness.note(self._ready(client), time.monotonic()):
+                    return True
+                if time.monotonic() > deadline:
+                    raise EngineError(f"not all processes were ready within {timeout_s:g} s")
+                time.sleep(POLL_S)
+        return False
+
+    def _ready(self, client: Client) -> set[str]:
+        """Return the names of the broker, once it answers, and of those that it calls ready."""
+        try:
+            workers = client.status()["workers"]
+        except JobError:
+            return set()
+        ready = {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
+        return ready | {member.name for member in self.members if member.name == GATEWAY and listens(member.about)}
+
+    def check(self) -> None:
+        """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
+        now = time.monotonic()
+        for member in self.members:
+            if self.processes[member.name].poll() is None:
+                continue
+            if member.name not in self._due:
+                self._due[member.name] = now + self._delay(member, now)
+            if now >= self._due[member.name]:
+                del self._due[member.name]
+                self.processes[member.name] = _start(member, self._stdout)
+
+    def _delay(self, member: Member, now: float) -> float:
+        """Return after how many seconds a process that has ended shall be started again; EngineError if not at all."""
+        process = self.processes[member.name]
+        said = f"{member.name} (process {process.pid}) ended with {_status_text(process.returncode)}"
+        recent = self._deaths[member.name] = [at for at in self._deaths[member.name] if at > now - WINDOW_S] + [now]
+        if member is self.members[0] or process.returncode == WRONG_OPTIONS:
+            raise EngineError(said)
+        if len(recent) > MOST_RESTARTS:
+            raise EngineError(f"{said}, {len(recent)} times within {WINDOW_S:g} s")
+        delay = BACKOFF_S * 2 ** (len(recent) - 1)
+        click.echo(f"specq: {said}; starting it again in {delay:g} s ({len(recent)} of {MOST_RESTARTS})", err=True)
+        return float(delay)
+
+    def stop(self, patience_s: float = PATIENCE_S) -> None:
+        """Ask all to end, the broker once the workers have taken leave of it; kill who stays."""
+        deadline = time.monotonic() + patience_s
+        broker, workers = self.members[0].name, [member.name for member in self.members[1:]]
+        for wave in (workers, [broker]):
+            ending = [self.processes[name] for name in wave if name in self.processes]
+            for process in ending:
+                process.terminate()
+            for process in ending:
+                reap(process, max(1.0, deadline - time.monotonic()))
+
+
+def _check_free(members: Sequence[Member]) -> None:
+    """Raise ConfigError if another process listens at an address of ours: its workers, or its gateway, would be taken for ours
+    that are ready."""
+    _check_no_broker(members[0].about)
+    for address in (member.about for member in members if member.name == GATEWAY):
+        _check_no_server(address)
+
+
+def _check_no_server(address: str) -> None:
+    """Raise ConfigError if the gateway could not listen there."""
+    from specq.processes.gateway import listen  # here, since without HTTP nobody needs a web server
+
+    listen(address).close()
+
+
+def _check_no_broker(address: str) -> None:
+    """Raise ConfigError if a process listens where the broker shall."""
+    if address.startswith("tcp://") and listens(address):
+        raise ConfigError(
+            f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
+            "Stop it, or give this one another address (--broker)"
+        )
+
+
+def listens(address: str) -> bool:
+    """Tell whether somebody listens at an address."""
+    try:
+        socket.create_connection(host_and_port(connect_address(address)), POLL_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def keys_of_broker(config: BrokerConfig) -> str:
+    """Return the option `keys` for whoever asks a broker for its state with the broker's own key; "" without keys."""
+    return str(directory_of(config.keys) / own_keys(config.keys, "broker").name) if config.keys else ""
+
+
+def _status_text(status: int) -> str:
+    return f"status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own: Ctrl-C reaches the group only, which then stops all in order."""
+    return subprocess.Popen(
+        [sys.executable, *PROGRAM, *member.arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        env=environment_of_children(),
+        start_new_session=True,
+        preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
+    )
+
+
+def _first_in_child(parent: int) -> Callable[[], None]:
+    """Return what a child shall call first: it takes all cores, and ends when `parent` does (where there is a prctl)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    cores = available_cores()
+
+    def begin() -> None:
+        if hasattr(os, "sched_setaffinity"):  # some OpenMP libraries leave a forked child with one core
+            os.sched_setaffinity(0, cores)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return begin
+
+
+def run(config: Config, extra: Sequence[str] = ()) -> int:
+    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
+    stop = Stop()
+    group_members = members(telling(config), extra)
+    check_can_start(config)
+    _check_free(group_members)
+    with Group(group_members, keys_of_broker(config.broker)) as group:
+        for line in (*notes(config), table(group)):
+            click.echo(line)
+        started = time.monotonic()
+        try:
+            if group.wait_ready(asked=lambda: stop.asked, tell=click.echo):
+                click.echo(f"ready after {time.monotonic() - started:.1f} s at {group.address}; Ctrl-C stops all")
+                for page in pages(group.members, config.serve):
+                    click.echo(f"HTTP API and page: {page}")
+            while not stop:
+                group.check()
+                time.sleep(POLL_S)
+        except EngineError as error:
+            click.echo(f"specq: {error}; stopping the others", err=True)
+            return 1
+    click.echo("stopped")
+    return 0
+
+
+def telling(config: Config) -> Config:
+    """Return the configuration of workers that say on standard output what they do before they are ready."""
+    return replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
+
+
+def pages(members: Sequence[Member], serve: ServeConfig) -> list[str]:
+    """Return the address at which a browser on this machine finds the gateway, if there is one."""
+    scheme = "https" if serve.tls_cert else "http"
+    found = [connect_address(member.about) for member in members if member.name == GATEWAY]
+    return [f"{scheme}://{address.removeprefix('tcp://')}/" for address in found]
+
+
+def table(group: Group) -> str:
+    """Return a line a process: its name, number, cores and what it runs."""
+    rows = [
+        (m.name, f"process {group.processes[m.name].pid}", f"core {','.join(map(str, m.cores))}", m.about)
+        for m in group.members
+    ]
+    return columns(rows)

@@ -1,0 +1,104 @@
+"""The states of a job: the table, its diagram, and what must hold of the broker's memory after each message."""
+
+from __future__ import annotations
+
+import pytest
+
+from specq.broker.jobs.lifecycle import TRANSITIONS, JobEvent, JobState, after, diagram
+from specq.broker.validation import validate
+from specq.testing import World
+
+
+def reachable(state: JobState) -> set[JobState]:
+    found, todo = {state}, [state]
+    while todo:
+        new = set(TRANSITIONS[todo.pop()].values()) - found
+        found |= new
+        todo += new
+    return found
+
+
+def test_every_state_is_reached_and_every_job_can_end():
+    assert reachable(JobState.NEW) == set(JobState) == set(TRANSITIONS)
+    for state in set(JobState) - {JobState.DROPPED}:
+        assert JobState.ENDED in reachable(state), state
+
+
+def test_what_has_ended_stays_so():
+    for state in (JobState.ENDED, JobState.DROPPED):
+        assert reachable(state) == {state}
+
+
+def test_every_event_happens_and_others_are_bugs():
+    """Whatever the table does not have raises."""
+    assert {event for ways in TRANSITIONS.values() for event in ways} == set(JobEvent)
+    for state, ways in TRANSITIONS.items():
+        for event in set(JobEvent) - set(ways):
+            with pytest.raises(AssertionError, match=f"a job that is {state} cannot be {event}"):
+                after(state, event)
+
+
+def test_the_diagram_has_each_transition():
+    lines = diagram().splitlines()
+    assert len(lines) == 1 + sum(map(len, TRANSITIONS.values()))
+    assert "    running --> waiting: queued" in lines
+
+
+# --- what must hold -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world():
+    """A job that runs, and one that waits for another model."""
+    world = World()
+    verifier = world.add_verifier(max_sessions=1)
+    world.add_drafter()
+    jobs = [world.submit(i, [5, 6, i], max_tokens=200) for i in (1, 2)]
+    world.run_until(lambda: len(jobs[0].token_ids) > 3)
+    assert verifier
+    return world
+
+
+def broken(world: World, change) -> str:
+    """Return what is found after a change that no message makes."""
+    state = world.broker.state
+    validate(state)
+    change(state)
+    with pytest.raises(AssertionError) as found:
+        validate(state)
+    return str(found.value)
+
+
+PLANTED = {
+    "forgets the verifier": (lambda state, one, two: setattr(one.session, "verifier", b""), "its verifier is b''"),
+    "forgets the job at the verifier": (
+        lambda state, one, two: state.workers.get(one.session.verifier).job_ids.clear(),
+        "runs at a verifier that does not have it",
+    ),
+    "leaves it in the queue": (lambda state, one, two: state.jobs.queue.add(one), "in the queue: True"),
+    "takes it off the queue": (lambda state, one, two: state.jobs.queue.discard(two), "in the queue: False"),
+    "ends it without retiring it": (
+        lambda state, one, two: setattr(one.transcript, "finish", "stop"),
+        "has ended: stop",
+    ),
+    "counts tokens wrongly": (lambda state, one, two: setattr(state.jobs, "num_tokens", 1), "tokens are counted"),
+    "acknowledges too much": (lambda state, one, two: one.durable.note(10_000, ended=False), "the journal 10000"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_does_not_fit_together_is_found(world, name):
+    change, said = PLANTED[name]
+    active = world.broker.state.jobs.active
+    running = [job for job in active.values() if job.state is JobState.RUNNING]
+    waiting = [job for job in active.values() if job.state is JobState.WAITING]
+    assert (len(running), len(waiting)) == (1, 1)
+    assert said in broken(world, lambda state: change(state, running[0], waiting[0]))
+
+
+def test_the_broker_checks_itself_in_tests(world):
+    """As in each test of this suite: see conftest.py."""
+    assert world.broker.validates
+    world.broker.state.jobs.num_tokens += 1
+    with pytest.raises(AssertionError, match="tokens are counted"):
+        world.run(1.0)

@@ -1,0 +1,69 @@
+"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(sys.executable)
+PROMPTS = ({"id": "sum", "prompt": "2 + 2 =", "max_tokens": 4}, {"id": "def", "prompt": "def add(", "max_tokens": 8})
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def submitted(program: tuple[str, ...], address: str, tmp_path: Path) -> dict[str, int]:
+    """Submit a file of prompts; return by id how many tokens came."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in PROMPTS))
+    command = [*program, "submit", str(tmp_path / "prompts.jsonl"), "--broker", address, "--ignore-eos"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    results = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {result["id"]: len(result["token_ids"]) for result in results}
+
+
+def test_from_a_clone(spawn, free_address, tmp_path):
+    """`make broker` as it is, but that nothing is set up again."""
+    specq = (str(PYTHON.parent / "specq"),)
+    options = f"ARGS=--bind {free_address} --journal none"
+    spawn("broker", f"BIN={PYTHON.parent}", options, program=("make", "-C", str(ROOT), "--old-file", ".venv/.ready"))
+    spawn("worker", "--role", "target", "--model", "tiny", "--broker", free_address, program=specq)
+    assert submitted(specq, free_address, tmp_path) == {"sum": 4, "def": 8}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """What a wheel installs, in a folder of its own."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    shutil.copytree(ROOT / "specq", source / "specq", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("bench", "workers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    subprocess.run([PYTHON, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
+    (made,) = folder.glob("*.whl")
+    shutil.unpack_archive(made, folder, "zip")
+    made.unlink()
+    return folder
+
+
+def test_a_wheel_has_one_package(wheel):
+    assert sorted(path.name for path in wheel.iterdir() if path.suffix != ".dist-info") == ["specq"]
+
+
+def test_from_a_wheel(wheel, spawn, free_address, tmp_path):
+    """In another folder, so that nothing comes from the clone; `specq bench` says that it needs one."""
+    inside = ("sh", "-c", f'cd "{tmp_path}" && exec env PYTHONPATH="{wheel}" "$@"', "sh", str(PYTHON), "-m", "specq")
+    where = [*inside[:-2], "-c", "import specq; print(specq.__file__)"]
+    assert subprocess.check_output(where, text=True, timeout=60).strip() == str(wheel / "specq" / "__init__.py")
+    spawn("broker", "--bind", free_address, "--journal", "none", program=inside)
+    spawn("worker", "--role", "target", "--model", "tiny", "--broker", free_address, program=inside)
+    assert submitted(inside, free_address, tmp_path) == {"sum": 4, "def": 8}
+    bench = subprocess.run([*inside, "bench", "pair"], capture_output=True, text=True, timeout=60, check=False)
+    assert bench.returncode == 2
+    assert "specq bench runs from a checkout of the repository" in bench.stderr
