@@ -78,7 +78,10 @@ Each command says the same with `--help`. The exit status is 0 for success, 2 wh
 def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     return {
-        "protocol.md": MADE + PROTOCOL.format(version=PROTOCOL_VERSION) + "".join(_protocol()) + STATES.format(diagram()),
+        "protocol.md": MADE
+        + PROTOCOL.format(version=PROTOCOL_VERSION)
+        + "".join(_protocol())
+        + STATES.format(diagram()),
         "configuration.md": MADE + CONFIGURATION + "".join(text for cls in SECTIONS for text in _sections(cls)),
         "commands.md": MADE + COMMANDS + "".join(_commands(specq, "specq")),
     }
