@@ -19,7 +19,7 @@ def bucket(owner: str, tenant: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class JobRequest:
-    """A `Submit` that names its model, whose it is, and when it came; times in seconds since 1970, deadline 0: none."""
+    """A `Submit` that names its model, whose it is, and when it came; times are the journal's, deadline 0: none."""
 
     submit: Submit
     owner: str = ""

@@ -25,7 +25,7 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
-from specq.journal.sqlite import room, rows
+from specq.journal.sqlite import room, rows, times
 from specq.journal.sqlite.connection import configure, connect, opening_errors, writing_errors
 from specq.journal.sqlite.fence import acquire, is_newest
 from specq.journal.sqlite.reader import SqliteReader
@@ -60,7 +60,7 @@ class SqliteJournal(Journal):
             except BaseException:
                 self._connection.close()
                 raise
-        self.epoch, self.is_old = self._ownership.epoch, self._ownership.fence > 1
+        self.epoch, self.is_old, self.offset = self._ownership.epoch, self._ownership.fence > 1, self._ownership.offset
         self._num_rows: Counter[int] = Counter()  # of commits, by job that has not ended
         self._stale: Counter[int] = Counter()  # and of other jobs: nobody needs them any more
 
@@ -167,6 +167,11 @@ class SqliteJournal(Journal):
             self._clear_commits()
             return Kept(len(gone), is_full=False)
         return Kept(len(gone), is_full=surplus > 0 and not gone)
+
+    def note_time(self, now: float) -> None:
+        """Note that the journal's time has come to this."""
+        with self._transaction():
+            times.note(self._connection, now)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free room to the file system, one small step: see `specq.journal.sqlite.room`."""
