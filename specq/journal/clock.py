@@ -59,4 +59,3 @@ def offset_of(clocks: Reading, noted: Noted | None, newest: float) -> float:
     else:
         start = noted.latest
     return start - clocks.monotonic
-

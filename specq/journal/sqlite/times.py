@@ -39,7 +39,9 @@ def note(connection: sqlite3.Connection, now: float) -> None:
 
 
 def _noted(connection: sqlite3.Connection) -> Noted | None:
-    meta = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset', 'latest')").fetchall())
+    meta = dict(
+        connection.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset', 'latest')").fetchall()
+    )
     return Noted(**meta) if len(meta) == len(Noted._fields) else None
 
 
