@@ -12,6 +12,7 @@ from specq.client import Client
 from specq.testing.secured import Secured, served
 from specq.testing.toy import ToyEngine
 from specq.testing.waiting import wait_until
+from specq.text.codec import TextCodec
 from tests.gateway.serving import connected, running
 
 BODY = {"prompt": "duck eggs", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
@@ -139,6 +140,30 @@ def test_in_one_it_is_the_same_answer(http, gate, world):
     assert first["choices"] == again["choices"]
     assert first["id"] == again["id"]
     assert world.broker.broker.state.counts["jobs"] == 1
+
+
+def test_a_chat_with_the_date_in_its_template_is_the_same_on_another_day(http, gate, world, monkeypatch):
+    """While its job runs, and later: a prompt that is longer by then, and leaves less room for the text, changes nothing."""
+    render, days = TextCodec.render_chat, iter(("1 May", "10 December", "31 December", "2 May"))
+    monkeypatch.setattr(
+        TextCodec, "render_chat", lambda *given, **named: f"Today is {next(days)}. {render(*given, **named)}"
+    )
+    body, headers = {"messages": [{"role": "user", "content": "a"}], "temperature": 0}, {"Idempotency-Key": "k"}
+    chat = "/v1/chat/completions"
+    with http.stream("POST", chat, json={**body, "stream": True}, headers=headers) as first:
+        next(first.iter_text())
+        gate.open.set()
+        again = http.post(chat, json={**body, "stream": True}, headers=headers)
+        assert again.status_code == first.status_code == 200
+    later = http.post(chat, json={**body, "stream": True}, headers=headers)
+    assert text_of_chat(later.text) == text_of_chat(again.text) != ""
+    assert http.post(chat, json=body, headers=headers).status_code == 409
+    assert world.broker.broker.state.counts["jobs"] == 1
+
+
+def text_of_chat(text: str) -> str:
+    choices = [choice for _, event in events_of(text) for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 @pytest.mark.parametrize("change", [{"max_tokens": 301}, {"user": "x"}, {"prompt": "duck"}, {"stream": False}])

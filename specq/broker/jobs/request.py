@@ -68,5 +68,7 @@ class JobRequest:
     def has_content(self, message: Submit) -> bool:
         """Does the message ask for the same, under the same label? One without a model does not care which it is."""
         mine, submit = self.submit, message
+        if submit.digest:
+            return submit.digest == mine.digest and message.model in ("", self.model)
         same = (submit.params, submit.speculation, submit.label) == (mine.params, mine.speculation, mine.label)
         return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)
