@@ -13,7 +13,7 @@ Rules: a group of records is journaled whole or not at all, and only by the brok
 position, so tokens that are written twice change nothing.
 """
 
-from specq.journal.clock import Reading, offset_of, read_clocks
+from specq.journal.clock import Clocks, Machine, Noted, offset_of, read_clocks
 from specq.journal.interface import EPOCHS, Journal, JournalReader, Kept, Opening, open_journal
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
@@ -34,6 +34,7 @@ from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 __all__ = [
     "EPOCHS",
     "NO_CRASHES",
+    "Clocks",
     "Crashes",
     "JobBound",
     "JobCrashed",
@@ -47,9 +48,10 @@ __all__ = [
     "JournalWriter",
     "Keep",
     "Kept",
+    "Machine",
+    "Noted",
     "Opening",
     "Question",
-    "Reading",
     "Record",
     "StoredJob",
     "TokensAdded",

@@ -1,10 +1,10 @@
 """The journal's time: the only time that is stored and compared. It never decreases, and no wall clock moves it.
 
-    journal time = the monotonic clock + an offset
+    journal time = the monotonic clock + an offset, which each broker finds when it opens the journal
 
-It begins near the seconds since 1970, and counts the seconds in which the machine is up and awake, whether a broker runs or not.
-All brokers of one boot have the same offset. After a reboot the time goes on from the last that was noted in the journal: at most
-NOTE_S of it are lost. Where the system does not name its boots, each start of a broker counts as a boot.
+It begins near the seconds since 1970. It counts while a broker runs, and between two brokers as long as the machine is up: what
+is noted in the journal is the time together with the machine's uptime. After a reboot it goes on from the last note, so that at
+most NOTE_S are lost. Where the system does not name its boots (Linux does), each start of a broker counts as a boot.
 
 Rule: no time in a journal is later than the journal's time when a broker opens it; later ones are brought back to that
 (`specq.journal.sqlite.times`).
@@ -16,36 +16,46 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-NOTE_S = 60.0  # between two notes of the journal's time
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NOTE_S = 60.0  # between two notes of the time
+_BOOT, _UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 
-class Reading(NamedTuple):
-    """The system's clocks: seconds of the monotonic one, which `boot` it belongs to ("": unknown), seconds since 1970."""
+class Machine(NamedTuple):
+    """How long the machine has been up, in seconds, since which boot ("": unknown)."""
+
+    boot: str
+    uptime: float
+
+
+class Clocks(NamedTuple):
+    """What the system's clocks say, in seconds: the monotonic one, the wall clock (since 1970), and the machine's uptime."""
 
     monotonic: float
-    boot: str
     wall: float
+    machine: Machine
 
 
 class Noted(NamedTuple):
-    """What a journal holds of its time: the offset, in which boot, and the latest time that was noted."""
+    """A note in a journal: its time, and where the machine was then."""
 
-    boot: str
-    offset: float
-    latest: float
+    time: float
+    machine: Machine
 
 
-def read_clocks() -> Reading:
+def read_clocks() -> Clocks:
     """Return what the system's clocks say now."""
+    return Clocks(time.monotonic(), time.time(), read_machine())
+
+
+def read_machine() -> Machine:
+    """Return the machine's boot and uptime; of the kernel, since processes may be run with other clocks."""
     try:
-        boot = _BOOT_ID.read_text("ascii").strip()
-    except OSError:
-        boot = ""
-    return Reading(time.monotonic(), boot, time.time())
+        return Machine(_BOOT.read_text("ascii").strip(), float(_UPTIME.read_text("ascii").split()[0]))
+    except (OSError, ValueError, IndexError):
+        return Machine("", 0.0)
 
 
-def offset_of(clocks: Reading, noted: Noted | None, newest: float) -> float:
+def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
     """Return the offset of the journal's time for a broker that starts now.
 
     noted   None: the journal is new, or of a version without journal time, which stored times of the wall clock. Its time goes
@@ -53,9 +63,10 @@ def offset_of(clocks: Reading, noted: Noted | None, newest: float) -> float:
     newest  the newest time stored with a job; 0: there is none
     """
     if noted is None:
-        start = min(newest or clocks.wall, clocks.wall)
-    elif clocks.boot and clocks.boot == noted.boot:
-        start = max(clocks.monotonic + noted.offset, noted.latest)
-    else:
-        start = noted.latest
-    return start - clocks.monotonic
+        return min(newest or clocks.wall, clocks.wall) - clocks.monotonic
+    return noted.time + _up_between(noted.machine, clocks.machine) - clocks.monotonic
+
+
+def _up_between(before: Machine, now: Machine) -> float:
+    """Return for how long the machine was up between two moments, as far as that is known; the uptime of a container may begin anew."""
+    return max(0.0, now.uptime - before.uptime) if now.boot and now.boot == before.boot else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from specq.journal.clock import Reading
+from specq.journal.clock import Clocks, Noted
 from specq.journal.records import JobSummary, Record, StoredJob
 from specq.runtime import resolve
 
@@ -33,7 +33,7 @@ class Opening(NamedTuple):
     owner: str = ""
     floor: int = 0
     take_over: bool = False
-    clocks: Reading | None = None
+    clocks: Clocks | None = None
 
 
 class Kept(NamedTuple):
@@ -102,8 +102,8 @@ class Journal(Protocol):
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
         """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
 
-    def note_time(self, now: float) -> None:
-        """Note that the journal's time has come to this: after a reboot it goes on from there. Raises as `write` does."""
+    def note_time(self, noted: Noted) -> None:
+        """Note the journal's time: the next owner goes on from there. Raises as `write` does."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free room to the file system, one small step; False if nothing was done. `idle`: nothing else waits."""

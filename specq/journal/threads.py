@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from specq.journal.clock import NOTE_S
+from specq.journal.clock import NOTE_S, Noted, read_machine
 from specq.journal.interface import Journal, JournalReader
 from specq.journal.records import Record, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
@@ -131,7 +131,7 @@ class JournalWriter:
         return sequence, records
 
     def _note_time(self) -> None:
-        self._journal.note_time(time.monotonic() + self._journal.offset)
+        self._journal.note_time(Noted(time.monotonic() + self._journal.offset, read_machine()))
 
     def _try(self, action: Callable[[], None]) -> bool:
         """Run an action on the journal; False if the journal is busy."""

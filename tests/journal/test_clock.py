@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specq.broker.core import Broker
-from specq.journal import Journal, Opening, Reading, offset_of, open_journal
-from specq.journal.clock import NOTE_S, Noted
+from specq.journal import Clocks, Journal, Machine, Noted, Opening, offset_of, open_journal
+from specq.journal.clock import NOTE_S
 from specq.journal.sqlite.connection import connect
 from specq.testing.journal_records import ended, taken
 from specq.testing.toy import toy_text
@@ -20,18 +20,19 @@ YEAR_S = 365 * 86400.0
 STEPS_S = (MONTH_S, -MONTH_S, 0.0, YEAR_S, -40 * YEAR_S, 3600.0, -1.0)
 KEEP_S = 7 * 86400.0
 DEADLINE_S = 2 * 86400.0
+SLEPT_S = 300.0  # before the first broker: the uptime counts it, the monotonic clock does not
 BOOT_S = 20.0  # from the boot to the broker's start
 TOLERANCE_S = 1.0
 
 
-class Machine:
+class Computer:
     """A machine that is up, off, and up again, with a wall clock that somebody sets; `up_s` is the truth."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.up_s, self.boot, self.since_boot, self.wall = rng, 5e3, 1, 5e3, 1.78e9
 
-    def clocks(self) -> Reading:
-        return Reading(self.since_boot, f"boot {self.boot}", self.wall)
+    def clocks(self) -> Clocks:
+        return Clocks(self.since_boot, self.wall, Machine(f"boot {self.boot}", self.since_boot + SLEPT_S))
 
     def run(self, seconds: float) -> None:
         self.up_s, self.since_boot, self.wall = self.up_s + seconds, self.since_boot + seconds, self.wall + seconds
@@ -51,7 +52,7 @@ class Story:
 
     def __init__(self, path: Path, seed: int) -> None:
         self.rng, self.path = random.Random(seed), path
-        self.machine = Machine(self.rng)
+        self.machine = Computer(self.rng)
         self.ended: dict[int, float] = {}
         self.submitted: dict[int, float] = {}
         self.reboots: list[float] = []
@@ -77,7 +78,8 @@ class Story:
         self.machine.run(seconds)
         self.noted_s += seconds
         if self.noted_s >= NOTE_S:
-            self.journal.note_time(self.now - self.rng.uniform(0, NOTE_S))  # not just before a crash
+            ago_s, machine = self.rng.uniform(0, NOTE_S), self.machine.clocks().machine  # a crash may come at any time
+            self.journal.note_time(Noted(self.now - ago_s, machine._replace(uptime=machine.uptime - ago_s)))
             self.noted_s = 0.0
 
     def restart(self, *, reboots: bool) -> None:
@@ -144,7 +146,7 @@ def tell(story: Story, num_events: int) -> None:
 
 def test_no_step_of_the_wall_clock_moves_what_is_stored(tmp_path: Path) -> None:
     """While brokers run, between them, and across reboots: results and deadlines live as long as they should."""
-    for seed in range(5):
+    for seed in range(3):
         story = Story(tmp_path / str(seed), seed)
         tell(story, 80)
         assert story.reboots
@@ -155,11 +157,12 @@ def test_no_step_of_the_wall_clock_moves_what_is_stored(tmp_path: Path) -> None:
 def test_planted_wall_clocks_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time that follows the wall clock at each start, and one that begins anew at each boot."""
 
-    def by_wall(clocks: Reading, noted: Noted | None, newest: float) -> float:
+    def by_wall(clocks: Clocks, noted: Noted | None, newest: float) -> float:
         return clocks.wall - clocks.monotonic
 
-    def by_boot(clocks: Reading, noted: Noted | None, newest: float) -> float:
-        return noted.offset if noted and noted.boot == clocks.boot else 1e9
+    def by_boot(clocks: Clocks, noted: Noted | None, newest: float) -> float:
+        is_same = noted is not None and noted.machine.boot == clocks.machine.boot
+        return offset_of(clocks, noted, newest) if is_same else 1e9
 
     for name, bug in (("wall", by_wall), ("boot", by_boot)):
         monkeypatch.setattr("specq.journal.sqlite.times.offset_of", bug)
@@ -170,35 +173,34 @@ def test_planted_wall_clocks_are_caught(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_how_the_time_goes_on() -> None:
-    """By boot, and never back; a journal of the wall clock goes on from its newest time, or from now if that is earlier."""
-    clocks = Reading(100.0, "b", 1e9)
+    """By the uptime of a boot, and never back; from times of the wall clock, or from now if that is earlier."""
 
-    def start(noted: Noted | None, newest: float = 0.0, clocks: Reading = clocks) -> float:
-        return offset_of(clocks, noted, newest) + clocks.monotonic
+    def start(noted: Noted | None, newest: float = 0.0, boot: str = "b") -> float:
+        return offset_of(Clocks(100.0, 1e9, Machine(boot, 900.0)), noted, newest) + 100.0
 
     assert [start(None), start(None, 9e8), start(None, 2e9)] == [1e9, 9e8, 1e9]
-    assert start(Noted("b", 7e8, 7e8 + 50)) == 7e8 + 100
-    assert start(Noted("b", 7e8, 7e8 + 500)) == 7e8 + 500  # another namespace of clocks
-    assert start(Noted("a", 7e8, 7e8 + 50), 2e9) == 7e8 + 50
-    assert start(Noted("", 7e8, 7e8 + 50), 0.0, Reading(100.0, "", 1e9)) == 7e8 + 50  # a system that names no boots
+    assert start(Noted(7e8, Machine("b", 850.0))) == 7e8 + 50.0
+    assert start(Noted(7e8, Machine("b", 5000.0))) == 7e8  # a container whose uptime began anew
+    assert start(Noted(7e8, Machine("a", 850.0)), 2e9) == 7e8
+    assert start(Noted(7e8, Machine("", 850.0)), 0.0, boot="") == 7e8  # a system that names no boots
 
 
 def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) -> None:
     """One that a former version wrote while its wall clock was a month ahead: nothing young goes, nothing stays for ever, jobs
     keep their order and what is left until their deadlines."""
     path, real = tmp_path / "journal", 1.78e9
-    old = open_journal(str(path), Opening(clocks=Reading(1.0, "a", real)))
+    old = open_journal(str(path), Opening(clocks=Clocks(1.0, real, Machine("a", 1.0))))
     old.write([taken(1, real), ended(1, [5], at=real + 1.0)])
     ahead = real + MONTH_S
     old.write([taken(2, ahead)._replace(deadline=ahead + 50.0), taken(3, ahead + 9.0)._replace(deadline=0.0)])
     old.write([taken(4, ahead + 2.0), ended(4, [5], at=ahead + 10.0), taken(5, ahead), ended(5, [5], at=ahead + 12.0)])
     old.close()
     connection = connect(path)
-    connection.execute("DELETE FROM meta WHERE name IN ('boot', 'offset', 'latest')")
+    connection.execute("DELETE FROM meta WHERE name IN ('time', 'boot', 'uptime')")
     connection.close()
 
     now = real + 60.0
-    journal = open_journal(str(path), Opening(clocks=Reading(500.0, "b", now)))
+    journal = open_journal(str(path), Opening(clocks=Clocks(500.0, now, Machine("b", 500.0))))
     assert journal.offset + 500.0 == now
     assert journal.keep_to(1 << 40, now - KEEP_S).num_forgotten == 0
     assert [one.job_id for one in journal.reader().finished(10)] == [5, 4, 1]

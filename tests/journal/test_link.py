@@ -15,7 +15,7 @@ from specq.broker.core import Broker
 from specq.broker.effects import Find, FindFinished, Write
 from specq.broker.journal_link import JournalLink
 from specq.config.sections import BrokerConfig
-from specq.journal import Opening, Reading, open_journal
+from specq.journal import Clocks, Machine, Opening, open_journal
 from specq.journal.interface import Kept
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
@@ -153,7 +153,7 @@ class Failing:
     def keep_to(self, most_bytes: int, before: float) -> Kept:
         return Kept(0, is_full=False)
 
-    def note_time(self, now: float) -> None:
+    def note_time(self, noted: Any) -> None:
         """Have no time."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
@@ -235,6 +235,6 @@ def test_the_writer_has_the_time_of_the_journal(path: Path, monkeypatch: pytest.
     reader.close()
     ended_at = journal.offset + time.monotonic()
     writer.close()
-    other_boot = open_journal(str(path), Opening(clocks=Reading(0.0, "another boot", 0.0)))
+    other_boot = open_journal(str(path), Opening(clocks=Clocks(0.0, 0.0, Machine("another boot", 0.0))))
     assert ended_at <= other_boot.offset <= journal.offset + time.monotonic()
     other_boot.close()

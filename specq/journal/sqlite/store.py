@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from specq.journal.clock import Noted
 from specq.journal.interface import Journal, Kept, Opening
 from specq.journal.records import (
     Crashes,
@@ -168,10 +169,10 @@ class SqliteJournal(Journal):
             return Kept(len(gone), is_full=False)
         return Kept(len(gone), is_full=surplus > 0 and not gone)
 
-    def note_time(self, now: float) -> None:
-        """Note that the journal's time has come to this."""
+    def note_time(self, noted: Noted) -> None:
+        """Note the journal's time."""
         with self._transaction():
-            times.note(self._connection, now)
+            times.note(self._connection, noted)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free room to the file system, one small step: see `specq.journal.sqlite.room`."""

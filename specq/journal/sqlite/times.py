@@ -1,15 +1,16 @@
 """The journal's time in a SQLite file: see `specq.journal.clock`.
 
-In `meta`: `boot` and `offset` of the last owner, and `latest`, the last time that was noted.
+In `meta`: `time`, `boot` and `uptime`, as they were last noted.
 """
 
 from __future__ import annotations
 
 import sqlite3
 
-from specq.journal.clock import Noted, Reading, offset_of
+from specq.journal.clock import Clocks, Machine, Noted, offset_of
 
 KEEP_ORDER = 1e-5  # times that are brought back lie apart by this part of what they did, so that they keep their order
+_NAMES = ("time", "boot", "uptime")
 _NEWEST = (
     "SELECT max((SELECT coalesce(max(ended), 0) FROM results), "
     "(SELECT coalesce(max(submitted), 0) FROM jobs JOIN active USING (job_id)))"
@@ -21,7 +22,7 @@ _BRING_BACK = (
 )
 
 
-def go_on(connection: sqlite3.Connection, clocks: Reading) -> float:
+def go_on(connection: sqlite3.Connection, clocks: Clocks) -> float:
     """Let the journal's time go on for a new owner, within its transaction; return the offset."""
     (newest,) = connection.execute(_NEWEST).fetchone()
     offset = offset_of(clocks, _noted(connection), newest)
@@ -29,21 +30,16 @@ def go_on(connection: sqlite3.Connection, clocks: Reading) -> float:
     if newest > now:
         for statement in _BRING_BACK:
             connection.execute(statement, {"now": now, "newest": newest})
-    _write(connection, {"boot": clocks.boot, "offset": offset, "latest": now})
+    note(connection, Noted(now, clocks.machine))
     return offset
 
 
-def note(connection: sqlite3.Connection, now: float) -> None:
-    """Note that the journal's time has come to this."""
-    _write(connection, {"latest": now})
+def note(connection: sqlite3.Connection, noted: Noted) -> None:
+    """Note the journal's time."""
+    values = zip(_NAMES, (noted.time, *noted.machine), strict=True)
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
 
 
 def _noted(connection: sqlite3.Connection) -> Noted | None:
-    meta = dict(
-        connection.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset', 'latest')").fetchall()
-    )
-    return Noted(**meta) if len(meta) == len(Noted._fields) else None
-
-
-def _write(connection: sqlite3.Connection, values: dict[str, str | float]) -> None:
-    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+    meta = dict(connection.execute("SELECT name, value FROM meta"))
+    return Noted(meta["time"], Machine(meta["boot"], meta["uptime"])) if meta.keys() >= set(_NAMES) else None
