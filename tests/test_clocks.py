@@ -1,4 +1,4 @@
-"""Which clocks are read where: durations are of the monotonic clock, and the wall clock decides nothing (docs/architecture.md, Clocks)."""
+"""Where the wall clock is read: it decides nothing (docs/architecture.md, Clocks)."""
 
 from __future__ import annotations
 

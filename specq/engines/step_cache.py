@@ -1,7 +1,7 @@
 """Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of threads.
 
-Rules: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew. A file that is written is
-the newest, whatever the wall clock says.
+Rules: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew. A file that is
+written is the newest, whatever the wall clock says.
 """
 
 from __future__ import annotations

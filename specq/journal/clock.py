@@ -2,9 +2,9 @@
 
     journal time = the monotonic clock + an offset, which each broker finds when it opens the journal
 
-It begins near the seconds since 1970. It counts while a broker runs, and between two brokers as long as the machine is up: what
-is noted in the journal is the time together with the machine's uptime. After a reboot it goes on from the last note, so that at
-most NOTE_S are lost. Where the system does not name its boots (Linux does), each start of a broker counts as a boot.
+It begins near the seconds since 1970. It counts while a broker runs, and between two brokers as long as the machine is
+up: the journal notes the time together with the machine's uptime. After a reboot it goes on from the last note, so that
+at most NOTE_S are lost. Where the system does not name its boots (Linux does), each start of a broker counts as a boot.
 
 Rule: no time in a journal is later than the journal's time when a broker opens it; later ones are brought back to that
 (`specq.journal.sqlite.times`).
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """What the system's clocks say, in seconds: the monotonic one, the wall clock (since 1970), and the machine's uptime."""
+    """What the clocks say, in seconds: the monotonic one, the wall clock (since 1970), and the machine's uptime."""
 
     monotonic: float
     wall: float
@@ -58,8 +58,8 @@ def read_machine() -> Machine:
 def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
     """Return the offset of the journal's time for a broker that starts now.
 
-    noted   None: the journal is new, or of a version without journal time, which stored times of the wall clock. Its time goes
-            on from the newest of them, or from now, whichever is earlier: so nothing in it is taken for older than it is
+    noted   None: the journal is new, or of a version that stored times of the wall clock. Its time goes on from the
+            newest of them, or from now, whichever is earlier: so nothing in it is taken for older than it is
     newest  the newest time stored with a job; 0: there is none
     """
     if noted is None:
@@ -68,5 +68,8 @@ def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
 
 
 def _up_between(before: Machine, now: Machine) -> float:
-    """Return for how long the machine was up between two moments, as far as that is known; the uptime of a container may begin anew."""
+    """Return how long the machine was up between two moments, as far as that is known.
+
+    Of a container the uptime may begin anew in the same boot.
+    """
     return max(0.0, now.uptime - before.uptime) if now.boot and now.boot == before.boot else 0.0

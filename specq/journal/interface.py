@@ -72,7 +72,7 @@ class Journal(Protocol):
     address  what was opened, for log lines
     epoch    the owner's epochs lie above this, and above all epochs of its predecessors (`EPOCHS` for each)
     is_old   another broker owned the journal before
-    offset   the journal's time is the monotonic clock + this (`specq.journal.clock.offset_of`), and goes on where it was
+    offset   the journal's time is the monotonic clock + this (`specq.journal.clock.offset_of`)
     """
 
     address: str

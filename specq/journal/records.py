@@ -12,7 +12,7 @@ from specq.protocol import Submit
 
 
 class JobTaken(NamedTuple):
-    """A job was accepted. Times are the journal's (`specq.journal.clock`); deadline 0: none. `owner`: who submitted it."""
+    """A job was accepted. Times are the journal's (`specq.journal.clock`); deadline 0: none. `owner`: its submitter."""
 
     submit: Submit
     owner: str

@@ -39,7 +39,7 @@ Question = Callable[[JournalReader], Any]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of what is kept: the age of results in seconds of the journal's time, and the bytes of the whole journal."""
+    """Limits of what is kept: the age of results, in seconds of the journal's time, and the bytes of the journal."""
 
     seconds: float = 7 * 86400.0
     num_bytes: int = 1 << 30

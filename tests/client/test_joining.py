@@ -45,7 +45,7 @@ def test_a_job_of_other_content_is_not_joined():
 
 
 def test_a_job_with_a_digest_is_what_that_says():
-    """Its prompt may have another date; under another digest, or as a label that merely looks like one, it is another job."""
+    """Its prompt may have another date; under another digest, or a label that is none, it is another job."""
     digest = f'"http {"a" * 64}"'
     for label, later, is_same in ((digest, digest, True), (digest, digest.replace("a", "b"), False), ("a", "a", False)):
         core, job = make_core()

@@ -1,4 +1,4 @@
-"""The journal's time against a clock that only the test has: seconds in which the machine was up, whatever the wall clock does."""
+"""The journal's time against what only the test knows: the seconds in which the machine was up."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Story:
             self.noted_s = 0.0
 
     def restart(self, *, reboots: bool) -> None:
-        """End the broker in good order or not, perhaps with the machine, and start the next, while the wall clock is set."""
+        """End the broker, perhaps with the machine, set the wall clock, and start the next broker."""
         self.journal.close()
         self.machine.step()
         if reboots:
@@ -186,8 +186,10 @@ def test_how_the_time_goes_on() -> None:
 
 
 def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) -> None:
-    """One that a former version wrote while its wall clock was a month ahead: nothing young goes, nothing stays for ever, jobs
-    keep their order and what is left until their deadlines."""
+    """A former version wrote it while its wall clock was a month ahead: nothing young goes, nothing stays for ever.
+
+    Jobs keep their order, and what is left until their deadlines.
+    """
     path, real = tmp_path / "journal", 1.78e9
     old = open_journal(str(path), Opening(clocks=Clocks(1.0, real, Machine("a", 1.0))))
     old.write([taken(1, real), ended(1, [5], at=real + 1.0)])
@@ -213,7 +215,7 @@ def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) ->
 
 
 def test_an_epoch_of_another_clock_holds_nobody_up() -> None:
-    """A verifier that has a session of a broker without a journal, whose clock was ahead: the next broker opens it anew."""
+    """A verifier has a session of a broker whose clock was ahead, and which had no journal: the next opens it anew."""
     text = toy_text([5, 6, 7], 26)
     for epoch in (1 << 40, 1 << 62, (1 << 63) - 1):
         for length in (0, 9, 26):

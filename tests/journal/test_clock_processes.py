@@ -31,7 +31,7 @@ STEP_MS = "20"  # ENDLESS tokens take longer than the test looks at them
 
 
 class Clocked:
-    """A broker that keeps results for an hour, a verifier and a gateway; `set_clock` sets the wall clock of all three."""
+    """A broker that keeps results for an hour, a verifier and a gateway; `set_clock` sets the clock of all three."""
 
     def __init__(self, spawn: Callable[..., Process], address: str, folder: Path) -> None:
         self.address, self.url = address, ""
@@ -96,7 +96,7 @@ def clocked(spawn: Callable[..., Process], free_address: str, tmp_path: Path, ow
 
 
 def test_a_clock_that_is_set_a_month_ahead_and_back(clocked: Clocked) -> None:
-    """While all run, and between two brokers: jobs end with their texts, results stay, a key replays, deadlines hold."""
+    """While all run, and between brokers: jobs end with their texts, results stay, a key replays, deadlines hold."""
     clocked.serve(addresses.free_address())
     first = clocked.post()
     assert first["choices"][0]["finish_reason"] == "length"
@@ -119,7 +119,7 @@ def test_a_clock_that_is_set_a_month_ahead_and_back(clocked: Clocked) -> None:
 
 
 def test_a_journal_has_one_owner_whatever_the_clock_says(clocked: Clocked) -> None:
-    """The broker that has it is not forgotten while the clock is set; one that hangs is taken over, and ends when it wakes."""
+    """A living broker keeps it while the clock is set; one that hangs is taken over, and ends when it wakes."""
     other_address = addresses.free_address()
     for ahead_s in (MONTH_S, -MONTH_S):
         clocked.set_clock(ahead_s)

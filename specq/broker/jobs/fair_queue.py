@@ -91,8 +91,10 @@ class FairQueue:
             del self._lines[job.request.priority]
 
     def take(self, place: Callable[[Requirements], Place | None], now: float = 0.0) -> tuple[Job, Place] | None:
-        """Remove the next job for which there is a place, and return both; None if there is no place for any. `now`: the
-        journal's time."""
+        """Remove the next job for which there is a place, and return both; None if there is no place for any.
+
+        now  the journal's time
+        """
         known: dict[Requirements, Place | None] = {}
 
         def able(requirements: Requirements) -> bool:

@@ -18,8 +18,10 @@ from specq.protocol import ConfigError
 
 
 class Ownership:
-    """A broker's hold on a journal, from its construction until `release`. Its epochs are those above `epoch`; `offset` is that
-    of the journal's time."""
+    """A broker's hold on a journal, from its construction until `release`.
+
+    Its epochs are those above `epoch`; `offset` is that of the journal's time.
+    """
 
     def __init__(self, fence: int, epoch: int, offset: float, path: Path) -> None:
         self.fence, self.epoch, self.offset, self._path = fence, epoch, offset, path

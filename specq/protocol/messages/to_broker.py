@@ -112,8 +112,11 @@ class Submit(Message):
 
     @property
     def digest(self) -> str:
-        """Return the digest in the label of a repeatable HTTP request, else "". Jobs with the same one ask for the same, though their
-        prompts may differ: a chat template may have today's date in it."""
+        """Return the digest in the label of a repeatable HTTP request, else "".
+
+        Jobs with the same digest ask for the same, though their prompts may differ: a chat template may have today's
+        date in it.
+        """
         found = _DIGEST.fullmatch(self.label)
         return found[1] if found else ""
 
