@@ -80,7 +80,7 @@ class Broker:
     incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                     earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
     epoch           epochs lie above this too: the journal's highest, which needs no clock
-    wall_offset     seconds since 1970 = the caller's time + this
+    offset          the journal's time = the caller's time + this; without a journal, any
     grants          the keys that are allowed, by name; None: there are no keys
     traced_at_once  as in `Settings`
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
@@ -97,7 +97,7 @@ class Broker:
         max_jobs: int = 10_000,
         has_journal: bool = False,
         epoch: int = 0,
-        wall_offset: float = 0.0,
+        offset: float = 0.0,
         drafters_per_job: int = 2,
         grants: Mapping[str, Grant] | None = None,
         weights_wait_s: float = 600.0,
@@ -105,7 +105,7 @@ class Broker:
     ) -> None:
         self.state = State(
             Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
-            Clock(wall_offset),
+            Clock(offset),
             Ledger(has_journal=has_journal),
             Roles(grants),
             epoch=max(incarnation << 10, epoch),

@@ -39,18 +39,18 @@ class Settings(NamedTuple):
 class Clock:
     """The time of the message or tick that is being handled, in seconds of the caller's clock.
 
-    wall_offset  seconds since 1970 = the caller's time + this
+    offset       the journal's time (`specq.journal.clock`) = the caller's time + this
     grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before they crashed
     """
 
-    wall_offset: float = 0.0
+    offset: float = 0.0
     now: float = 0.0
     grace_until: float = 0.0
 
     @property
-    def wall(self) -> float:
-        """Return the time in seconds since 1970."""
-        return self.now + self.wall_offset
+    def journal_time(self) -> float:
+        """Return the time as it is stored with jobs."""
+        return self.now + self.offset
 
     @property
     def in_grace(self) -> bool:

@@ -44,7 +44,8 @@ class Pending:
         """Return what one who submits a job again, while it is waited for, has missed."""
         message = self.message()
         assert isinstance(message, Submit) and self.transcript is not None, "only own jobs are joined"  # noqa: PT018
-        if replace(message, have=0) != replace(job, have=0):
+        is_same = job.digest == message.digest if job.digest else replace(message, have=0) == replace(job, have=0)
+        if not is_same:
             return [RequestFailed(job.job_id, JobError(f"job {job.job_id} exists with other content", "conflict"))]
         return [*self.transcript.so_far(job.job_id)]
 

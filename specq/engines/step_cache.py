@@ -1,12 +1,14 @@
 """Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of threads.
 
-Rule: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew.
+Rules: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew. A file that is
+written is the newest, whatever the wall clock says.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from specq.runtime import whole_file
 MOST_FILES = 64
 MOST_SIZES = 64
 MOST_SECONDS = 3600.0
+LATER_NS = 1_000_000  # than the file before, where the clock does not say so
 
 
 def step_times_file(*what: object) -> Path:
@@ -40,14 +43,17 @@ def keep(path: Path, times: Mapping[int, float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(path) as temporary:
             temporary.write_text(json.dumps({str(rows): seconds for rows, seconds in times.items()}), encoding="utf-8")
-        _drop_oldest(path.parent)
+        _drop_oldest(path)
     except OSError:
         pass
 
 
-def _drop_oldest(directory: Path) -> None:
-    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[MOST_FILES:]:
+def _drop_oldest(newest: Path) -> None:
+    others = {file: file.stat().st_mtime_ns for file in newest.parent.glob("*.json") if file != newest}
+    latest = max(others.values(), default=0)
+    if newest.stat().st_mtime_ns <= latest:  # the clock was set back since
+        os.utime(newest, ns=(latest + LATER_NS, latest + LATER_NS))
+    for file in sorted(others, key=others.__getitem__, reverse=True)[MOST_FILES - 1 :]:
         file.unlink(missing_ok=True)
 
 

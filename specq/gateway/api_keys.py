@@ -53,7 +53,12 @@ class ApiKeys:
             about = self._path.stat()
         except OSError as error:
             raise ConfigError(f"cannot read the API keys {self._path}: {error.strerror}") from None
-        stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
+        stamp = (
+            about.st_mtime_ns,
+            about.st_ctime_ns,
+            about.st_size,
+            about.st_ino,
+        )  # compared for equality: no clock orders them
         if stamp != self._stamp:
             self._callers = read_file(self._path)
             self._stamp = stamp

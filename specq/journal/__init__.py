@@ -1,6 +1,7 @@
 """The journal: what the broker must not forget.
 
     interface      what a kind of journal must do, and the table of kinds
+    clock          the journal's time, which is stored with jobs
     records        what is written: jobs, their tokens, their ends; and what is read back
     logprob_rows   log-probabilities as bytes
     threads        the two threads that keep the disk out of the broker's loop
@@ -12,6 +13,7 @@ Rules: a group of records is journaled whole or not at all, and only by the brok
 position, so tokens that are written twice change nothing.
 """
 
+from specq.journal.clock import Clocks, Machine, Noted, offset_of, read_clocks
 from specq.journal.interface import EPOCHS, Journal, JournalReader, Kept, Opening, open_journal
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
@@ -32,6 +34,7 @@ from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 __all__ = [
     "EPOCHS",
     "NO_CRASHES",
+    "Clocks",
     "Crashes",
     "JobBound",
     "JobCrashed",
@@ -45,12 +48,16 @@ __all__ = [
     "JournalWriter",
     "Keep",
     "Kept",
+    "Machine",
+    "Noted",
     "Opening",
     "Question",
     "Record",
     "StoredJob",
     "TokensAdded",
+    "offset_of",
     "open_journal",
     "pack",
+    "read_clocks",
     "unpack",
 ]

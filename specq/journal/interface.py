@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from specq.journal.clock import Clocks, Noted
 from specq.journal.records import JobSummary, Record, StoredJob
 from specq.runtime import resolve
 
@@ -25,12 +26,14 @@ class Opening(NamedTuple):
     owner       describes this broker to others that want the same journal
     floor       the epochs shall lie above this
     take_over   become the owner even if another broker, alive, is the owner
+    clocks      the system's clocks, from which the journal's time goes on; None: they are read
     """
 
     durability: str = "full"
     owner: str = ""
     floor: int = 0
     take_over: bool = False
+    clocks: Clocks | None = None
 
 
 class Kept(NamedTuple):
@@ -69,11 +72,13 @@ class Journal(Protocol):
     address  what was opened, for log lines
     epoch    the owner's epochs lie above this, and above all epochs of its predecessors (`EPOCHS` for each)
     is_old   another broker owned the journal before
+    offset   the journal's time is the monotonic clock + this (`specq.journal.clock.offset_of`)
     """
 
     address: str
     epoch: int
     is_old: bool
+    offset: float
 
     def __init__(self, address: str, opening: Opening) -> None:
         """Open a journal, make it if there is none, and become its owner.
@@ -96,6 +101,9 @@ class Journal(Protocol):
 
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
         """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
+
+    def note_time(self, noted: Noted) -> None:
+        """Note the journal's time: the next owner goes on from there. Raises as `write` does."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free room to the file system, one small step; False if nothing was done. `idle`: nothing else waits."""

@@ -12,7 +12,7 @@ from specq.protocol import Submit
 
 
 class JobTaken(NamedTuple):
-    """A job was accepted. Times in seconds since 1970; deadline 0: none. `owner`: the user who submitted it."""
+    """A job was accepted. Times are the journal's (`specq.journal.clock`); deadline 0: none. `owner`: its submitter."""
 
     submit: Submit
     owner: str
@@ -138,7 +138,7 @@ class StoredJob:
 
 
 class JobSummary(NamedTuple):
-    """A line of a list of jobs; `finish` is empty until the job ends. Times in seconds since 1970."""
+    """A line of a list of jobs; `finish` is empty until the job ends. Times are the journal's."""
 
     job_id: int
     label: str

@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from specq.journal.clock import NOTE_S, Noted, read_machine
 from specq.journal.interface import Journal, JournalReader
 from specq.journal.records import Record, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
@@ -38,7 +39,7 @@ Question = Callable[[JournalReader], Any]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of what is kept: the age of results in seconds, and the bytes of the whole journal."""
+    """Limits of what is kept: the age of results, in seconds of the journal's time, and the bytes of the journal."""
 
     seconds: float = 7 * 86400.0
     num_bytes: int = 1 << 30
@@ -60,7 +61,7 @@ class JournalWriter:
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record]]] = SimpleQueue()
         self._closing = threading.Event()
-        self._next_group = self._next_check = self._next_expiry = 0.0
+        self._next_group = self._next_check = self._next_expiry = self._next_note = 0.0
         self._thread = threading.Thread(target=self._run, name="specq-journal", daemon=True)
         self._thread.start()
 
@@ -69,7 +70,7 @@ class JournalWriter:
         self._queue.put((sequence, records))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Journal what was handed over, if there is time, and close the journal."""
+        """Journal what was handed over, and the time, if there is time, and close the journal."""
         self._closing.set()
         self._queue.put((0, ()))  # ends its wait
         self._thread.join(timeout_s)
@@ -82,6 +83,7 @@ class JournalWriter:
         try:
             while not self._closing.is_set() or not self._queue.empty():
                 self._turn()
+            self._try(self._note_time)
         except JournalLostError as error:
             self.lost = str(error)
         except BaseException as error:  # the broker must learn of it and stop
@@ -107,6 +109,9 @@ class JournalWriter:
         if now >= self._next_check:
             self._next_check = now + CHECK_S
             self._try(self._journal.check)
+        if now >= self._next_note:
+            self._next_note = now + NOTE_S
+            self._try(self._note_time)
         if not records:
             self._tidy(idle=True)
 
@@ -124,6 +129,9 @@ class JournalWriter:
             sequence = max(sequence, newer)
             records.extend(more)
         return sequence, records
+
+    def _note_time(self) -> None:
+        self._journal.note_time(Noted(time.monotonic() + self._journal.offset, read_machine()))
 
     def _try(self, action: Callable[[], None]) -> bool:
         """Run an action on the journal; False if the journal is busy."""
@@ -151,7 +159,7 @@ class JournalWriter:
         """Forget some results that are too old or too many, and return some free room. False if there is nothing to do."""
         now, most = time.monotonic(), self._keep.num_bytes
         is_due = now >= self._next_expiry
-        kept = self._journal.keep_to(most, time.time() - self._keep.seconds if is_due else 0.0)
+        kept = self._journal.keep_to(most, now + self._journal.offset - self._keep.seconds if is_due else 0.0)
         if is_due and not kept.num_forgotten:
             self._next_expiry = now + EXPIRE_S
         self._report_full(f"the jobs that have not ended take up all {most >> 20} MB of the journal" * kept.is_full)

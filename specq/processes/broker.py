@@ -141,7 +141,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
         max_jobs=config.max_jobs,
         has_journal=journal is not None,
         epoch=journal.journal.epoch if journal else 0,
-        wall_offset=time.time() - time.monotonic(),
+        offset=journal.journal.offset if journal else 0.0,
         drafters_per_job=config.drafters_per_job,
         grants=front.grants,
         weights_wait_s=config.weights_wait_seconds,

@@ -277,12 +277,13 @@ def _is_key_file(values: dict[str, Any]) -> bool:
     )
 
 
-def _stamp(directory: Path) -> list[tuple[str, int, int]]:
-    found = []
+def _stamp(directory: Path) -> list[tuple[str | int, ...]]:
+    """Return what changes with the files: they may be replaced by others of the same size and time of writing."""
+    found: list[tuple[str | int, ...]] = []
     for path in sorted(directory.glob("*" + PUBLIC)):
         try:
             about = path.stat()
         except FileNotFoundError:
             continue
-        found.append((path.name, about.st_mtime_ns, about.st_size))
+        found.append((path.name, about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino))
     return found

@@ -44,6 +44,19 @@ def test_a_job_of_other_content_is_not_joined():
     assert new_ids(core.receive(tokens(7, 0, TEXT[:3]), 0.1)) == TEXT[:3]
 
 
+def test_a_job_with_a_digest_is_what_that_says():
+    """Its prompt may have another date; under another digest, or a label that is none, it is another job."""
+    digest = f'"http {"a" * 64}"'
+    for label, later, is_same in ((digest, digest, True), (digest, digest.replace("a", "b"), False), ("a", "a", False)):
+        core, job = make_core()
+        core.abandon(7, 0.0)
+        core.submit(replace(job, label=label), 0.0)
+        core.receive(tokens(7, 0, TEXT[:3]), 0.1)
+        found = core.submit(replace(job, label=later, prompt_ids=job.prompt_ids[:1]), 0.2)
+        assert (new_ids(found) == TEXT[:3]) == is_same
+        assert any(isinstance(event, RequestFailed) for event in found) != is_same
+
+
 def test_a_job_that_shall_keep_running_is_not_stopped():
     core, _ = kept_core()
     core.receive(Accepted(job_id=7), 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_each_model_and_machine_has_a_file_and_there_are_not_too_many(monkeypatc
         keep(path, {1: 0.1, 8: 0.2})
         assert recall(path)
     assert len(list(paths[0].parent.iterdir())) == 3
+
+
+def test_the_file_that_was_just_written_is_the_newest(monkeypatch):
+    """Also where others were written while the clock was a month ahead: the oldest go first."""
+    monkeypatch.setattr(step_cache, "MOST_FILES", 3)
+    ahead_ns = time.time_ns() + 30 * 86400 * 10**9
+    paths = [step_times_file("machine", number) for number in range(8)]
+    for place, path in enumerate(paths):
+        keep(path, {1: 0.1, 8: 0.2})
+        if place == 3:
+            os.utime(path, ns=(ahead_ns, ahead_ns))
+        assert [bool(recall(other)) for other in paths[max(0, place - 2) : place + 1]] == [True] * min(place + 1, 3)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import subprocess
@@ -101,6 +102,19 @@ def test_a_file_holds_no_key(keys):
     assert ApiKeys(keys).caller(key).name == "alice"
     with pytest.raises(ConfigError, match="has a key of alice already"):
         make_key(keys, "alice")
+
+
+def test_a_key_that_takes_anothers_place_is_the_only_one(keys):
+    """Though the file has the same size and time of writing."""
+    first, before = make_key(keys, "alice"), keys.stat()
+    callers, first_text = ApiKeys(keys), keys.read_text()
+    keys.write_text("")
+    second = make_key(keys, "alice")
+    os.utime(keys, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert len(keys.read_text()) == len(first_text)
+    callers.refresh()
+    assert callers.caller(first) is None
+    assert callers.caller(second).name == "alice"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a.b", "-a", "x" * 65, "é"])

@@ -12,6 +12,7 @@ from specq.client import Client
 from specq.testing.secured import Secured, served
 from specq.testing.toy import ToyEngine
 from specq.testing.waiting import wait_until
+from specq.text.codec import TextCodec
 from tests.gateway.serving import connected, running
 
 BODY = {"prompt": "duck eggs", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
@@ -139,6 +140,28 @@ def test_in_one_it_is_the_same_answer(http, gate, world):
     assert first["choices"] == again["choices"]
     assert first["id"] == again["id"]
     assert world.broker.broker.state.counts["jobs"] == 1
+
+
+def test_a_chat_with_the_date_in_its_template_is_the_same_on_another_day(http, gate, world, monkeypatch):
+    """A prompt that is longer by then, and leaves less room for the text, changes nothing."""
+    render, days = TextCodec.render_chat, iter(("1 May", "10 December", "2 May"))
+    monkeypatch.setattr(
+        TextCodec, "render_chat", lambda *given, **named: f"Today is {next(days)}. {render(*given, **named)}"
+    )
+    body = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "stop": ["a", "e"], "stream": True}
+    gate.open.set()
+    first, later, other = (
+        http.post("/v1/chat/completions", json=body | change, headers={"Idempotency-Key": "k"})
+        for change in ({}, {}, {"stream": False})
+    )
+    assert text_of_chat(first.text) == text_of_chat(later.text) != ""
+    assert (first.status_code, later.status_code, other.status_code) == (200, 200, 409)
+    assert world.broker.broker.state.counts["jobs"] == 1
+
+
+def text_of_chat(text: str) -> str:
+    choices = [choice for _, event in events_of(text) for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 @pytest.mark.parametrize("change", [{"max_tokens": 301}, {"user": "x"}, {"prompt": "duck"}, {"stream": False}])

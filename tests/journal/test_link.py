@@ -15,7 +15,7 @@ from specq.broker.core import Broker
 from specq.broker.effects import Find, FindFinished, Write
 from specq.broker.journal_link import JournalLink
 from specq.config.sections import BrokerConfig
-from specq.journal import Opening, open_journal
+from specq.journal import Clocks, Machine, Opening, open_journal
 from specq.journal.interface import Kept
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
@@ -137,6 +137,8 @@ def test_groups_are_few_and_nothing_waits_long(path: Path) -> None:
 class Failing:
     """A journal that is busy for a while, or lost."""
 
+    offset = 0.0
+
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.groups = list(errors), []
 
@@ -150,6 +152,9 @@ class Failing:
 
     def keep_to(self, most_bytes: int, before: float) -> Kept:
         return Kept(0, is_full=False)
+
+    def note_time(self, noted: Any) -> None:
+        """Have no time."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         return False
@@ -203,8 +208,9 @@ def test_the_end_forgets_nothing(path: Path) -> None:
 
 def test_results_expire_by_themselves(path: Path) -> None:
     """The writer looks from time to time."""
-    writer = JournalWriter(open_journal(str(path), Opening()), lambda: None, Keep(seconds=0.0))
-    writer.put(1, [taken(1), ended(1, [5], at=time.time() - 5)])
+    journal = open_journal(str(path), Opening())
+    writer = JournalWriter(journal, lambda: None, Keep(seconds=0.0))
+    writer.put(1, [taken(1), ended(1, [5], at=journal.offset + time.monotonic() - 5)])
     writer.put(2, [taken(2)])
     reader = SqliteReader(path)
     writer._next_expiry = 0.0
@@ -214,3 +220,21 @@ def test_results_expire_by_themselves(path: Path) -> None:
     assert reader.find(2) is not None
     reader.close()
     writer.close()
+
+
+@pytest.mark.parametrize("month_s", [30 * 86400.0, -30 * 86400.0])
+def test_the_writer_has_the_time_of_the_journal(path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float) -> None:
+    """Whatever the wall clock says, an old result expires and a young one stays; a writer that ends notes the time."""
+    journal, set_to = open_journal(str(path), Opening()), time.time() + month_s
+    monkeypatch.setattr(time, "time", lambda: set_to)
+    began = journal.offset + time.monotonic()
+    writer = JournalWriter(journal, lambda: None, Keep(seconds=3600.0))
+    writer.put(1, [taken(1), ended(1, [5], at=began - 3601.0), taken(2), ended(2, [5], at=began)])
+    reader = SqliteReader(path)
+    wait_until(lambda: [one.job_id for one in reader.finished(10)] == [2], limit_s=10.0)
+    reader.close()
+    ended_at = journal.offset + time.monotonic()
+    writer.close()
+    other_boot = open_journal(str(path), Opening(clocks=Clocks(0.0, 0.0, Machine("another boot", 0.0))))
+    assert ended_at <= other_boot.offset <= journal.offset + time.monotonic()
+    other_boot.close()

@@ -130,6 +130,23 @@ def test_the_allow_list_follows_its_files(folder):
     assert sorted(grants) == ["alice", "hub"]
 
 
+def test_a_key_that_takes_anothers_place_is_seen(folder, tmp_path):
+    """Though the file has the same size and time of writing: written over, or moved there."""
+    allowed, public = AllowList(folder), folder / "laptop.pub"
+    for place, is_moved in enumerate((False, True)):
+        make_keys(tmp_path / f"other{place}", "laptop", ("draft",), trusted=True)
+        other, before = tmp_path / f"other{place}" / "laptop.pub", public.stat()
+        os.utime(other, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        if is_moved:
+            other.replace(public)
+        else:
+            public.write_text(other.read_text())
+            os.utime(public, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        assert (public.stat().st_size, public.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        allowed.refresh()
+        assert allowed.grants["laptop"].public_key.decode() in public.read_text()
+
+
 def test_an_allow_list_may_want_a_role(folder):
     assert sorted(AllowList(folder, "broker").grants) == ["hub"]
 

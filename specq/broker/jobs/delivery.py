@@ -69,7 +69,7 @@ class Delivery:
         """Bring one client up to date on one job; of a failed job the tokens come first, then why it failed."""
         if not reader.greeted:
             self.state.outbox.send_front(
-                client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
+                client, job.info(self.state.clock.journal_time) if reader.info else Accepted(job_id=job.job_id)
             )
             reader.greeted = True
             if job.trace is not None:

@@ -93,9 +93,11 @@ class FairQueue:
         if not lines:
             del self._lines[job.request.priority]
 
-    def take(self, place: Callable[[Requirements], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
-        """Remove the next job for which there is a place, and return both; None if there is no place for any. `wall`: the time
-        in seconds since 1970."""
+    def take(self, place: Callable[[Requirements], Place | None], now: float = 0.0) -> tuple[Job, Place] | None:
+        """Remove the next job for which there is a place, and return both; None if there is no place for any.
+
+        now  the journal's time
+        """
         known: dict[Requirements, Place | None] = {}
 
         def able(requirements: Requirements) -> bool:
@@ -103,7 +105,7 @@ class FairQueue:
                 known[requirements] = place(requirements)
             return known[requirements] is not None
 
-        aged = None if self._aged_last else self._oldest(able, wall - AGED_S)
+        aged = None if self._aged_last else self._oldest(able, now - AGED_S)
         job = aged or self._first(able)
         if job is None:
             return None

@@ -72,11 +72,11 @@ class Intake:
 
     def _take(self, client: bytes, message: Submit) -> Job:
         """Make a job of a message."""
-        wall = self.state.clock.wall
+        now = self.state.clock.journal_time
         self.state.counts["jobs"] += 1
-        deadline = wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
+        deadline = now + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
-        job = Job(JobRequest(submit, self.state.roles.peer(client), wall, deadline))
+        job = Job(JobRequest(submit, self.state.roles.peer(client), now, deadline))
         self.state.traces.begin(job, self.state.clock.now)
         if job.trace is not None:
             job.trace.expect(client, "client", "client")
@@ -180,7 +180,7 @@ class Intake:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
         self.state.traces.end(job, self.state.clock.now)
-        job.transcript.ended_at = self.state.clock.wall
+        job.transcript.ended_at = self.state.clock.journal_time
         self.placement.release(job)
         self.state.jobs.retire(job)
         self.state.record(ended_record(job), job, ended=True)
@@ -200,8 +200,8 @@ class Intake:
 
     def end_overdue(self) -> None:
         """Fail the jobs whose deadline has passed."""
-        wall = self.state.clock.wall
-        for job in [job for job in self.state.jobs.active.values() if 0.0 < job.request.deadline <= wall]:
+        now = self.state.clock.journal_time
+        for job in [job for job in self.state.jobs.active.values() if 0.0 < job.request.deadline <= now]:
             done = f"{job.transcript.num_tokens} of at most {job.transcript.max_tokens} tokens"
             self.fail(job, "deadline", f"the deadline passed with {done} generated")
 

@@ -98,8 +98,8 @@ class Job:
         """May it be what crashes verifiers? See `specq.broker.workers.quarantine`."""
         return self.crashes.total >= QUARANTINE_CRASHES
 
-    def info(self, wall: float) -> JobInfo:
-        """Return what the job is, `wall` seconds after 1970."""
+    def info(self, now: float) -> JobInfo:
+        """Return what the job is at this time of the journal."""
         request = self.request
         return JobInfo(
             job_id=self.job_id,
@@ -107,7 +107,7 @@ class Job:
             model=request.model,
             label=request.submit.label,
             ended=self.durable.has_ended,
-            elapsed_ms=max(0, int(((self.transcript.ended_at or wall) - request.submitted) * 1000)),
+            elapsed_ms=max(0, int(((self.transcript.ended_at or now) - request.submitted) * 1000)),
             prompt_ids=request.prompt_ids,
         )
 

@@ -67,7 +67,7 @@ class Listing:
         self.state.outbox.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
 
     def _line(self, job: JobSummary, state: str) -> Line:
-        age_s = round(max(0.0, self.state.clock.wall - job.submitted), 1)
+        age_s = round(max(0.0, self.state.clock.journal_time - job.submitted), 1)
         return Line(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
 
 

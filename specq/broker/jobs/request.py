@@ -19,7 +19,7 @@ def bucket(owner: str, tenant: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class JobRequest:
-    """A `Submit` that names its model, whose it is, and when it came; times in seconds since 1970, deadline 0: none."""
+    """A `Submit` that names its model, whose it is, and when it came; times are the journal's, deadline 0: none."""
 
     submit: Submit
     owner: str = ""
@@ -68,5 +68,7 @@ class JobRequest:
     def has_content(self, message: Submit) -> bool:
         """Does the message ask for the same, under the same label? One without a model does not care which it is."""
         mine, submit = self.submit, message
+        if submit.digest:
+            return submit.digest == mine.digest and message.model in ("", self.model)
         same = (submit.params, submit.speculation, submit.label) == (mine.params, mine.speculation, mine.label)
         return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)

@@ -15,7 +15,7 @@ class Transcript:
     """`origins` has the code of each token's origin (`specq.protocol.origins`); `finish` is "" until the job ends.
 
     failure   what the client receives of a job that failed
-    ended_at  seconds since 1970; 0.0: it has not ended
+    ended_at  by the journal's time; 0.0: it has not ended
     """
 
     __slots__ = (

@@ -68,7 +68,7 @@ class Placement:
         """Open jobs that wait, in the queue's order, while there is room."""
         queue = self.state.jobs.queue
         while (
-            found := queue.take(self._places_for, self.state.clock.wall)
+            found := queue.take(self._places_for, self.state.clock.journal_time)
         ) is not None or self._clear_for_quarantined():
             if found is not None:
                 job, able = found

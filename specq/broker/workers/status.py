@@ -86,18 +86,18 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
 def _sessions(state: State, asker: bytes, most: int) -> dict[str, Any]:
     """Return the busiest of the jobs that wait or run: those that run, by tokens a second since they were submitted."""
     seen = [job for job in state.jobs.active.values() if state.roles.sees(asker, job.request.owner)]
-    wall = state.clock.wall
+    now = state.clock.journal_time
     busiest = heapq.nlargest(
-        min(most, MOST_SESSIONS), seen, key=lambda job: (bool(job.session.verifier), _rate(job, wall))
+        min(most, MOST_SESSIONS), seen, key=lambda job: (bool(job.session.verifier), _rate(job, now))
     )
-    return {"num": len(seen), "busiest": [_session(state, job, wall) for job in busiest]}
+    return {"num": len(seen), "busiest": [_session(state, job, now) for job in busiest]}
 
 
-def _rate(job: Job, wall: float) -> float:
-    return job.transcript.num_tokens / max(wall - job.request.submitted, 1e-3)
+def _rate(job: Job, now: float) -> float:
+    return job.transcript.num_tokens / max(now - job.request.submitted, 1e-3)
 
 
-def _session(state: State, job: Job, wall: float) -> dict[str, Any]:
+def _session(state: State, job: Job, now: float) -> dict[str, Any]:
     request, stats = job.request, job.stats
     verifier = state.workers.get(job.session.verifier)
     return {
@@ -110,7 +110,7 @@ def _session(state: State, job: Job, wall: float) -> dict[str, Any]:
         "prompt": request.prompt_len,
         "tokens": job.transcript.num_tokens,
         "max_tokens": request.params.max_tokens,
-        "age_s": round(max(0.0, wall - request.submitted), 3),
+        "age_s": round(max(0.0, now - request.submitted), 3),
         "rounds": stats.rounds,
         "draft_tokens": stats.draft_tokens,
         "accepted_tokens": stats.accepted_tokens,

@@ -11,15 +11,20 @@ import fcntl
 import sqlite3
 from pathlib import Path
 
+from specq.journal.clock import read_clocks
 from specq.journal.interface import EPOCHS, Opening
+from specq.journal.sqlite.times import go_on
 from specq.protocol import ConfigError
 
 
 class Ownership:
-    """A broker's hold on a journal, from its construction until `release`. Its epochs are those above `epoch`."""
+    """A broker's hold on a journal, from its construction until `release`.
 
-    def __init__(self, fence: int, epoch: int, path: Path) -> None:
-        self.fence, self.epoch, self._path = fence, epoch, path
+    Its epochs are those above `epoch`; `offset` is that of the journal's time.
+    """
+
+    def __init__(self, fence: int, epoch: int, offset: float, path: Path) -> None:
+        self.fence, self.epoch, self.offset, self._path = fence, epoch, offset, path
         self._lock = path.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -42,7 +47,8 @@ def acquire(connection: sqlite3.Connection, journal: Path, opening: Opening) -> 
                 "If that one hangs, start this one with --take-over"
             )
         fence, epoch = former + 1, max(int(meta.get("epoch", 0)), opening.floor)
-        held = Ownership(fence, epoch, _lock_path(journal, fence))
+        offset = go_on(connection, opening.clocks or read_clocks())
+        held = Ownership(fence, epoch, offset, _lock_path(journal, fence))
         values = {"fence": fence, "epoch": epoch + EPOCHS, "owner": opening.owner}
         connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         connection.execute("COMMIT")

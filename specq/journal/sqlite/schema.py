@@ -6,7 +6,7 @@
     commits  their tokens by position, in the order of time: each group appends a few pages, however many jobs it concerns.
              Rows of jobs that ended are cleared away from time to time
     results  the jobs that ended: how, when, and all their tokens
-    meta     whose the journal is (`specq.journal.sqlite.fence`)
+    meta     whose the journal is (`specq.journal.sqlite.fence`), and its time (`specq.journal.sqlite.times`)
 
 Rule: a step, once released, is never changed; a new version is a new step at the end of `STEPS`. `PRAGMA user_version`
 says how many steps a file has behind it; a file with more than this specq knows is refused, never guessed at.

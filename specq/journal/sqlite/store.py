@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from specq.journal.clock import Noted
 from specq.journal.interface import Journal, Kept, Opening
 from specq.journal.records import (
     Crashes,
@@ -25,7 +26,7 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
-from specq.journal.sqlite import room, rows
+from specq.journal.sqlite import room, rows, times
 from specq.journal.sqlite.connection import configure, connect, opening_errors, writing_errors
 from specq.journal.sqlite.fence import acquire, is_newest
 from specq.journal.sqlite.reader import SqliteReader
@@ -60,7 +61,7 @@ class SqliteJournal(Journal):
             except BaseException:
                 self._connection.close()
                 raise
-        self.epoch, self.is_old = self._ownership.epoch, self._ownership.fence > 1
+        self.epoch, self.is_old, self.offset = self._ownership.epoch, self._ownership.fence > 1, self._ownership.offset
         self._num_rows: Counter[int] = Counter()  # of commits, by job that has not ended
         self._stale: Counter[int] = Counter()  # and of other jobs: nobody needs them any more
 
@@ -167,6 +168,11 @@ class SqliteJournal(Journal):
             self._clear_commits()
             return Kept(len(gone), is_full=False)
         return Kept(len(gone), is_full=surplus > 0 and not gone)
+
+    def note_time(self, noted: Noted) -> None:
+        """Note the journal's time."""
+        with self._transaction():
+            times.note(self._connection, noted)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free room to the file system, one small step: see `specq.journal.sqlite.room`."""

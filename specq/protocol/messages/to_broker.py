@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -27,6 +28,8 @@ from specq.protocol.messages.base import (
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import ModelInfo
 from specq.protocol.worker_metrics import WORKER_METRICS
+
+_DIGEST = re.compile(r'"http ([0-9a-f]{64})"')  # see `specq.gateway.idempotency`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +89,7 @@ class Submit(Message):
     model        the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
     priority     jobs of a higher priority are placed first; within one priority, clients take turns
     deadline_ms  time from the first submission until the job fails; 0: no limit
-    label        the client's own name for the job, at most 1000 characters; nobody else reads it
+    label        the client's own name for the job, at most 1000 characters. One with a `digest` says what was asked for
     trace        note what happens to the job in every process: see `specq.protocol.trace_events`
     explain      the client wants to know what became of drafts; that does not outlive the broker's process
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
@@ -106,6 +109,16 @@ class Submit(Message):
     trace: bool = False
     explain: bool = False
     prompt_ids: Tokens32
+
+    @property
+    def digest(self) -> str:
+        """Return the digest in the label of a repeatable HTTP request, else "".
+
+        Jobs with the same digest ask for the same, though their prompts may differ: a chat template may have today's
+        date in it.
+        """
+        found = _DIGEST.fullmatch(self.label)
+        return found[1] if found else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
