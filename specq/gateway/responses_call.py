@@ -135,9 +135,5 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
 def _message(name: str, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict) or not isinstance(item.get("role"), str) or item.get("type", "message") != "message":
         raise ApiError(f'{name} must be a message with "role" and "content"', param="input", code="invalid_type")
-    role, content = check_role("input", name, item["role"], _ROLES), item.get("content")
-    if isinstance(content, list):
-        content = read_content("input", name, role, content, _PARTS)
-    if not isinstance(content, str):
-        raise ApiError(f"{name}.content must be a string or a list of parts", param="input", code="invalid_type")
-    return {"role": role, "content": content}
+    role = check_role("input", name, item["role"], _ROLES)
+    return {"role": role, "content": read_content("input", name, item, _PARTS)}
