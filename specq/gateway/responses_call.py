@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specq.gateway.call_items import join_calls, read_call_item
 from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream
 from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.errors import ApiError
@@ -129,7 +130,10 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
         raise ApiError("input must be a string or a list of messages", param="input", code="invalid_type")
     if not asked:
         raise ApiError("input is empty; it must have at least one message", param="input")
-    return first + [_message(f"input[{place}]", item) for place, item in enumerate(asked)]
+    names = [f"input[{place}]" for place in range(len(asked))]
+    return first + join_calls(
+        read_call_item(name, item) or _message(name, item) for name, item in zip(names, asked, strict=True)
+    )
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:

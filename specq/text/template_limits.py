@@ -30,6 +30,7 @@ from jinja2.visitor import NodeTransformer
 TIME_LIMIT_S = 2.0  # of processor time, to compile and render; usual conversations take less than a millisecond
 SIZE_LIMIT = 1 << 26  # characters and list entries that are made on the way, and those of any one value
 BITS_LIMIT = 1 << 14  # of an integer: longer ones take long to compute
+STEPS_A_LOOK, LONG_STEP = 32, 1 << 16  # look at the clock after so many steps, and after each that makes more than this
 PRECISION_LIMIT = 400  # digits that `round` takes: more than a float has
 
 
@@ -40,25 +41,25 @@ class TemplateLimitError(TemplateError):
 class Meter:
     """What one rendering has used so far."""
 
+    __slots__ = ("_end", "_made", "_steps")
+
     def __init__(self) -> None:
-        self._end, self._made = time.thread_time() + TIME_LIMIT_S, 0
+        self._end, self._made, self._steps = time.thread_time() + TIME_LIMIT_S, 0, 0
 
-    def tick(self) -> None:
-        """Raise TemplateLimitError if the time is over."""
-        if time.thread_time() > self._end:
+    def step(self, size: int = 0) -> None:
+        """Count a step, and characters or entries that it makes; raises TemplateLimitError if there were too many, or the time is over.
+
+        The clock takes longer than most steps, so only some look at it.
+        """
+        self._steps += 1
+        if size:
+            self._made += size
+            check_size(self._made)
+        if (self._steps % STEPS_A_LOOK == 0 or size > LONG_STEP) and time.thread_time() > self._end:
             raise TemplateLimitError(f"it takes more than {TIME_LIMIT_S:g} s")
-
-    def make(self, size: int) -> None:
-        """Count characters or entries that are made; raises TemplateLimitError if they are too many."""
-        self._made += size
-        check_size(self._made)
 
 
 _thread = threading.local()
-
-
-def _tick() -> None:
-    _thread.meter.tick()
 
 
 @contextmanager
@@ -89,8 +90,7 @@ def size_of(value: Any) -> int:
         parts = _parts(one)
         total += 1 + (len(one) if isinstance(one, str | bytes) else len(parts))
         waiting.extend(parts)
-        if len(waiting) > SIZE_LIMIT // 64:
-            _tick()
+        _thread.meter.step()
     return total
 
 
@@ -105,19 +105,17 @@ def _parts(value: Any) -> Sequence[Any]:
 def _counted(value: Any) -> Any:
     """Count a value that was made, and return it."""
     if isinstance(value, str | bytes):
-        _thread.meter.make(len(value))
+        _thread.meter.step(len(value))
     elif isinstance(value, list | tuple | dict | set | Namespace):
-        size = size_of(value)
-        check_size(size)
-        _thread.meter.make(len(_parts(value)))
-    _tick()
+        check_size(size_of(value))
+        _thread.meter.step(len(_parts(value)))
     return value
 
 
 def _printed(value: Any) -> Any:
     """Count a value that is printed, and return it."""
     if isinstance(value, str):
-        _thread.meter.make(len(value))
+        _thread.meter.step(len(value))
     elif _parts(value):
         check_size(size_of(value))
     return value
@@ -125,9 +123,9 @@ def _printed(value: Any) -> Any:
 
 def _turns(values: Iterable[Any]) -> Iterator[Any]:
     """Yield what a loop runs over."""
-    meter: Meter = _thread.meter
+    step = _thread.meter.step
     for value in values:
-        meter.tick()
+        step()
         yield value
 
 
@@ -148,12 +146,14 @@ def _replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> in
 
 
 def _formatted(text: Any, *values: Any, **named: Any) -> int:
-    """Return a bound for a format: its own widths, and the numbers among the values if they may be widths."""
+    """Return a bound for a format: its own widths, the numbers among the values if they may be widths, and values that may stand in it
+    several times."""
+    given = [*values, *named.values()]
     form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     widths = sum(int(digits) for digits in re.findall(r"\d{1,12}", form))
     if "*" in form or re.search(r"\{[^}]*\{", form):
-        widths += sum(abs(value) for value in (*values, *named.values()) if isinstance(value, int))
-    return len(form) + widths
+        widths += sum(abs(value) for value in given if isinstance(value, int))
+    return len(form) + widths + (form.count("%") + form.count("{")) * max(map(size_of, given), default=0)
 
 
 def _rounded(_number: Any, precision: Any = 0, *_: Any, **__: Any) -> int:
@@ -188,7 +188,9 @@ def _check_growth(name: str, arguments: Sequence[Any], named: dict[str, Any]) ->
 
 
 def _check_operator(operator: str, left: Any, right: Any) -> None:
-    """Refuse what an operator would take long to make."""
+    """Refuse what an operator would take long to make; a sum is counted when it is made."""
+    if operator == "+":
+        return
     if operator == "%" and isinstance(left, str | bytes):
         values = right if isinstance(right, tuple) else right.values() if isinstance(right, dict) else (right,)
         check_size(_formatted(left, *values))
@@ -241,15 +243,15 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def concat(pieces: Iterable[str]) -> str:  # type: ignore[override]
         """Join what the template, a macro or a block printed."""
         printed = list(pieces)
-        _thread.meter.make(sum(map(len, printed)))
+        _thread.meter.step(sum(map(len, printed)))
         return "".join(printed)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _check_operator(operator, left, right)
-        return _counted(super().call_binop(context, operator, left, right))
+        return _counted(self.binop_table[operator](left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as the base class
-        _tick()
+        _thread.meter.step()
         method = getattr(__obj, "__wrapped__", __obj)  # of what the sandbox puts around `format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | int) and not isinstance(owner, type):

@@ -16,11 +16,12 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from specq.models import resolve_model
-from specq.protocol import JobError
+from specq.protocol import ConfigError, JobError
 from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.text import TextCodec, load_tokenizer_files
 from specq.text import chat_template as ours
 from specq.text.messages import normalised
+from specq.text import template_limits
 from specq.text.template_limits import SIZE_LIMIT
 from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER
 
@@ -30,8 +31,8 @@ NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|endoftext|>"}
 VARIABLES: list[dict[str, Any]] = [
     {},
     {"tools": TOOLS},
-    {"add_generation_prompt": False, "enable_thinking": False, "documents": [{"text": "Köln"}]},
-    {"tools": TOOLS, "reasoning_effort": "low", "tools_in_user_message": False, "date_string": "1 May", "eos_token": "<e>"},
+    {"tools": TOOLS, "documents": [{"text": "Köln"}], "add_generation_prompt": False, "enable_thinking": False}
+    | {"reasoning_effort": "low", "tools_in_user_message": False, "date_string": "1 May", "eos_token": "<e>"},
 ]
 FROZEN = datetime(2026, 2, 3, 4, 5, 6)  # noqa: DTZ001 - local time, as templates see it
 REFUSED = "refused"
@@ -80,6 +81,7 @@ def test_messages_are_brought_into_one_form():
 def test_every_conversation_is_rendered_as_transformers_renders_it():
     """All templates with all conversations and variables; each difference is listed."""
     pairs, differing, rendered = 0, {}, set()
+    forms = {title: normalised(messages) for title, messages in CONVERSATIONS.items()}
     for name, template in (TEMPLATES | LISTS).items():
         codec, theirs = codec_of(template), theirs_of(template)
         for variables in VARIABLES:
@@ -87,7 +89,7 @@ def test_every_conversation_is_rendered_as_transformers_renders_it():
                 found = attempt(codec.render_chat, messages, variables)
                 wanted = attempt(
                     lambda *args, _theirs=theirs, **given: _theirs.apply_chat_template(*args, tokenize=False, **given),
-                    normalised(messages),
+                    forms[title],
                     variables,
                 )
                 pairs += 1
@@ -114,10 +116,102 @@ def test_arguments_that_are_added_to_a_text_are_the_text_that_was_sent():
 def test_the_bundled_models_own_templates():
     for model in ("tiny", "smollm2"):
         try:
-            folder = resolve_model(model, "target")
-        except Exception:  # noqa: BLE001 - its package is not installed here
+            files = load_tokenizer_files(resolve_model(model, "target"))
+        except ConfigError:  # its package is not installed here
             continue
-        codec, theirs = TextCodec(load_tokenizer_files(folder)), PreTrainedTokenizerFast.from_pretrained(folder)
+        config = json.loads(files["tokenizer_config.json"])
+        codec, theirs = TextCodec(files), theirs_of(files.get("chat_template.jinja") or config["chat_template"])
         for messages in CONVERSATIONS.values():
             wanted = theirs.apply_chat_template(normalised(messages), tokenize=False, add_generation_prompt=True)
             assert codec.render_chat(messages) == wanted
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+
+def loop(body: str) -> str:
+    return "{% for a in range(99999) %}{% for b in range(99999) %}" + body + "{% endfor %}{% endfor %}"
+
+
+ENDLESS = {  # would run for minutes, or use all memory
+    "loops": loop(""),
+    "loops that print": loop("x"),
+    "loops into a block": "{% set t %}" + loop("x" * 999) + "{% endset %}",
+    "a loop that calls itself": "{% for a in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 30 }}{% endfor %}",
+    "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}",
+    "a long range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "a text times a number": "{{ ('a' * 10 ** 10) | length }}",
+    "a list times a number": "{{ ([1] * 10 ** 10) | length }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "powers of powers": "{% set n = namespace(x=9 ** 99) %}" + loop("{% set n.x = n.x * n.x %}"),
+    "doubling by +": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = n.x + n.x %}"),
+    "doubling by ~": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = n.x ~ n.x %}"),
+    "doubling by a format": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = '%s%s' % (n.x, n.x) %}"),
+    "doubling by a block": "{% set n = namespace(x='ab') %}" + loop("{% set t %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = t %}"),
+    "a tree of lists": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x, n.x] %}"),
+    "a tree of objects": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = {'a': n.x, 'b': n.x} %}"),
+    "a tree by dict": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = dict(a=n.x, b=n.x) %}"),
+    "a tree by arguments": "{% macro f(n) %}{{ varargs }}{{ f(n - 1, varargs, varargs) if n }}{% endmacro %}{{ f(90, 1) }}",
+    "a tree by batch": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x] | batch(9, n.x) | list %}"),
+    "a width": "{{ '%999999999999d' % 1 }}",
+    "a width that is a value": "{{ '%*d' % (99999999999, 1) }}",
+    "a width by a method": "{{ '{:>99999999999}'.format('a') }}",
+    "a width within a width": "{{ '{:>{w}}'.format('a', w=99999999999) }}",
+    "a value many times": "{{ ('%(a)s' * 9999) % {'a': 'b' * 99999} }}",
+    "a value many times by a method": "{{ ('{0}' * 9999).format('b' * 99999) }}",
+    "a filter's width": "{{ 'a' | center(99999999999) }}",
+    "a method's width": "{{ 'a'.ljust(99999999999) }}",
+    "zeros": "{{ 'a'.zfill(99999999999) }}",
+    "tabs": "{{ '\t'.expandtabs(99999999999) }}",
+    "replacing": "{{ (('a' * 99999).replace('a', 'b' * 99999)) | length }}",
+    "replacing by a filter": "{{ ('a' * 99999) | replace('', 'b' * 99999) | length }}",
+    "joining": "{{ ('a' * 99999).join('b' * 99999) | length }}",
+    "joining by a filter": "{{ range(99999) | map('string') | join('b' * 99999) | length }}",
+    "an indentation": "{{ 'a\nb' | indent(99999999999) }}",
+    "an indentation of JSON": "{{ [1] | tojson(indent=99999999999) }}",
+    "batches": "{{ [1] | batch(99999999999, 'x') | list }}",
+    "slices": "{{ [1] | slice(99999999999) | list }}",
+    "rounding": "{{ 5 | round(-999999999) }}",
+    "bytes": "{{ (5).to_bytes(99999999999, 'big') }}",
+    "a sum of lists": "{{ ([[1] * 999] * 9999) | sum(start=[]) | length }}",
+}
+
+
+def test_a_template_ends_soon_whatever_it_does(monkeypatch):
+    """In any thread, with an error of the same kind as other refusals, and without much memory."""
+    monkeypatch.setattr(template_limits, "TIME_LIMIT_S", 0.05)
+    found: dict[str, Any] = {}
+
+    def try_all() -> None:
+        for name, template in ENDLESS.items():
+            begin = time.thread_time()
+            _, reason = attempt(codec_of(template).render_chat, [USER], {})
+            found[name] = (reason, time.thread_time() - begin)
+
+    thread = threading.Thread(target=try_all, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert list(found) == list(ENDLESS)
+    limits = ("it takes more than 0.05 s", "it makes more than", "Range too big")
+    assert {name: reason[:99] for name, (reason, _) in found.items() if not any(limit in reason for limit in limits)} == {}
+    assert {name: seconds for name, (_, seconds) in found.items() if seconds > 2} == {}
+
+
+def test_a_long_conversation_is_within_the_limits():
+    long = [USER | {"content": "x" * 1_000_000}, *[USER, {"role": "assistant", "content": "y" * 100}] * 1000]
+    for name in ("qwen3", "llama31", "chatml"):
+        said = codec_of(TEMPLATES[name]).render_chat(long, tools=TOOLS * 20)
+        assert said.count("y" * 100) == 1000, name
+    assert len(said) * 20 < SIZE_LIMIT
+
+
+def test_what_templates_raise_is_one_kind_of_error():
+    """Whatever Python raises: by the template itself, by a mistake in it, or where it is compiled."""
+    mistakes = ["{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ [][5].x }}", "{{ 'a' + 1 }}", "{% for %}", "{{ x | nothing }}"]
+    mistakes += ["{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30]
+    mistakes += ["{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ 5 | int(base=1, default='a') | tojson(indent='x', x=1) }}"]
+    for template in mistakes:
+        with pytest.raises(JobError, match="^the chat template refuses the messages: .") as refused:
+            codec_of(template).render_chat([USER])
+        assert refused.value.code == "invalid", template
