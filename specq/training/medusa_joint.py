@@ -147,12 +147,14 @@ def save_target(network: Any, original: Path, name: str, folder: Path) -> None:
     texts = {**load_tokenizer_files(original), GENERATION: read_text(original, GENERATION)}
     for file, text in texts.items():
         if text is not None:
+            (unfinished / file).parent.mkdir(exist_ok=True)
             (unfinished / file).write_text(text, encoding="utf-8")
     (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
-        path.replace(folder / path.name)
-    unfinished.rmdir()
+    written = [path.relative_to(unfinished) for path in unfinished.rglob("*") if path.is_file()]
+    for path in sorted(written, key=lambda path: path.name == "config.json"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / path).replace(folder / path)
+    shutil.rmtree(unfinished)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------------
