@@ -1,7 +1,8 @@
 """Files of prompts to files of results, both JSONL: what `specq submit` does.
 
 A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id`, any parameter
-(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion has a result line, in the same order; see `specq.client.Result` for its fields.
+(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion has a result line, in the same
+order; see `specq.client.Result` for its fields.
 
 Rule: a line that is wrong, or whose job fails, becomes a result with `error`; other lines are not affected.
 """

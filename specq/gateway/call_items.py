@@ -15,7 +15,7 @@ _PARTS = ("input_text", "text")
 
 
 def read_call_item(name: str, item: Any) -> dict[str, Any] | None:
-    """Return a call or a result as a message, None for any other item; `name` is what it is called where it is refused."""
+    """Return a call or a result as a message, None for any other item; `name` is what errors call it."""
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "function_call":
         call_id, function, arguments = (_text(name, item, field) for field in ("call_id", "name", "arguments"))
@@ -36,7 +36,7 @@ def _text(name: str, item: dict[str, Any], field: str) -> str:
 
 
 def join_calls(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, calls in the message of the assistant that they follow: in a chat, parallel calls are one message."""
+    """Return the messages, each call in the assistant's message that it follows: parallel calls are one message."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         calls = message.get("tool_calls")

@@ -31,7 +31,9 @@ log = structlog.get_logger(__name__)
 
 MakeAnswering = Callable[[TextCodec, Call], Answering]
 KEEP_ALIVE_S = 15.0
-THREAD_CHARACTERS = 4096  # longer requests, and chats, are read in a thread: the others need not wait for tokens and templates
+THREAD_CHARACTERS = (
+    4096  # longer requests, and chats, are read in a thread: the others need not wait for tokens and templates
+)
 _SOURCES = ("prompt", "messages", "token_ids", "chat_template_kwargs")
 
 

@@ -1,8 +1,8 @@
 """Chat templates as transformers renders them: Jinja in a sandbox, with the same filters, globals and tags.
 
 Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox, within the limits of
-`template_limits`, and receives plain JSON values only. Imported by `specq.text.codec` when a chat is first rendered, since jinja2
-takes its time.
+`template_limits`, and receives plain JSON values only. `specq.text.codec` imports it when a chat is first rendered,
+since jinja2 takes its time.
 """
 
 from __future__ import annotations
@@ -29,17 +29,38 @@ def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[st
     Raises JobError if the template cannot be used, refuses the messages, or goes beyond its limits.
     """
     given = {"tools": None, "documents": None, **plain_json("the template's variables", variables)}
+    named = tuple((name, text) for name, text in given.items() if name.endswith("_token") and isinstance(text, str))
     plain = normalised(messages)
     try:
         with limited():
-            return _compile(template).render(messages=plain, **given)
+            plain = _in_parts(plain) if _reads_parts_only(template, named) else plain
+            return _compile(template).render({**given, "messages": plain})
     except Exception as error:  # noqa: BLE001 - a template may raise whatever Python has
-        raise JobError(f"the chat template refuses the messages: {error or type(error).__name__}") from None
+        raise JobError(f"the chat template refuses the messages: {str(error) or type(error).__name__}") from None
 
 
 def now() -> datetime:
     """Return the time that `strftime_now` tells templates."""
     return datetime.now()  # noqa: DTZ005 - as in transformers: the local time, without the name of its zone
+
+
+@lru_cache(maxsize=16)
+def _reads_parts_only(template: str, named_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Return whether a template shows content only if it comes in parts, as some of models that also see images do."""
+    probe = "0-probe-9"
+    as_text, shown = [{"role": "user", "content": probe}], []
+    others = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(named_tokens)}
+    for messages in (as_text, _in_parts(as_text)):
+        try:
+            text = _compile(template).render({**others, "messages": messages})
+            shown.append(probe in text)
+        except Exception:  # noqa: BLE001 - it wants more than a question
+            shown.append(False)
+    return shown == [False, True]
+
+
+def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 @lru_cache(maxsize=16)

@@ -113,7 +113,7 @@ class TextCodec:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Return the ids of a conversation and the opening of the answer, by the model's chat template.
 
         messages: dicts with "role" and "content"; `variables` are handed to the template (tools, enable_thinking ..).
@@ -121,7 +121,7 @@ class TextCodec:
         """
         return self.encode_part(self.render_chat(messages, **variables))
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+    def render_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> str:
         """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does.
 
         Where tools are given, the template that is called `tool_use` goes before `default`, as in transformers.
@@ -143,7 +143,7 @@ class TextCodec:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The named special tokens (bos_token, eos_token ..), as chat templates see them: those that transformers names."""
+        """The named special tokens (bos_token, eos_token ..) that chat templates see, as in transformers."""
         named = {name: _text(self._config.get(name)) for name in NAMED_TOKENS}
         return {name: text for name, text in named.items() if text}
 

@@ -2,12 +2,13 @@
 
 The rule. Every message becomes plain JSON values, and then:
 
-    null fields       are removed, such as an answer's own `refusal`, `audio`, `annotations` and `function_call`
-    content           is always a text: parts of text are joined, a line each; null or missing content is an empty text. Only an
-                      assistant may lack content, where it called something, refused (then the refusal is the text) or reasoned
-    tool_calls        are removed if empty. `arguments` that are the JSON text of an object become that object, empty or missing
-                      ones become {}; any other text stays as it is
-    reasoning         `reasoning_content`, `thinking` or `reasoning` stands under the first two names, as in transformers
+    null        fields are removed, such as an answer's own `refusal`, `audio`, `annotations` and `function_call`
+    content     is always a text: parts of text are joined, a line each; null or missing content is an empty text. Only
+                an assistant may lack content, if it called something, refused (then the refusal is the text) or reasoned.
+                A template that shows only parts gets the text as one part (`chat_template`)
+    tool_calls  are removed if empty. `arguments` that are the JSON text of an object become that object, empty or
+                missing ones become {}; any other text stays as it is
+    reasoning   `reasoning_content`, `thinking` or `reasoning` stands under the first two names, as in transformers
 
 All else stays as it is: roles, `name`, `tool_call_id`, the ids of calls, the older `function_call`. What transformers'
 `apply_chat_template` makes of such messages is what specq renders; `tests/text/test_chat_templates.py` compares them.
@@ -48,7 +49,7 @@ class Arguments(dict[str, Any]):
 
 
 def normalised(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return new messages by the rule above; raises JobError, which names the message, for what is not a conversation."""
+    """Return new messages by the rule above; raises JobError that names the message for what is not a conversation."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise JobError("messages must be a list of at least one message")
     plain = plain_json("messages", list(messages))
@@ -125,7 +126,9 @@ def _part(name: str, part: Any, kinds: Sequence[str]) -> str:
 
 def _calls(name: str, calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise JobError(f'{name} must be a list of {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}')
+        raise JobError(
+            f'{name} must be a list of {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}'
+        )
     return [_call(call) for call in calls]
 
 

@@ -1,13 +1,13 @@
-"""Jinja's sandbox with limits of time and size, for templates that are not trusted. It works in any thread, without signals.
+"""Jinja's sandbox with limits of time and size, for templates that are not trusted; in any thread, without signals.
 
 A template is rewritten before it is compiled, so that its steps pass a `Meter`:
 
-    a turn of a loop, a call, a filter, an operator   looks at the time
-    a text or list that is made                       is counted; before it is made, where it may be much longer than its parts
-    a value that is printed                           is counted as it is printed
+    a turn of a loop, a call, an operator   looks at the time
+    a text or list that is made             is counted; before it is made, if it may be much longer than its parts
+    a value that is printed                 is counted as it is printed
 
-Rule: what goes into a step is bounded, so no single step takes long, and the look at the time after it comes soon. Time is the
-thread's own processor time: a busy machine refuses nothing. A new operation that lengthens texts needs a line in `_GROWTH`.
+Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. Time is
+the thread's own processor time: a busy machine refuses nothing. What lengthens texts needs a line in `_GROWTH`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Meter:
         self._end, self._made, self._steps = time.thread_time() + TIME_LIMIT_S, 0, 0
 
     def step(self, size: int = 0) -> None:
-        """Count a step, and characters or entries that it makes; raises TemplateLimitError if there were too many, or the time is over.
+        """Count a step, and characters or entries that it makes; raises TemplateLimitError for too many, or too late.
 
-        The clock takes longer than most steps, so only some look at it.
+        To read the clock takes longer than most steps, so only some do.
         """
         self._steps += 1
         if size:
@@ -81,7 +81,7 @@ def check_size(size: int) -> None:
 
 
 def size_of(value: Any) -> int:
-    """Return the characters and entries of a value, each as often as it is printed; more than the limit are not counted."""
+    """Return the characters and entries of a value, each as often as it is printed; it stops beyond the limit."""
     if isinstance(value, str | bytes):
         return len(value)
     waiting, total = [value], 0
@@ -99,7 +99,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
-    return _parts(value._Namespace__attrs) if isinstance(value, Namespace) else ()  # type: ignore[attr-defined]
+    return _parts(value._Namespace__attrs) if isinstance(value, Namespace) else ()  # noqa: SLF001
 
 
 def _counted(value: Any) -> Any:
@@ -146,8 +146,7 @@ def _replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> in
 
 
 def _formatted(text: Any, *values: Any, **named: Any) -> int:
-    """Return a bound for a format: its own widths, the numbers among the values if they may be widths, and values that may stand in it
-    several times."""
+    """Return a bound for a format: its widths, values that may be widths, and values that it may show many times."""
     given = [*values, *named.values()]
     form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     widths = sum(int(digits) for digits in re.findall(r"\d{1,12}", form))
@@ -165,7 +164,7 @@ def _summed(values: Any, attribute: Any = None, start: Any = 0) -> int:
     return 0 if isinstance(start, int | float) else size_of(values) * len(_parts(values))
 
 
-def _wrapped(text: Any, width: Any = 0, long_words: Any = True, wrapstring: Any = None, *_: Any, **__: Any) -> int:  # noqa: FBT002
+def _wrapped(text: Any, width: Any = 0, long_words: Any = True, wrapstring: Any = None, *_: Any, **__: Any) -> int:
     del width, long_words
     return size_of(text) * max(1, len(wrapstring or ""))
 
@@ -240,7 +239,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     @staticmethod
-    def concat(pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(pieces: Iterable[str]) -> str:
         """Join what the template, a macro or a block printed."""
         printed = list(pieces)
         _thread.meter.step(sum(map(len, printed)))
@@ -250,16 +249,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         _check_operator(operator, left, right)
         return _counted(self.binop_table[operator](left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as the base class
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         _thread.meter.step()
-        method = getattr(__obj, "__wrapped__", __obj)  # of what the sandbox puts around `format`
+        method = getattr(called, "__wrapped__", called)  # of what the sandbox puts around `format`
         owner = getattr(method, "__self__", None)
-        if isinstance(owner, str | bytes | int) and not isinstance(owner, type):
+        if isinstance(owner, str | bytes | int):
             _check_growth(method.__name__, (owner, *args), kwargs)
-        if isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
+        if isinstance(called, Macro) and (called.catch_varargs or called.catch_kwargs):
             _counted([*args, *kwargs.values()])
-        made = super().call(__context, __obj, *args, **kwargs)
-        makes = isinstance(owner, str | bytes | type) or isinstance(__obj, type)
+        made = super().call(context, called, *args, **kwargs)
+        makes = isinstance(owner, str | bytes | type) or isinstance(called, type)
         return _counted(made) if makes else made
 
 
@@ -273,7 +272,7 @@ class _Rewriter(NodeTransformer):
         node.iter = _filtered(node.iter, self.turns)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         return _filtered(node, self.counted)
 
@@ -286,5 +285,5 @@ class _Rewriter(NodeTransformer):
     visit_List = visit_Tuple = visit_Dict = _visit_literal  # noqa: N815
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

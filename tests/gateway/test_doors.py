@@ -27,7 +27,13 @@ FILES = {
     "tokenizer_config.json": json.dumps({"chat_template": TEMPLATES}),
 }
 CODEC, SERVED = TextCodec(FILES), replace(INFO, max_length=1 << 20)
-TITLES = ["system first", "parallel calls, then an answer", "parts everywhere", "the answer's own nulls", "arguments cut off"]
+TITLES = [
+    "system first",
+    "parallel calls, then an answer",
+    "parts everywhere",
+    "the answer's own nulls",
+    "arguments cut off",
+]
 TITLES += ["refused: the refusal alone", "a call, content missing", "results in another order"]
 
 
@@ -52,8 +58,18 @@ def as_items(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
-            parts = [part | {"type": "input_text"} for part in message["content"]] if isinstance(message["content"], list) else None
-            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": parts or message["content"]})
+            parts = (
+                [part | {"type": "input_text"} for part in message["content"]]
+                if isinstance(message["content"], list)
+                else None
+            )
+            items.append(
+                {
+                    "type": "function_call_output",
+                    "call_id": message["tool_call_id"],
+                    "output": parts or message["content"],
+                }
+            )
             continue
         if message.get("content") is not None:
             items.append({"type": "message", "role": message["role"], "content": message["content"]})
@@ -70,7 +86,9 @@ def test_every_door_renders_the_same(broker, own_cache, tmp_path):
             messages, seen = CONVERSATIONS[title], {}
             for variables in ({}, {"tools": TOOLS}):
                 wanted = CODEC.render_chat(messages, **variables)
-                chat = {"messages": messages, "max_tokens": 1} | ({**variables, "tool_choice": "none"} if variables else {})
+                chat = {"messages": messages, "max_tokens": 1} | (
+                    {**variables, "tool_choice": "none"} if variables else {}
+                )
                 assert http.post("/v1/chat/completions", json=chat).status_code == 200, title
                 seen["chat"] = text_of(broker)
                 tokens = http.post("/tokenize", json={"messages": messages, **variables}).json()["tokens"]
@@ -85,7 +103,12 @@ def test_every_door_renders_the_same(broker, own_cache, tmp_path):
 def test_responses_get_calls_as_chats_do(broker, own_cache):
     """Its items have neither names nor an answer's own nulls; all else is the same."""
     with running(broker.address) as gateway, connected(gateway) as http:
-        for title in ("system first", "parallel calls, then an answer", "results in another order", "arguments cut off"):
+        for title in (
+            "system first",
+            "parallel calls, then an answer",
+            "results in another order",
+            "arguments cut off",
+        ):
             messages = CONVERSATIONS[title]
             answered = http.post("/v1/responses", json={"input": as_items(messages), "max_output_tokens": 1})
             assert answered.status_code == 200, answered.text

@@ -13,7 +13,10 @@ PARAMETERS = {
 }
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
+    },
 ]
 USER, THANKS = {"role": "user", "content": "Weather in Köln?"}, {"role": "user", "content": "Thanks"}
 SYSTEM = {"role": "system", "content": " Be brief.\n"}
@@ -91,7 +94,10 @@ NORMALISED: dict[str, tuple[Message, Message]] = {
         said(None, function_call={"name": "f", "arguments": "{}"}),
         said("", function_call={"name": "f", "arguments": "{}"}),
     ),
-    "the older result": ({"role": "function", "name": "f", "content": "1"}, {"role": "function", "name": "f", "content": "1"}),
+    "the older result": (
+        {"role": "function", "name": "f", "content": "1"},
+        {"role": "function", "name": "f", "content": "1"},
+    ),
     "reasoning": (
         said(reasoning="Hm."),
         {"thinking": "Hm.", **said(reasoning="Hm.", reasoning_content="Hm.")},
@@ -100,7 +106,10 @@ NORMALISED: dict[str, tuple[Message, Message]] = {
         said(None, reasoning_content="Hm."),
         {"thinking": "Hm.", **said("", reasoning_content="Hm.")},
     ),
-    "a developer": ({"role": "developer", "content": [text("Be"), text("brief")]}, {"role": "developer", "content": "Be\nbrief"}),
+    "a developer": (
+        {"role": "developer", "content": [text("Be"), text("brief")]},
+        {"role": "developer", "content": "Be\nbrief"},
+    ),
 }
 
 PARALLEL = calling(call(), call("{}", "jklmnopqr", "now"), **NULLS)
@@ -124,7 +133,11 @@ CONVERSATIONS: dict[str, list[Message]] = {
     "parallel calls, then an answer": [USER, PARALLEL, *RESULTS, said(), THANKS],
     "results in another order": [USER, PARALLEL, *RESULTS[::-1], said()],
     "calls one after the other": [USER, calling(call()), result(), calling(call("{}", "jklmnopqr", "now")), RESULTS[1]],
-    "ids as OpenAI writes them": [USER, calling(call(call_id="call_AbC0123456789")), result(call_id="call_AbC0123456789")],
+    "ids as OpenAI writes them": [
+        USER,
+        calling(call(call_id="call_AbC0123456789")),
+        result(call_id="call_AbC0123456789"),
+    ],
     "results of objects": [USER, calling(call()), result('{"t": 20, "u": "°C"}')],
     "a call within a system": [SYSTEM, USER, calling(call(), content=""), result(), said(**NULLS), THANKS],
     "the older call and its result": [

@@ -17,15 +17,16 @@ from transformers.utils import chat_template_utils
 
 from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
-from specq.testing.tokenizer import tokenizer_files, tokenizer_json
-from specq.text import TextCodec, load_tokenizer_files
+from specq.testing.tokenizer import tokenizer_json
+from specq.text import TextCodec, load_tokenizer_files, template_limits
 from specq.text import chat_template as ours
 from specq.text.messages import normalised
-from specq.text import template_limits
 from specq.text.template_limits import SIZE_LIMIT
 from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER
 
-TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
+TEMPLATES = {
+    path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))
+}
 LISTS = {"default and tool_use": {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["hermes"]}}
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|endoftext|>"}
 VARIABLES: list[dict[str, Any]] = [
@@ -38,7 +39,7 @@ FROZEN = datetime(2026, 2, 3, 4, 5, 6)  # noqa: DTZ001 - local time, as template
 REFUSED = "refused"
 
 # Where specq and transformers differ on purpose. Each pair is a template, and what transformers says of it.
-# deepseek_r1 adds arguments to a text, so it wants the JSON text: specq gives that, transformers an object that cannot be added.
+# deepseek_r1 adds arguments to a text, so it wants the JSON text: specq gives that, transformers an object.
 INTENDED = {"deepseek_r1": 'can only concatenate str (not "dict") to str'}
 
 
@@ -50,22 +51,29 @@ def _frozen(monkeypatch):
 
 
 def codec_of(template: Any, **named: Any) -> TextCodec:
-    entries = [{"name": name, "template": text} for name, text in template.items()] if isinstance(template, dict) else template
+    entries = (
+        [{"name": name, "template": text} for name, text in template.items()]
+        if isinstance(template, dict)
+        else template
+    )
     config = {"chat_template": entries, **NAMED, **named}
     return TextCodec({"tokenizer.json": tokenizer_json(), "tokenizer_config.json": json.dumps(config)})
 
 
 def theirs_of(template: Any) -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer_json()), chat_template=template, **NAMED)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer_json()), chat_template=template, **NAMED
+    )
 
 
 def attempt(render: Any, messages: list[Any], variables: dict[str, Any]) -> tuple[str, str]:
     """Return what is rendered, or "refused" and the reason."""
     try:
         return "", render(messages, **{"add_generation_prompt": True, **variables})
-    except Exception as error:  # noqa: BLE001 - transformers passes on whatever a template raises
-        assert render.__name__ != "render_chat" or type(error) is JobError, error
-        return REFUSED, str(error)
+    except Exception as error:
+        if render.__name__ == "render_chat" and type(error) is not JobError:
+            raise
+        return REFUSED, str(error)  # transformers passes on whatever a template raises
 
 
 def test_messages_are_brought_into_one_form():
@@ -108,9 +116,26 @@ def test_every_conversation_is_rendered_as_transformers_renders_it():
 def test_arguments_that_are_added_to_a_text_are_the_text_that_was_sent():
     codec = codec_of(TEMPLATES["deepseek_r1"])
     given = '{"city" : "K"}'
-    said = codec.render_chat([USER, {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": given}}]}])
+    said = codec.render_chat(
+        [
+            USER,
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": given}}]},
+        ]
+    )
     assert f"<|tool▁sep|>f\n```json\n{given}\n```" in said
     assert "None" not in said
+
+
+def test_a_template_that_shows_only_parts_gets_the_text_as_a_part():
+    """Another intended difference: transformers shows nothing of a text here."""
+    template = '{{ bos_token + "" }}'
+    one_by_one = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    template += "{% for m in messages %}<" + one_by_one + ">{% endfor %}"
+    codec, theirs = codec_of(template), theirs_of(template)
+    for messages in CONVERSATIONS.values():
+        in_parts = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in normalised(messages)]
+        assert codec.render_chat(messages) == theirs.apply_chat_template(in_parts, tokenize=False)
+    assert codec_of(template.replace("m.content", "m.parts")).render_chat([USER]) == "<s><>"
 
 
 def test_the_bundled_models_own_templates():
@@ -129,7 +154,6 @@ def test_the_bundled_models_own_templates():
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-
 def loop(body: str) -> str:
     return "{% for a in range(99999) %}{% for b in range(99999) %}" + body + "{% endfor %}{% endfor %}"
 
@@ -139,7 +163,7 @@ ENDLESS = {  # would run for minutes, or use all memory
     "loops that print": loop("x"),
     "loops into a block": "{% set t %}" + loop("x" * 999) + "{% endset %}",
     "a loop that calls itself": "{% for a in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 30 }}{% endfor %}",
-    "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}",
+    "a macro that calls itself twice": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(30) }}",
     "a long range": "{% for i in range(10 ** 9) %}{% endfor %}",
     "a text times a number": "{{ ('a' * 10 ** 10) | length }}",
     "a list times a number": "{{ ([1] * 10 ** 10) | length }}",
@@ -148,11 +172,12 @@ ENDLESS = {  # would run for minutes, or use all memory
     "doubling by +": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = n.x + n.x %}"),
     "doubling by ~": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = n.x ~ n.x %}"),
     "doubling by a format": "{% set n = namespace(x='ab') %}" + loop("{% set n.x = '%s%s' % (n.x, n.x) %}"),
-    "doubling by a block": "{% set n = namespace(x='ab') %}" + loop("{% set t %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = t %}"),
+    "doubling by a block": "{% set n = namespace(x='ab') %}"
+    + loop("{% set t %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = t %}"),
     "a tree of lists": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x, n.x] %}"),
     "a tree of objects": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = {'a': n.x, 'b': n.x} %}"),
     "a tree by dict": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = dict(a=n.x, b=n.x) %}"),
-    "a tree by arguments": "{% macro f(n) %}{{ varargs }}{{ f(n - 1, varargs, varargs) if n }}{% endmacro %}{{ f(90, 1) }}",
+    "a tree by arguments": "{% macro f(n) %}{{ f(n - 1, varargs, varargs) if n }}{% endmacro %}{{ f(90, 1) }}",
     "a tree by batch": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x] | batch(9, n.x) | list %}"),
     "a width": "{{ '%999999999999d' % 1 }}",
     "a width that is a value": "{{ '%*d' % (99999999999, 1) }}",
@@ -194,7 +219,9 @@ def test_a_template_ends_soon_whatever_it_does(monkeypatch):
     thread.join(60)
     assert list(found) == list(ENDLESS)
     limits = ("it takes more than 0.05 s", "it makes more than", "Range too big")
-    assert {name: reason[:99] for name, (reason, _) in found.items() if not any(limit in reason for limit in limits)} == {}
+    assert {
+        name: reason[:99] for name, (reason, _) in found.items() if not any(limit in reason for limit in limits)
+    } == {}
     assert {name: seconds for name, (_, seconds) in found.items() if seconds > 2} == {}
 
 
@@ -206,12 +233,27 @@ def test_a_long_conversation_is_within_the_limits():
     assert len(said) * 20 < SIZE_LIMIT
 
 
+def test_a_variable_may_have_any_name():
+    said = codec_of("{{ self is defined }}{{ name }}{{ args }}").render_chat([USER], self=1, name=2, args=[3])
+    assert said == "True2[3]"
+
+
 def test_what_templates_raise_is_one_kind_of_error():
     """Whatever Python raises: by the template itself, by a mistake in it, or where it is compiled."""
-    mistakes = ["{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ [][5].x }}", "{{ 'a' + 1 }}", "{% for %}", "{{ x | nothing }}"]
+    mistakes = [
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ [][5].x }}",
+        "{{ 'a' + 1 }}",
+        "{% for %}",
+        "{{ x | nothing }}",
+    ]
     mistakes += ["{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30]
-    mistakes += ["{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ 5 | int(base=1, default='a') | tojson(indent='x', x=1) }}"]
+    mistakes += [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 5 | int(base=1, default='a') | tojson(indent='x', x=1) }}",
+    ]
     for template in mistakes:
-        with pytest.raises(JobError, match="^the chat template refuses the messages: .") as refused:
+        with pytest.raises(JobError, match=r"^the chat template refuses the messages: .") as refused:
             codec_of(template).render_chat([USER])
         assert refused.value.code == "invalid", template

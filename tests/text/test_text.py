@@ -165,7 +165,7 @@ def test_what_a_template_says_of_other_mistakes_is_told():
 
 
 def test_named_templates(tmp_path):
-    """Where tools are given, `tool_use` goes before `default`; files go before tokenizer_config.json. As in transformers."""
+    """With tools, `tool_use` goes before `default`; files go before tokenizer_config.json. As in transformers."""
     listed = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     files = {"chat_template.jinja": "D", "additional_chat_templates/tool_use.jinja": "T"}
     cases = [  # the list, the files, what is used without tools and with them
@@ -195,7 +195,10 @@ def test_named_templates(tmp_path):
 def test_templates_see_the_special_tokens_that_transformers_names():
     config = {"bos_token": {"content": "<s>"}, "add_bos_token": False, "image_token": "<i>"}
     template = "{{ bos_token }}{{ add_bos_token }}{{ image_token }}"
-    files = {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": json.dumps(config | {"chat_template": template})}
+    files = {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": json.dumps(config | {"chat_template": template}),
+    }
     assert TextCodec(files).render_chat([{"role": "user", "content": ""}]) == "<s>"
 
 
