@@ -177,7 +177,7 @@ ENDLESS = {  # would run for minutes, or use all memory
     "a tree of lists": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x, n.x] %}"),
     "a tree of objects": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = {'a': n.x, 'b': n.x} %}"),
     "trees that are compared": "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
-    "{% set n.x = [n.x, n.x] %}{% set n.y = (n.y, n.y) | list %}{% endfor %}{{ n.x == n.y }}",
+    "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
     "a tree by dict": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = dict(a=n.x, b=n.x) %}"),
     "a tree by arguments": "{% macro f(n) %}{{ f(n - 1, varargs, varargs) if n }}{% endmacro %}{{ f(90, 1) }}",
     "a tree by batch": "{% set n = namespace(x=[1]) %}" + loop("{% set n.x = [n.x] | batch(9, n.x) | list %}"),
