@@ -161,8 +161,11 @@ def _special_id(file: GgufFile, key: str) -> int:
 
 
 def _settings(file: GgufFile, tokens: dict[int, str]) -> dict[str, Any]:
-    """Return the names of special tokens, and the chat template."""
+    """Return the names of special tokens, and the chat template; a list by name where there is one for tools, too."""
     ids = {name: _special_id(file, key) for key, name in _NAMED.items()}
     named = {f"{name}_token": tokens[i] for name, i in ids.items() if i in tokens}
-    template = file.metadata.get("tokenizer.chat_template")
-    return {**named, **({"chat_template": template} if isinstance(template, str) else {})}
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    found = {name: file.metadata.get(key) for name, key in keys.items()}
+    templates = [{"name": name, "template": text} for name, text in found.items() if isinstance(text, str)]
+    told = templates if len(templates) > 1 else found["default"]
+    return {**named, **({"chat_template": told} if isinstance(told, list | str) else {})}

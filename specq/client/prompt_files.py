@@ -1,7 +1,8 @@
 """Files of prompts to files of results, both JSONL: what `specq submit` does.
 
-A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id` and any parameter
-(`specq.client.parameters`). Each completion has a result line, in the same order; see `specq.client.Result` for its fields.
+A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id`, any parameter
+(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion has a result line, in the same
+order; see `specq.client.Result` for its fields.
 
 Rule: a line that is wrong, or whose job fails, becomes a result with `error`; other lines are not affected.
 """
@@ -20,12 +21,12 @@ from typing import Any, NoReturn
 from specq.client.batch import is_batch
 from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
-from specq.client.request import SOURCES
+from specq.client.request import CHAT_VARIABLES, SOURCES
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep, known_names
 
-_KEYS = (*SOURCES, "id", *NAMES, *LINE_OPTIONS)
+_KEYS = (*SOURCES, CHAT_VARIABLES, "id", *NAMES, *LINE_OPTIONS)
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not hold up the others
 
 Write = Callable[[list[Result]], None]

@@ -17,7 +17,7 @@ def resolve_checkpoint(model: str) -> Path:
     found = local_checkpoint(model)
     if found is not None:
         return found
-    directory = _fetched(model, "*.json", "*.safetensors")
+    directory = _fetched(model, "*.json", "*.jinja", "*.safetensors")
     if not any(directory.glob("*.safetensors")):
         _fetched(model, "*.json", "pytorch_model*.bin")
     return directory

@@ -137,20 +137,6 @@ def _read_message(place: int, message: Any) -> dict[str, Any]:
     name = f"messages[{place}]"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(f'{name} must be an object with "role" and "content"', param="messages", code="invalid_type")
-    role = check_role("messages", name, message["role"], ROLES)
-    content = message.get("content")
-    if content is None:
-        _check_may_lack_content(name, role, message)
-    elif isinstance(content, list):
-        content = read_content("messages", name, role, content)
-    elif not isinstance(content, str):
-        raise ApiError(f"{name}.content must be a string or a list of parts", param="messages", code="invalid_type")
-    return {**message, "content": content}
-
-
-def _check_may_lack_content(name: str, role: str, message: dict[str, Any]) -> None:
-    """Raise ApiError unless the message is an assistant's that called something."""
-    if role != "assistant":
-        raise ApiError(f'{name} has no "content"', param="messages", code="missing_parameter")
-    if not any(message.get(call) for call in ("tool_calls", "function_call")):
-        raise ApiError(f'{name} has neither "content" nor "tool_calls"', param="messages", code="missing_parameter")
+    check_role("messages", name, message["role"], ROLES)
+    content = read_content("messages", name, message)
+    return {**message, "content": content} if isinstance(message.get("content"), list) else message

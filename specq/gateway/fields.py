@@ -16,7 +16,8 @@ from typing import Any
 
 from specq.gateway.errors import MAX_PARAM, ApiError
 from specq.protocol import JobError, did_you_mean
-from specq.text import UnsupportedPartError, joined_parts
+from specq.text import MissingContentError, UnsupportedPartError
+from specq.text import read_content as content_of
 
 Check = Callable[[Any], bool]
 
@@ -94,6 +95,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "add_special_tokens": (),
 }
+_CODES = {UnsupportedPartError: "unsupported_parameter", MissingContentError: "missing_parameter"}
 _GRAMMAR = "specq has no grammars yet"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
@@ -165,17 +167,15 @@ def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
     return role
 
 
-def read_content(field: str, name: str, role: str, parts: list[Any], kinds: tuple[str, ...] = ("text",)) -> str:
-    """Return the parts of a message's content as one text; see `joined_parts`. `field` and `name` as of `check_role`.
+def read_content(field: str, name: str, message: dict[str, Any], kinds: tuple[str, ...] = ("text",)) -> str:
+    """Return what a message says as one text; see `specq.text.read_content`. `field` and `name` as of `check_role`.
 
-    Raises ApiError for what is no text, and where there are no parts; an assistant may have said nothing.
+    Raises ApiError for what is not text, and where there is no content; an assistant may have said nothing.
     """
-    if not parts and role != "assistant":
-        raise ApiError(f"{name}.content is an empty list; it must have at least one part", param=field)
     try:
-        return joined_parts(f"{name}.content", parts, kinds)
+        return content_of(name, message, kinds)
     except JobError as error:
-        code = "unsupported_parameter" if isinstance(error, UnsupportedPartError) else "invalid_type"
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "invalid_type")
         raise ApiError(str(error), param=field, code=code) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specq.gateway.call_items import join_calls, read_call_item
 from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream, read_top
 from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.errors import ApiError
@@ -156,7 +157,8 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
         return [*first, {"role": "user", "content": asked}]
     if not isinstance(asked, list):
         raise ApiError("input must be a string or a list of messages", param="input", code="invalid_type")
-    messages = [_message(f"input[{place}]", item) for place, item in enumerate(asked) if not _is_reasoning(item)]
+    named = [(f"input[{place}]", item) for place, item in enumerate(asked) if not _is_reasoning(item)]
+    messages = join_calls(read_call_item(name, item) or _message(name, item) for name, item in named)
     if not messages:
         raise ApiError("input is empty; it must have at least one message", param="input")
     return first + messages
@@ -170,9 +172,5 @@ def _is_reasoning(item: Any) -> bool:
 def _message(name: str, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict) or not isinstance(item.get("role"), str) or item.get("type", "message") != "message":
         raise ApiError(f'{name} must be a message with "role" and "content"', param="input", code="invalid_type")
-    role, content = check_role("input", name, item["role"], _ROLES), item.get("content")
-    if isinstance(content, list):
-        content = read_content("input", name, role, content, _PARTS)
-    if not isinstance(content, str):
-        raise ApiError(f"{name}.content must be a string or a list of parts", param="input", code="invalid_type")
-    return {"role": role, "content": content}
+    role = check_role("input", name, item["role"], _ROLES)
+    return {"role": role, "content": read_content("input", name, item, _PARTS)}

@@ -31,7 +31,9 @@ log = structlog.get_logger(__name__)
 
 MakeAnswering = Callable[[TextCodec, Call], Answering]
 KEEP_ALIVE_S = 15.0
-THREAD_CHARACTERS = 4096  # a longer request is read in a thread, so that the others need not wait for its tokens
+THREAD_CHARACTERS = (
+    4096  # longer requests, and chats, are read in a thread: the others need not wait for tokens and templates
+)
 _SOURCES = ("prompt", "messages", "token_ids", "chat_template_kwargs")
 
 
@@ -65,7 +67,8 @@ async def prepare(
         raise
     is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
-    read = read_requests(arguments, served) if size < THREAD_CHARACTERS else await _in_thread(arguments, served)
+    at_once = size < THREAD_CHARACTERS and "messages" not in arguments
+    read = read_requests(arguments, served) if at_once else await _in_thread(arguments, served)
     requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends it all
     answering = make_answering(served.codec, call)
     head = _head(requests, served, answering.prefix)

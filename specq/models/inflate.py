@@ -38,6 +38,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
 )
 PROBES = (16, 32)  # random texts, and tokens of each
@@ -208,6 +209,7 @@ def place_of(device: str) -> str:
 def _write_tokenizer(model: str | Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (text := read_text(Path(model), name)) is not None:
+            (out / name).parent.mkdir(exist_ok=True)
             (out / name).write_text(text, "utf-8")
 
 

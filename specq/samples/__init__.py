@@ -81,5 +81,5 @@ def _encode(arguments: dict[str, object], codec: TextCodec) -> list[int]:
     """Encode as a chat, or as plain text if the model has no chat template."""
     messages = arguments.get("messages") or [{"role": "user", "content": arguments.get("prompt")}]
     if codec.has_chat_template:
-        return codec.encode_chat(messages)  # type: ignore[arg-type]
+        return codec.encode_chat(messages, **arguments.get("chat_template_kwargs") or {})  # type: ignore[arg-type]
     return codec.encode(str(arguments.get("prompt")))

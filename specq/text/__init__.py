@@ -5,8 +5,9 @@
     vocabularies       two of them: what both have, and a text of the one in tokens of the other
     detokenizer        tokens to text piece by piece, up to a stop string
     stop_strings       where stop strings begin and end in a text that grows
+    messages           conversations as clients send them, in the one form that templates receive
     chat_template      conversations to prompts, by the model's own template
-    message_parts      content of messages that comes in parts
+    template_limits    the sandbox of templates, with limits of time and size
     tokenizer_chunks   a tokenizer's files as messages
 
 In: text, conversations, token ids. Out: token ids, text.
@@ -15,13 +16,14 @@ In: text, conversations, token ids. Out: token ids, text.
 from specq.text.byte_codec import ByteCodec, whole_characters
 from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.text.detokenizer import StopMatcher
-from specq.text.message_parts import UnsupportedPartError, joined_parts
+from specq.text.messages import MissingContentError, UnsupportedPartError, read_content
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
 from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
 
 __all__ = [
     "TOKENIZER_FILES",
     "ByteCodec",
+    "MissingContentError",
     "Retold",
     "SharedTokens",
     "StopMatcher",
@@ -29,9 +31,9 @@ __all__ = [
     "UnsupportedPartError",
     "Vocabularies",
     "join_chunks",
-    "joined_parts",
     "load_tokenizer_files",
     "num_tokens",
+    "read_content",
     "tokenizer_chunks",
     "tokenizer_hash",
     "whole_characters",

@@ -1,7 +1,8 @@
-"""Chat templates as Hugging Face renders them: Jinja in a sandbox, with the same filters, globals and tags.
+"""Chat templates as transformers renders them: Jinja in a sandbox, with the same filters, globals and tags.
 
-Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox and sees plain JSON
-values only. Imported by `specq.text.codec` when a chat is first rendered, since jinja2 takes its time.
+Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox, within the limits of
+`template_limits`, and receives plain JSON values only. `specq.text.codec` imports it when a chat is first rendered,
+since jinja2 takes its time.
 """
 
 from __future__ import annotations
@@ -16,56 +17,61 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specq.protocol import JobError
-from specq.text.message_parts import joined_parts
+from specq.text.messages import normalised, plain_json
+from specq.text.template_limits import LimitedEnvironment, limited
 
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """Return the conversation as text; content that comes in parts of text is one text, a line each. Raises JobError if the template cannot be used
-    or refuses the messages."""
-    plain = _plain(messages)
+    """Return the conversation as text, by the messages that `normalised` returns.
+
+    Raises JobError if the template cannot be used, refuses the messages, or goes beyond its limits.
+    """
+    given = {"tools": None, "documents": None, **plain_json("the template's variables", variables)}
+    named = tuple((name, text) for name, text in given.items() if name.endswith("_token") and isinstance(text, str))
+    plain = normalised(messages)
     try:
-        return _compile(template).render(messages=plain, **{"tools": None, "documents": None, **variables})
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise JobError(f"the chat template refuses the messages: {error}") from None
+        with limited():
+            plain = _in_parts(plain) if _reads_parts_only(template, named) else plain
+            return _compile(template).render({**given, "messages": plain})
+    except Exception as error:  # noqa: BLE001 - a template may raise whatever Python has
+        raise JobError(f"the chat template refuses the messages: {str(error) or type(error).__name__}") from None
 
 
-def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a copy made of JSON values only; raises JobError for what is no list of messages."""
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise JobError("messages must be a list of at least one message")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise JobError('each message must be an object with "role" and "content"')
-    try:
-        plain = list(json.loads(json.dumps(messages, allow_nan=False)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise JobError(f"messages must be JSON values: {error}") from None
-    return [
-        message | {"content": _text(f"messages[{i}].content", message["content"])} for i, message in enumerate(plain)
-    ]
+def now() -> datetime:
+    """Return the time that `strftime_now` tells templates."""
+    return datetime.now()  # noqa: DTZ005 - as in transformers: the local time, without the name of its zone
 
 
-def _text(name: str, content: Any) -> str | None:
-    """Return the content of a message as one text; None, as of an assistant that called a tool, stays."""
-    if isinstance(content, list):
-        return joined_parts(name, content)
-    if content is not None and not isinstance(content, str):
-        raise JobError(f"{name} must be a text or a list of parts, not {content!r:.40}")
-    return content
+@lru_cache(maxsize=16)
+def _reads_parts_only(template: str, named_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Return whether a template shows content only if it comes in parts, as some of models that also see images do."""
+    probe = "0-probe-9"
+    as_text, shown = [{"role": "user", "content": probe}], []
+    others = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(named_tokens)}
+    for messages in (as_text, _in_parts(as_text)):
+        try:
+            text = _compile(template).render({**others, "messages": messages})
+            shown.append(probe in text)
+        except Exception:  # noqa: BLE001 - it wants more than a question
+            shown.append(False)
+    return shown == [False, True]
+
+
+def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 @lru_cache(maxsize=16)
 def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)
-    return environment.from_string(template)
+    environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+    return environment.from_text(template)
 
 
 def _raise_exception(message: str) -> None:

@@ -16,13 +16,16 @@ from tokenizers import Tokenizer
 from specq.checkpoints import read_text
 from specq.protocol import ConfigError, JobError
 
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE,
     "tokenizer.json",
 )
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 LONG_CHARACTERS = 4096  # from which on a text takes milliseconds
 
@@ -92,7 +95,7 @@ class TextCodec:
             raise ConfigError(f"the model has no tokenizer.json, only {', '.join(files) or 'no files at all'}")
         self._tokenizer = build_tokenizer(files["tokenizer.json"])
         self._config = _settings(files)
-        self._template = files.get("chat_template.jinja") or _named_template(self._config.get("chat_template"))
+        self._templates = _templates(files, self._config)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -110,7 +113,7 @@ class TextCodec:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Return the ids of a conversation and the opening of the answer, by the model's chat template.
 
         messages: dicts with "role" and "content"; `variables` are handed to the template (tools, enable_thinking ..).
@@ -118,22 +121,30 @@ class TextCodec:
         """
         return self.encode_part(self.render_chat(messages, **variables))
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does."""
+    def render_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> str:
+        """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does.
+
+        Where tools are given, the template that is called `tool_use` goes before `default`, as in transformers.
+        """
         from specq.text.chat_template import render
 
-        if not self._template:
-            raise JobError("the model has no chat template; send a plain prompt")
-        return render(self._template, messages, {**self.special_tokens, "add_generation_prompt": True, **variables})
+        names = ("tool_use", "default") if variables.get("tools") is not None else ("default",)
+        template = next((self._templates[name] for name in names if name in self._templates), "")
+        if not template:
+            raise JobError(f"the model has no chat template{self._other_templates()}; send a plain prompt")
+        return render(template, messages, {**self.special_tokens, "add_generation_prompt": True, **variables})
+
+    def _other_templates(self) -> str:
+        return f" called 'default', only {', '.join(map(repr, self._templates))}" if self._templates else ""
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._template)
+        return bool(self._templates)
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The named special tokens (bos_token, eos_token ..), as chat templates see them."""
-        named = {name: _text(value) for name, value in self._config.items() if name.endswith("_token")}
+        """The named special tokens (bos_token, eos_token ..) that chat templates see, as in transformers."""
+        named = {name: _text(self._config.get(name)) for name in NAMED_TOKENS}
         return {name: text for name, text in named.items() if text}
 
     def token_id(self, token: str) -> int | None:
@@ -180,12 +191,16 @@ def _settings(files: dict[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _named_template(value: Any) -> str:
-    """Return the template itself; older files list several by name, of which "default" counts."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        return str(named.get("default") or "")
-    return str(value or "")
+def _templates(files: dict[str, str], config: dict[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name; a model with one has it as "default". Files go before the configuration."""
+    told = config.get("chat_template")
+    entries = told if isinstance(told, list) else [{"name": "default", "template": told}]
+    found = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    in_files = {"default": files.get("chat_template.jinja"), "tool_use": files.get(TOOL_TEMPLATE)}
+    if in_files["default"]:
+        found = {}
+    found |= {name: text for name, text in in_files.items() if text}
+    return {str(name): str(template) for name, template in found.items() if template}
 
 
 def _text(token: Any) -> str:

@@ -86,6 +86,14 @@ def test_special_tokens_and_the_chat_template():
     assert codec.encode_chat(messages) == original.encode_chat(messages)
 
 
+def test_a_chat_template_for_tools_stands_beside_the_other():
+    file = file_of()
+    file.metadata["tokenizer.chat_template.tool_use"] = "{{ tools | length }} tools"
+    codec, messages = TextCodec(tokenizer_files(file)), [{"role": "user", "content": "a"}]
+    assert codec.render_chat(messages, tools=[{}, {}]) == "2 tools"
+    assert codec.render_chat(messages) == TextCodec(made_files()).render_chat(messages)
+
+
 @pytest.mark.parametrize(
     ("changes", "before", "after"),
     [

@@ -6,17 +6,19 @@ import json
 import re
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specq.engines.checkpoint import fingerprint
+from specq.engines.checkpoint import fingerprint, resolve_checkpoint
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.rows import RowPacker
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+from specq.text import TOKENIZER_FILES
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +132,13 @@ def test_tensors_that_are_missing_are_not_made_up(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 4}))
     with pytest.raises(ConfigError, match=r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"):
         TorchEngine(str(tmp_path), device="cpu")
+
+
+def test_a_model_of_the_hub_is_fetched_with_its_chat_templates(monkeypatch, tmp_path):
+    asked: list[str] = []
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns) or tmp_path
+    )
+    assert resolve_checkpoint("someone/model") == tmp_path
+    assert list(huggingface_hub.utils.filter_repo_objects(TOKENIZER_FILES, allow_patterns=asked)) == [*TOKENIZER_FILES]

@@ -193,6 +193,10 @@ def test_an_assistant_may_have_said_nothing():
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     read = chat_call.read({"messages": [{"role": "assistant", "content": []}, called]})
     assert read.arguments["messages"] == [{"role": "assistant", "content": ""}, called]
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    in_part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    read = chat_call.read({"messages": [refused, in_part, {"role": "assistant", "reasoning_content": "Hm."}]})
+    assert [message.get("content") for message in read.arguments["messages"]] == [None, "No.", None]
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM
 from specq.cli import main
 from specq.engines.torch.engine import TorchEngine
 from specq.models import Shape, resolve_model
-from specq.models.inflate import inflate, write
+from specq.models.inflate import _write_tokenizer, inflate, write
 from specq.proposers.contexts import Contexts
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, draft_logits, head_tokens, make_draft, places_logits
 from specq.testing.checkpoints_gguf import write_gguf
+from specq.text import TOKENIZER_FILES
 
 TEXT = [5, 9, 33, 7, 61, 2, 80]
 
@@ -199,3 +200,14 @@ def test_a_number_of_places_that_cannot_be_is_refused(small, tmp_path):
         (tmp_path / "draft" / "config.json").write_text(json.dumps(said | {"num_places": wrong}))
         with pytest.raises(ConfigError, match=r"num_places is .*; it must be a whole number from 1 to 16"):
             Contexts(str(tmp_path / "draft"), device="cpu", kv_slots=64)
+
+
+def test_all_files_of_the_tokenizer_are_copied(tmp_path):
+    for name in TOKENIZER_FILES:
+        (tmp_path / "small" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "small" / name).write_text(f"{name}: é", "utf-8")
+    (tmp_path / "large").mkdir()
+    _write_tokenizer(tmp_path / "small", tmp_path / "large")
+    assert {name: (tmp_path / "large" / name).read_text("utf-8") for name in TOKENIZER_FILES} == {
+        name: f"{name}: é" for name in TOKENIZER_FILES
+    }

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from specq.protocol.errors import ConfigError, JobError
 from specq.testing.tokenizer import SPECIAL, tokenizer_files, tokenizer_json
@@ -128,7 +129,7 @@ def test_content_in_parts_is_one_text():
     codec = with_template("{% for message in messages %}{{ '<' + message.content + '>' }}{% endfor %}")
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     assert codec.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": parts}]) == "<a><b\nc>"
-    assert codec.render_chat([{"role": "user", "content": []}]) == "<>"
+    assert codec.render_chat([{"role": "assistant", "content": []}]) == "<>"
 
 
 @pytest.mark.parametrize(
@@ -163,12 +164,42 @@ def test_what_a_template_says_of_other_mistakes_is_told():
         with_template("{{ 'a' + messages }}").render_chat([{"role": "user", "content": "a"}])
 
 
-def test_named_templates():
-    """Of several named templates the default is used; a .jinja file goes before both."""
-    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
+def test_named_templates(tmp_path):
+    """With tools, `tool_use` goes before `default`; files go before tokenizer_config.json. As in transformers."""
+    listed = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    files = {"chat_template.jinja": "D", "additional_chat_templates/tool_use.jinja": "T"}
+    cases = [  # the list, the files, what is used without tools and with them
+        (listed, [], "d", "t"),
+        (listed[1:], [], "d", "d"),
+        (listed, ["chat_template.jinja"], "D", "D"),
+        (listed, [*files], "D", "T"),
+        ("d", [*files], "D", "T"),
+        ("d", [], "d", "d"),
+    ]
     messages = [{"role": "user", "content": ""}]
-    assert with_template(named).render_chat(messages) == "y"
-    assert TextCodec({**tokenizer_files(), "chat_template.jinja": "z"}).render_chat(messages) == "z"
+    for number, (told, names, plain, with_tools) in enumerate(cases):
+        folder = tmp_path / str(number)
+        (folder / "additional_chat_templates").mkdir(parents=True)
+        (folder / "tokenizer.json").write_text(tokenizer_json())
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": told}))
+        for name in names:
+            (folder / name).write_text(files[name])
+        codec, theirs = TextCodec(load_tokenizer_files(folder)), PreTrainedTokenizerFast.from_pretrained(folder)
+        for tools, expected in ((None, plain), ([], with_tools), ([{}], with_tools)):
+            assert codec.render_chat(messages, tools=tools) == expected, (number, tools)
+            assert theirs.apply_chat_template(messages, tools=tools, tokenize=False) == expected, (number, tools)
+    with pytest.raises(JobError, match="no chat template called 'default', only 'tool_use'; send a plain prompt"):
+        with_template(listed[:1]).render_chat(messages)
+
+
+def test_templates_see_the_special_tokens_that_transformers_names():
+    config = {"bos_token": {"content": "<s>"}, "add_bos_token": False, "image_token": "<i>"}
+    template = "{{ bos_token }}{{ add_bos_token }}{{ image_token }}"
+    files = {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": json.dumps(config | {"chat_template": template}),
+    }
+    assert TextCodec(files).render_chat([{"role": "user", "content": ""}]) == "<s>"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""Messages as OpenAI's clients send them, in the one form that chat templates receive. Pure.
+
+The rule. Every message becomes plain JSON values, and then:
+
+    null        fields are removed, such as an answer's own `refusal`, `audio`, `annotations` and `function_call`
+    content     is always a text: parts of text are joined, a line each; null or missing content is an empty text. Only
+                an assistant may lack content, if it called something, refused (then the refusal is the text) or reasoned.
+                A template that shows only parts gets the text as one part (`chat_template`)
+    tool_calls  are removed if empty. `arguments` that are the JSON text of an object become that object, empty or
+                missing ones become {}; any other text stays as it is
+    reasoning   `reasoning_content`, `thinking` or `reasoning` stands under the first two names, as in transformers
+
+All else stays as it is: roles, `name`, `tool_call_id`, the ids of calls, the older `function_call`. What transformers'
+`apply_chat_template` makes of such messages is what specq renders; `tests/text/test_chat_templates.py` compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from specq.protocol import JobError
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_MAY_STAND_ALONE = ("tool_calls", "function_call", "refusal", *_REASONING)  # fields of an assistant without content
+
+
+class UnsupportedPartError(JobError):
+    """A part is something else than text."""
+
+
+class MissingContentError(JobError):
+    """A message has no content and needs some."""
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call, decoded. A template that adds them to a text means the JSON text, so it gets that."""
+
+    def __init__(self, text: str, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __add__(self, other: object) -> str:
+        return self._text + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: object) -> str:
+        return other + self._text if isinstance(other, str) else NotImplemented
+
+
+def normalised(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return new messages by the rule above; raises JobError that names the message for what is not a conversation."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise JobError("messages must be a list of at least one message")
+    plain = plain_json("messages", list(messages))
+    return [_normalised(f"messages[{place}]", message) for place, message in enumerate(plain)]
+
+
+def plain_json(name: str, value: Any) -> Any:
+    """Return a copy made of JSON values only; `name` is what it is called in the JobError for any other value."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobError(f"{name} must be JSON values: {error}") from None
+
+
+def _normalised(name: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise JobError(f'{name} must be an object with "role" and "content"')
+    given = {field: value for field, value in message.items() if value is not None}
+    given["content"] = read_content(name, given)
+    calls = given.pop("tool_calls", None)
+    if calls:
+        given["tool_calls"] = _calls(f"{name}.tool_calls", calls)
+    plain = {field: given[field] for field in [*message, "content"] if field in given}  # in the order that came
+    reasoning = next((plain[field] for field in _REASONING if field in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+# --- content ------------------------------------------------------------------------------------------------------
+
+
+def read_content(name: str, message: dict[str, Any], kinds: Sequence[str] = ("text",)) -> str:
+    """Return what a message says as one text.
+
+    name   what the message is called where it is refused
+    kinds  the types of parts that are text; in an assistant's message `refusal` is one, too
+
+    Raises MissingContentError, UnsupportedPartError, or JobError for what is neither text nor parts.
+    """
+    content, is_assistant = message.get("content"), message.get("role") == "assistant"
+    if content is None:
+        _check_may_lack_content(name, message)
+        return str(message.get("refusal") or "")
+    if isinstance(content, list):
+        if not content and not is_assistant:
+            raise JobError(f"{name}.content is an empty list; it must have at least one part")
+        allowed = (*kinds, "refusal") if is_assistant else kinds
+        return "\n".join(_part(f"{name}.content[{place}]", part, allowed) for place, part in enumerate(content))
+    if not isinstance(content, str):
+        raise JobError(f"{name}.content must be a text or a list of parts, not {content!r:.40}")
+    return content
+
+
+def _check_may_lack_content(name: str, message: dict[str, Any]) -> None:
+    if message.get("role") != "assistant":
+        raise MissingContentError(f'{name} has no "content"')
+    if not any(message.get(field) for field in _MAY_STAND_ALONE):
+        raise MissingContentError(f'{name} has neither "content" nor "tool_calls"')
+
+
+def _part(name: str, part: Any, kinds: Sequence[str]) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind in kinds else None
+    if kind is not None and kind not in kinds:
+        raise UnsupportedPartError(
+            f"{name} is of type {kind!r:.40}; only text is supported, of type {' or '.join(map(repr, kinds))}"
+        )
+    if not isinstance(text, str):
+        raise JobError(f'{name} must be {{"type": "{kinds[0]}", "text": ...}}')
+    return text
+
+
+# --- calls --------------------------------------------------------------------------------------------------------
+
+
+def _calls(name: str, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise JobError(
+            f'{name} must be a list of {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}'
+        )
+    return [_call(call) for call in calls]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with decoded arguments; some clients of templates leave the level `function` out."""
+    function = call.get("function")
+    if isinstance(function, dict):
+        return call | {"function": function | {"arguments": _arguments(function.get("arguments"))}}
+    return call | {"arguments": _arguments(call["arguments"])} if "arguments" in call else call
+
+
+def _arguments(given: Any) -> Any:
+    """Return arguments that are the JSON text of an object as that object, {} for none; any others as they are."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    if not isinstance(given, str):
+        return given
+    try:
+        values = json.loads(given, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return given
+    return Arguments(given, values) if isinstance(values, dict) else given
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

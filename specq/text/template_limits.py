@@ -1,0 +1,289 @@
+"""Jinja's sandbox with limits of time and size, for templates that are not trusted; in any thread, without signals.
+
+A template is rewritten before it is compiled, so that its steps pass a `Meter`:
+
+    a turn of a loop, a call, an operator   looks at the time
+    a text or list that is made             is counted; before it is made, if it may be much longer than its parts
+    a value that is printed                 is counted as it is printed
+
+Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. Time is
+the thread's own processor time: a busy machine refuses nothing. What lengthens texts needs a line in `_GROWTH`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.environment import Template
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+TIME_LIMIT_S = 2.0  # of processor time, to compile and render; usual conversations take less than a millisecond
+SIZE_LIMIT = 1 << 26  # characters and list entries that are made on the way, and those of any one value
+BITS_LIMIT = 1 << 14  # of an integer: longer ones take long to compute
+STEPS_A_LOOK, LONG_STEP = 32, 1 << 16  # look at the clock after so many steps, and after each that makes more than this
+PRECISION_LIMIT = 400  # digits that `round` takes: more than a float has
+
+
+class TemplateLimitError(TemplateError):
+    """A template takes too long, or makes too much."""
+
+
+class Meter:
+    """What one rendering has used so far."""
+
+    __slots__ = ("_end", "_made", "_steps")
+
+    def __init__(self) -> None:
+        self._end, self._made, self._steps = time.thread_time() + TIME_LIMIT_S, 0, 0
+
+    def step(self, size: int = 0) -> None:
+        """Count a step, and characters or entries that it makes; raises TemplateLimitError for too many, or too late.
+
+        To read the clock takes longer than most steps, so only some do.
+        """
+        self._steps += 1
+        if size:
+            self._made += size
+            check_size(self._made)
+        if (self._steps % STEPS_A_LOOK == 0 or size > LONG_STEP) and time.thread_time() > self._end:
+            raise TemplateLimitError(f"it takes more than {TIME_LIMIT_S:g} s")
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Begin the limits for what this thread compiles and renders."""
+    _thread.meter = Meter()
+    try:
+        yield
+    finally:
+        del _thread.meter
+
+
+# --- sizes --------------------------------------------------------------------------------------------------------
+
+
+def check_size(size: int) -> None:
+    if size > SIZE_LIMIT:
+        raise TemplateLimitError(f"it makes more than {SIZE_LIMIT} characters")
+
+
+def size_of(value: Any) -> int:
+    """Return the characters and entries of a value, each as often as it is printed; it stops beyond the limit."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    waiting, total = [value], 0
+    while waiting and total <= SIZE_LIMIT:
+        one = waiting.pop()
+        parts = _parts(one)
+        total += 1 + (len(one) if isinstance(one, str | bytes) else len(parts))
+        waiting.extend(parts)
+        _thread.meter.step()
+    return total
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    return _parts(value._Namespace__attrs) if isinstance(value, Namespace) else ()  # noqa: SLF001
+
+
+def _counted(value: Any) -> Any:
+    """Count a value that was made, and return it."""
+    if isinstance(value, str | bytes):
+        _thread.meter.step(len(value))
+    elif isinstance(value, list | tuple | dict | set | Namespace):
+        check_size(size_of(value))
+        _thread.meter.step(len(_parts(value)))
+    return value
+
+
+def _printed(value: Any) -> Any:
+    """Count a value that is printed, and return it."""
+    if isinstance(value, str):
+        _thread.meter.step(len(value))
+    elif _parts(value):
+        check_size(size_of(value))
+    return value
+
+
+def _turns(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a loop runs over."""
+    step = _thread.meter.step
+    for value in values:
+        step()
+        yield value
+
+
+# --- operations that make more than they are given ----------------------------------------------------------------
+
+
+def _product(first: Any, *others: Any, **named: Any) -> int:
+    """Return a bound for what may grow with each argument."""
+    total = max(1, size_of(first))
+    for other in (*others, *named.values()):
+        total *= max(1, abs(other) if isinstance(other, int) else size_of(other))
+    return total
+
+
+def _replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:
+    text, old, new = (one if isinstance(one, bytes) else str(one) for one in (text, old, new))
+    return len(text) + (len(text) // max(1, len(old)) + 1) * len(new)
+
+
+def _formatted(text: Any, *values: Any, **named: Any) -> int:
+    """Return a bound for a format: its widths, values that may be widths, and values that it may show many times."""
+    given = [*values, *named.values()]
+    form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
+    widths = sum(int(digits) for digits in re.findall(r"\d{1,12}", form))
+    if "*" in form or re.search(r"\{[^}]*\{", form):
+        widths += sum(abs(value) for value in given if isinstance(value, int))
+    return len(form) + widths + (form.count("%") + form.count("{")) * max(map(size_of, given), default=0)
+
+
+def _rounded(_number: Any, precision: Any = 0, *_: Any, **__: Any) -> int:
+    return SIZE_LIMIT + 1 if isinstance(precision, int) and abs(precision) > PRECISION_LIMIT else 0
+
+
+def _summed(values: Any, attribute: Any = None, start: Any = 0) -> int:
+    del attribute
+    return 0 if isinstance(start, int | float) else size_of(values) * len(_parts(values))
+
+
+def _wrapped(text: Any, width: Any = 0, long_words: Any = True, wrapstring: Any = None, *_: Any, **__: Any) -> int:
+    del width, long_words
+    return size_of(text) * max(1, len(wrapstring or ""))
+
+
+_GROWTH: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "join", "translate"), _product),
+    **dict.fromkeys(("indent", "batch", "slice", "tojson"), _product),
+    **dict.fromkeys(("format", "format_map"), _formatted),
+    "replace": _replaced,
+    "round": _rounded,
+    "sum": _summed,
+    "wordwrap": _wrapped,
+}
+
+
+def _check_growth(name: str, arguments: Sequence[Any], named: dict[str, Any]) -> None:
+    growth = _GROWTH.get(name)
+    if growth is not None:
+        check_size(growth(*arguments, **named))
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    """Refuse what an operator would take long to make; a sum is counted when it is made."""
+    if operator == "+":
+        return
+    if operator == "%" and isinstance(left, str | bytes):
+        values = right if isinstance(right, tuple) else right.values() if isinstance(right, dict) else (right,)
+        check_size(_formatted(left, *values))
+    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+        check_size(_bits(left.bit_length() * abs(right)))
+    elif operator == "*" and isinstance(left, int) and isinstance(right, int):
+        check_size(_bits(left.bit_length() + right.bit_length()))
+    elif operator == "*":
+        times, value = (left, right) if isinstance(left, int) else (right, left)
+        check_size(size_of(value) * times if isinstance(times, int) else 0)
+
+
+def _bits(count: int) -> int:
+    return SIZE_LIMIT + 1 if count > BITS_LIMIT else 0
+
+
+def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    before = 1 if hasattr(function, "jinja_pass_arg") else 0  # the environment, or the context
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if name in _GROWTH and isinstance(arguments[before], Iterator):
+            arguments = (*arguments[:before], list(_turns(arguments[before])), *arguments[before + 1 :])
+        _check_growth(name, arguments[before:], named)
+        return _counted(function(*arguments, **named))
+
+    return call
+
+
+# --- the environment ----------------------------------------------------------------------------------------------
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox with the limits. What it compiles and renders must run within `limited`."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_printed, **options)
+        del self.globals["lipsum"]  # makes long texts
+
+    def from_text(self, text: str) -> Template:
+        """Return the compiled template, with the filters that there are now."""
+        self.filters = {name: _limited_filter(name, function) for name, function in self.filters.items()}
+        self.filters |= {_Rewriter.turns: _turns, _Rewriter.counted: _counted}
+        tree = _Rewriter().visit(self.parse(text))
+        return Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """Join what the template, a macro or a block printed."""
+        printed = list(pieces)
+        _thread.meter.step(sum(map(len, printed)))
+        return "".join(printed)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _check_operator(operator, left, right)
+        return _counted(self.binop_table[operator](left, right))
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _thread.meter.step()
+        method = getattr(called, "__wrapped__", called)  # of what the sandbox puts around `format`
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | bytes | int):
+            _check_growth(method.__name__, (owner, *args), kwargs)
+        if isinstance(called, Macro) and (called.catch_varargs or called.catch_kwargs):
+            _counted([*args, *kwargs.values()])
+        made = super().call(context, called, *args, **kwargs)
+        makes = isinstance(owner, str | bytes | type) or isinstance(called, type)
+        return _counted(made) if makes else made
+
+
+class _Rewriter(NodeTransformer):
+    """Puts filters that count around what loops run over, around texts that are joined, and around lists."""
+
+    turns, counted = "specq_turns", "specq_counted"
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja's name
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, self.turns)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, self.counted)
+
+    def _visit_literal(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        is_target = getattr(node, "ctx", "load") != "load"
+        is_constant = all(isinstance(item, nodes.Const) for item in node.items)
+        return node if is_target or is_constant else _filtered(node, self.counted)
+
+    visit_List = visit_Tuple = visit_Dict = _visit_literal  # noqa: N815
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
