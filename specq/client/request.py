@@ -74,6 +74,8 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
     prompt, prompt_ids = _read_source(given, served)
     room = _room(prompt_ids, served)
     sampling = _fitted(parameters, room, served)
+    if "messages" in given:
+        sampling = _ending_turns(sampling, served)
     seed = _seed(sampling, options, given)
     submits = tuple(
         Submit(
@@ -188,7 +190,20 @@ def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array
     text, token_ids = readers[names[0]](given[names[0]], served)
     if not len(token_ids):
         raise JobError("the prompt is empty")
-    return text, np.asarray(token_ids, np.int32)
+    prompt_ids = np.asarray(token_ids, np.int32)
+    _check_has_rows(prompt_ids, served)
+    return text, prompt_ids
+
+
+def _check_has_rows(prompt_ids: Int32Array, served: Served) -> None:
+    """Raise JobError for a token of the tokenizer that the model has no row for: some were added without resizing the model."""
+    info, beyond = served.info, prompt_ids[prompt_ids >= served.info.vocab_size]
+    if len(beyond):
+        token_id = int(beyond[0])
+        raise JobError(
+            f"the prompt has the token {served.codec.decode([token_id], skip_special=False)!r} (id {token_id}), which {info.name} does not "
+            f"have: its tokenizer has {info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
+        )
 
 
 def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
@@ -240,6 +255,15 @@ def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams
         asked = replace(asked, bad_token_ids=asked.bad_token_ids + banned, max_tokens=min(asked.max_tokens, room))
     _check_against(asked, served.info, room)
     return asked
+
+
+def _ending_turns(params: SamplingParams, served: Served) -> SamplingParams:
+    """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn does. It stands in the
+    job, which ends by it wherever it goes on."""
+    turn_end = None if params.ignore_eos or served.info.eos_ids else served.codec.turn_end
+    if turn_end is None or turn_end >= served.info.vocab_size or turn_end in params.stop_token_ids:
+        return params
+    return replace(params, stop_token_ids=(*params.stop_token_ids, turn_end))
 
 
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:

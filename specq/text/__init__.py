@@ -13,7 +13,7 @@ In: text, conversations, token ids. Out: token ids, text.
 """
 
 from specq.text.byte_codec import ByteCodec, whole_characters
-from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
 from specq.text.detokenizer import StopMatcher
 from specq.text.message_parts import UnsupportedPartError, joined_parts
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
@@ -32,6 +32,7 @@ __all__ = [
     "joined_parts",
     "load_tokenizer_files",
     "num_tokens",
+    "token_id",
     "tokenizer_chunks",
     "tokenizer_hash",
     "whole_characters",

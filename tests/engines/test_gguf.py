@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory
+from specq.engines.fingerprint import tensors_hash
 from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format
@@ -188,7 +189,7 @@ def test_info_describes_the_file(tmp_path):
     info = load(str(path), device="cpu", kv_slots=64).info
     assert (info.name, info.vocab_size, info.max_length, info.eos_ids) == ("mine", 352, 600, (2, 0))
     assert info.num_tokens < 352, "padding of the vocabulary is no token"
-    assert info.former_fingerprint == ""
+    assert (info.former_fingerprint, info.added_eos_ids) == (tensors_hash(path), ())
     other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1, metadata={"tokenizer.ggml.eot_token_id": 0})
     assert load(str(other), device="cpu", kv_slots=64).info.fingerprint != info.fingerprint
 

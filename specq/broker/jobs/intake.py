@@ -227,8 +227,9 @@ def misfit(message: Submit, model: ModelInfo) -> str:
         return reason
     if not len(prompt):
         return "the prompt is empty"
-    if not 0 <= prompt.min() <= prompt.max() < model.num_tokens:
-        return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {model.num_tokens - 1})"
+    size = min(model.num_tokens, model.vocab_size)
+    if not 0 <= prompt.min() <= prompt.max() < size:
+        return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {size - 1})"
     named = [token for token in message.params.token_ids_named() if token >= model.vocab_size]
     if named:
         return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {model.vocab_size - 1})"
