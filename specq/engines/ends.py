@@ -25,7 +25,7 @@ def end_tokens(model: Path) -> dict[int, str]:
     if is_gguf(model):
         named = gguf_ends(read_gguf(model))
     else:
-        named = {end: file for end, file in reversed([*_configured(model), *_of_tokenizer(model)])}
+        named = dict(reversed([*_configured(model), *_of_tokenizer(model)]))
     before = former_ends(model)
     return {end: named.get(end, "config.json") for end in (*before, *sorted(named.keys() - {*before}))}
 

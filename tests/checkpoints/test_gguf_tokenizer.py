@@ -108,7 +108,7 @@ REFUSED = {
     "no rule": ({"pre": ""}, "by the rule ''"),
     "no tokens": ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
     "other tokens": ({"tokens": [1, 2]}, r"no tokenizer\.ggml\.tokens, or not as a list of str"),
-    "too few kinds": ({"token_type": [1]}, "tokens have no kinds, or come twice"),
+    "too few kinds": ({"token_type": [1]}, "it has 360 tokens and 1 kinds of them"),
     "a merge": ({"merges": ["a b c"]}, "merge 'a b c'; it must be two tokens"),
 }
 
