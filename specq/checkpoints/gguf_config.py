@@ -23,7 +23,11 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_FACTORS = (
     "rope_freqs.weight"  # what each frequency is divided by: llama.cpp's form of the rope of Llama 3.1 and later
 )
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # in config.json, which fingerprints cover: it stays as it is
+_END_KEYS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+)  # in config.json, which fingerprints cover: it stays as it is
 _SIZES = {  # key of config.json -> key of the architecture
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",

@@ -15,7 +15,17 @@ from specq.checkpoints.gguf_file import GgufFile
 METADATA = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # tokenizer.ggml.KEY_token_id
 _NAMES = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>"),
+    *(
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+    ),
     *("<eos>", "<turn|>", "<|tool_response>"),
 )
 _FIM_NAMES = {  # looked for where the metadata name none
@@ -23,9 +33,11 @@ _FIM_NAMES = {  # looked for where the metadata name none
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# A name that ends no text where all of these are ends, too: it separates parts of an answer there.
-_SEPARATES = {"<|end|>": ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})}
-_SEPARATES["</s>"] = ({"<|tool_response>"},)
+# A name that ends no text where all of one of these sets are ends, too: it separates parts of an answer there.
+_SEPARATES: dict[str, tuple[set[str], ...]] = {
+    "<|end|>": ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"}),
+    "</s>": ({"<|tool_response>"},),
+}
 _CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 
 

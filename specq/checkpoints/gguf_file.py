@@ -83,7 +83,9 @@ def gguf_in(directory: Path) -> Path | None:
     found = sorted(path for path in directory.iterdir() if is_gguf(path))
     first = {gguf_name(path): path for path in reversed(found)}
     if len(first) > 1:
-        raise ConfigError(f"{directory} holds {len(first)} GGUF models; name one: {', '.join(sorted(p.name for p in found))}")
+        raise ConfigError(
+            f"{directory} holds {len(first)} GGUF models; name one: {', '.join(sorted(p.name for p in found))}"
+        )
     return next(iter(first.values()), None)
 
 
@@ -137,7 +139,9 @@ def _split(file: GgufFile) -> tuple[int, int]:
     number, count = (file.metadata.get(key, unsaid) for key, unsaid in (("split.no", 0), ("split.count", 1)))
     count = count or 1
     if not (isinstance(number, int) and isinstance(count, int) and 0 <= number < count < 100_000):
-        raise ConfigError(f"{file.path} is damaged: it is part {number!r} of {count!r} (split.no, split.count); fetch it again")
+        raise ConfigError(
+            f"{file.path} is damaged: it is part {number!r} of {count!r} (split.no, split.count); fetch it again"
+        )
     return number, count
 
 

@@ -92,7 +92,9 @@ def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
     tokens = _list(file, "tokens", str)
     kinds = dict(enumerate(_list(file, "token_type", int)))
     if len(kinds) != len(tokens):
-        raise ConfigError(f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} kinds of them; fetch it again")
+        raise ConfigError(
+            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} kinds of them; fetch it again"
+        )
     named, copies = dict[int, str](), Counter[str]()
     for i in reversed([i for i, kind in kinds.items() if kind != _UNUSED]):
         named[i] = tokens[i] + _COPY * copies[tokens[i]]

@@ -50,7 +50,9 @@ def added_ends(model: Path) -> tuple[int, ...]:
 def former_ends(model: Path) -> tuple[int, ...]:
     """Return what older versions took for ends."""
     files = ("config.json",) if is_gguf(model) else _CONFIGS
-    return next((found for file in files if (found := _ids(read_json(model, file).get("eos_token_id"))) is not None), ())
+    return next(
+        (found for file in files if (found := _ids(read_json(model, file).get("eos_token_id"))) is not None), ()
+    )
 
 
 def _configured(model: Path) -> Iterator[tuple[int, str]]:

@@ -18,14 +18,23 @@ MODELS: dict[str, tuple[list[str], dict[str, int], set[str]]] = {
     ),
     # Qwen2.5: 151643 '<|endoftext|>', 151645 '<|im_end|>', 151662 '<|fim_pad|>', 151663 '<|repo_name|>', 151664 '<|file_sep|>'.
     "qwen2.5": (
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
-        + ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|vision_pad|>"],
+        [
+            *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
+            *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|vision_pad|>"),
+        ],
         {"bos": 0, "eos": 2},
         {"<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"},
     ),
     # Llama 3.1: 128001 '<|end_of_text|>', 128008 '<|eom_id|>', 128009 '<|eot_id|>'.
     "llama 3.1": (
-        ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"],
+        [
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eom_id|>",
+            "<|eot_id|>",
+        ],
         {"bos": 0, "eos": 5},
         {"<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"},
     ),
@@ -55,7 +64,9 @@ def test_the_ends_are_those_of_llama_cpp() -> None:
         file = file_of([*tokens, *words], [CONTROL] * len(tokens) + [NORMAL] * len(words), named)
         found = gguf_ends(file)
         assert (name, {file.metadata["tokenizer.ggml.tokens"][i] for i in found}) == (name, expected)
-        assert {*list(found)[:1]} <= {i for role, i in named.items() if role != "bos"}, "those of the metadata come first"
+        assert {*list(found)[:1]} <= {i for role, i in named.items() if role != "bos"}, (
+            "those of the metadata come first"
+        )
 
 
 def test_each_end_says_what_names_it() -> None:

@@ -31,7 +31,10 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, random = tmp_path_factory.mktemp("source"), np.random.RandomState(0)
-    save_file({name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}, place / "model.safetensors")
+    save_file(
+        {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()},
+        place / "model.safetensors",
+    )
     (place / "config.json").write_text(json.dumps({"model_type": "llama", **MADE, "num_hidden_layers": 1}))
     return place
 
@@ -52,14 +55,21 @@ def test_any_part_and_the_directory_name_the_whole(source: Path, parts: list[Pat
         found = read_gguf(path)
         assert read_gguf(path) is found, "it is remembered"
         assert found.path == parts[0]
-        assert {name: value for name, value in found.metadata.items() if not name.startswith("split.")} == whole.metadata
+        assert {
+            name: value for name, value in found.metadata.items() if not name.startswith("split.")
+        } == whole.metadata
         assert found.tensors.keys() == whole.tensors.keys()
         assert all(np.array_equal(found.tensors[name].data, whole.tensors[name].data) for name in whole.tensors)
         assert read_text(path, "config.json") == read_text(whole.path, "config.json")
         assert gguf_parts(path) == parts
         assert weight_bytes(path) == sum(part.stat().st_size for part in parts)
     directory = parts[0].parent
-    assert gguf_in(directory) == local_checkpoint(str(directory)) == Path(resolve_model(str(directory), "target")) == parts[0]
+    assert (
+        gguf_in(directory)
+        == local_checkpoint(str(directory))
+        == Path(resolve_model(str(directory), "target"))
+        == parts[0]
+    )
     before = {tensors_hash(path) for path in parts}
     parts[-1].write_bytes(parts[-1].read_bytes()[:-1] + b"\x01")
     assert len({tensors_hash(path) for path in parts} | before) == 2
@@ -72,9 +82,15 @@ def swap(parts: list[Path]) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
-    "one is missing": (lambda parts, _: parts[1].unlink(), r"one of 3 parts of a model; missing beside it: m-00002-of-00003\.gguf"),
+    "one is missing": (
+        lambda parts, _: parts[1].unlink(),
+        r"one of 3 parts of a model; missing beside it: m-00002-of-00003\.gguf",
+    ),
     "swapped": (lambda parts, _: swap(parts), r"m-00002-of-00003\.gguf says that it is part 3 of 3 .*, not 2 of 3"),
-    "one stands twice": (lambda parts, _: shutil.copy(parts[0], parts[2]), r"m-00003-of-00003\.gguf says that it is part 1 of 3"),
+    "one stands twice": (
+        lambda parts, _: shutil.copy(parts[0], parts[2]),
+        r"m-00003-of-00003\.gguf says that it is part 1 of 3",
+    ),
     "renamed": (
         lambda parts, _: parts[0].rename(parts[0].with_name("model.gguf")),
         r"model\.gguf is one of 3 parts of a model \(split\.count\); its name must be as in NAME-00001-of-00003\.gguf",

@@ -28,7 +28,9 @@ def write(place: Path, **said: dict[str, Any]) -> None:
     (place / "tokenizer.json").write_text(tokenizer_json())
     (place / "model.safetensors").write_bytes(b"tensors")
     for name in ("generation_config", "config", "tokenizer_config", "special_tokens_map"):
-        (place / f"{name}.json").write_text(json.dumps({key: one for key, one in said.get(name, {}).items() if one is not None}))
+        (place / f"{name}.json").write_text(
+            json.dumps({key: one for key, one in said.get(name, {}).items() if one is not None})
+        )
 
 
 def ids(value: Any) -> list[int]:
@@ -61,7 +63,10 @@ def test_the_ends_are_those_of_transformers(tmp_path: Path) -> None:
         config={"model_type": "llama", "eos_token_id": 0},
         tokenizer_config={"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"},
     )
-    theirs = {*GenerationConfig.from_pretrained(tmp_path).eos_token_id, AutoTokenizer.from_pretrained(tmp_path).eos_token_id}
+    theirs = {
+        *GenerationConfig.from_pretrained(tmp_path).eos_token_id,
+        AutoTokenizer.from_pretrained(tmp_path).eos_token_id,
+    }
     assert {*end_tokens(tmp_path)} == theirs == {0, 2}
 
 

@@ -82,6 +82,18 @@ def test_a_file_says_what_the_checkpoint_of_its_values_says(settings, tmp_path, 
     torch.testing.assert_close(ours, reference_logits(load_reference(source), token_ids), atol=1e-3, rtol=1e-3)
 
 
+def test_a_model_in_parts_says_what_it_says_in_one(tmp_path, token_ids):
+    """Its name is that of the whole; its fingerprint is its own, since that covers files and not what is in them."""
+    source = make_source(tmp_path / "source", model_type="llama")
+    whole = load(str(write_gguf(source, tmp_path / "mine.gguf")), device="cpu", kv_slots=64)
+    (tmp_path / "parts").mkdir()
+    write_gguf(source, tmp_path / "parts" / "mine.gguf", tensors_each=7)
+    parts = load(str(tmp_path / "parts"), device="cpu", kv_slots=64)
+    assert torch.equal(run(parts.forward, token_ids), run(whole.forward, token_ids))
+    assert (parts.info.name, parts.info.eos_ids) == (whole.info.name, whole.info.eos_ids) == ("mine", (2, 0))
+    assert parts.info.fingerprint != whole.info.fingerprint
+
+
 @pytest.mark.parametrize("linear", TYPES, ids=lambda kind: kind.name)
 def test_each_type_is_dequantised(linear, tmp_path, token_ids):
     source = make_source(tmp_path / "source", linear, model_type="llama")

@@ -114,7 +114,12 @@ class Service:
         number = len(self.verifiers) + 1
         self.verifiers[model.encode()] = Verifier(engine, StepCurve([1, 64], [0.001, 0.002]), incarnation=number)
         hello = Hello(
-            role="target", name=model, incarnation=number, model=engine.info, endpoint=f"inproc://{model}", max_sessions=64
+            role="target",
+            name=model,
+            incarnation=number,
+            model=engine.info,
+            endpoint=f"inproc://{model}",
+            max_sessions=64,
         )
         self.take(self.broker.from_front(model.encode(), encode(hello), self.now))
 
@@ -125,7 +130,9 @@ class Service:
     def submit(self, model: str, number: int) -> None:
         """Submit one of the jobs."""
         params = SamplingParams.from_dict(JOBS[number])
-        self.send(Submit(job_id=job_id(model, number), params=params, model=model, prompt_ids=np.array(PROMPT, np.int32)))
+        self.send(
+            Submit(job_id=job_id(model, number), params=params, model=model, prompt_ids=np.array(PROMPT, np.int32))
+        )
 
     def follow(self, job: int) -> None:
         """Ask for a job's tokens."""
@@ -218,7 +225,9 @@ def main(directory: Path) -> None:
     (directory / "cb5a1ef.json").write_text(json.dumps(told) + "\n")
     for job, entry in told.items():
         places = [i for i, token in enumerate(entry["token_ids"]) if token == TURN_END]
-        sys.stdout.write(f"job {job}: {entry['had']} of {len(entry['token_ids'])} tokens, {entry['finish']}, ends at {places}\n")
+        sys.stdout.write(
+            f"job {job}: {entry['had']} of {len(entry['token_ids'])} tokens, {entry['finish']}, ends at {places}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -102,7 +102,14 @@ def test_only_models_with_other_ends_have_another_identity(models: dict[str, Pat
     for model, path in models.items():
         overrides = {"gguf_values": "float32"} if model == "gguf" else None
         info = describe(
-            path, engine="torch", name="", dtype="float32", vocab_size=352, max_length=256, kv_slots=1, overrides=overrides
+            path,
+            engine="torch",
+            name="",
+            dtype="float32",
+            vocab_size=352,
+            max_length=256,
+            kv_slots=1,
+            overrides=overrides,
         )
         before = bound[job_id(model, 1 if model != "unchanged" else 2)].split()[0]
         known = info.fingerprint if model == "unchanged" else info.former_fingerprint
