@@ -1,4 +1,5 @@
-"""What a model's files say, in either layout: a directory as Hugging Face has it, or a GGUF file, which may come in parts.
+"""What a model's files say, in either layout: a directory as Hugging Face has it, or a GGUF file, which may come in
+parts.
 
     files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its metadata
     draft_form       what a draft model of our own form says and holds, autoregressive or parallel

@@ -57,7 +57,8 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 def weight_bytes(model: Path) -> int:
-    """Return the bytes of a model's files of weights: all parts of a GGUF file, or in a directory those of safetensors, else pickles; 0 for none."""
+    """Return the bytes of a model's files of weights: all parts of a GGUF file, or in a directory those of safetensors,
+    else pickles; 0 for none."""
     if is_gguf(model):
         found = gguf_parts(model)
     else:

@@ -1,11 +1,11 @@
 """The tokens that end a text, by all that a GGUF file says: what llama.cpp calls its end-of-generation tokens.
 
-    by metadata   eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM), after which a model has left its text
+    by metadata   eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM)
     by name       tokens that are called as the ends of known models, since most files name only one end
 
-The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended. A token must be of the kind
-control or user-defined: `</s>` may be an ordinary word, which llama.cpp takes for an end all the same. And what the metadata name stays
-an end: llama.cpp drops `<|end|>` and `</s>` in two families of models even then.
+The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended. A token must
+be of the kind control or user-defined: `</s>` may be an ordinary word, which llama.cpp takes for an end all the same.
+And what the metadata name stays an end: llama.cpp drops `<|end|>` and `</s>` in two families of models even then.
 """
 
 from __future__ import annotations

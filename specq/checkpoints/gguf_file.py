@@ -3,8 +3,9 @@
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the header is read here, which `gguf.GGUFReader`
 does too, but in 1.8 s for the 98,000 strings of a small tokenizer, against 0.1 s. Tensors are views of the file, mapped.
 
-Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each says which part it is
-(`split.no`, `split.count`) and how many tensors all have (`split.tensors.count`); the first has the metadata. Any part names the whole.
+Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each says
+which part it is (`split.no`, `split.count`) and how many tensors all have (`split.tensors.count`); the first has the
+metadata. Any part names the whole.
 
 Rule: a file may be cut or wrong anywhere; whatever it says, the answer is a ConfigError that names the file and the fault.
 """
@@ -74,7 +75,8 @@ def gguf_name(path: Path) -> str:
 
 
 def gguf_in(directory: Path) -> Path | None:
-    """Return the one GGUF file, or the first part, that a directory holds; None if it has weights in another layout, or none.
+    """Return the one GGUF file, or the first part, that a directory holds; None if it has weights in another layout, or
+    none.
 
     Raises ConfigError for a directory with several.
     """
@@ -98,8 +100,8 @@ def gguf_parts(path: str | Path) -> list[Path]:
     match = _PART.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise ConfigError(
-            f"{path} is one of {count} parts of a model (split.count); its name must be as in NAME-00001-of-{count:05}.gguf, "
-            "beside the other parts"
+            f"{path} is one of {count} parts of a model (split.count); its name must be as in "
+            f"NAME-00001-of-{count:05}.gguf, beside the other parts"
         )
     numbers = range(1, count + 1)
     parts = [path.with_name(f"{match['name']}-{i:05}-of-{match['count']}{match['suffix']}") for i in numbers]
@@ -110,8 +112,8 @@ def gguf_parts(path: str | Path) -> list[Path]:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read a file's header, and those of its other parts; raises ConfigError if one cannot be read, is cut, is no GGUF file, or no part of
-    this model.
+    """Read a file's header, and those of its other parts; raises ConfigError if one cannot be read, is cut, is no GGUF
+    file, or no part of this model.
 
     It is remembered while it does not change: a verifier asks for tokenizer, configuration and tensors in turn.
     """
@@ -152,8 +154,8 @@ def _joined(states: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     for i, file in enumerate(files):
         if (found := _split(file)) != (i, len(files)):
             raise ConfigError(
-                f"{file.path} says that it is part {found[0] + 1} of {found[1]} (split.no, split.count), not {i + 1} of {len(files)}, "
-                "as it is called; fetch it again"
+                f"{file.path} says that it is part {found[0] + 1} of {found[1]} (split.no, split.count), "
+                f"not {i + 1} of {len(files)}, as it is called; fetch it again"
             )
     _check_tensors(files)
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
@@ -171,8 +173,8 @@ def _check_tensors(files: list[GgufFile]) -> None:
         said = file.metadata.get("split.tensors.count", len(counts))
         if said != len(counts):
             raise ConfigError(
-                f"{file.path} is of a model of {said} tensors (split.tensors.count); all parts here have {len(counts)}, so "
-                "one of them is of another model"
+                f"{file.path} is of a model of {said} tensors (split.tensors.count); all parts here have "
+                f"{len(counts)}, so one of them is of another model"
             )
 
 

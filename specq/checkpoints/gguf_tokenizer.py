@@ -3,8 +3,8 @@
 Supported is byte-level BPE ("gpt2", as llama.cpp calls it), with the rules in RULES for how a text falls into words. Other kinds
 (SentencePiece and so on) are refused: a tokenizer that is only nearly right makes a worse text, and nobody sees why.
 
-A token may stand twice. Its text becomes the last of its ids, as in llama.cpp's and transformers' tables, and each of its ids becomes that text:
-tokenizer.json has the others with a mark behind, which its decoder takes away.
+A token may stand twice. Its text becomes the last of its ids, as in llama.cpp's and transformers' tables, and each of
+its ids becomes that text: tokenizer.json has the others with a mark behind, which its decoder takes away.
 
 To add a rule: its name in llama.cpp (`tokenizer.ggml.pre`), and what the model's own tokenizer.json has for it.
 """

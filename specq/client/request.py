@@ -196,13 +196,15 @@ def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array
 
 
 def _check_has_rows(prompt_ids: Int32Array, served: Served) -> None:
-    """Raise JobError for a token of the tokenizer that the model has no row for: some were added without resizing the model."""
+    """Raise JobError for a token of the tokenizer that the model has no row for: some were added without resizing the
+    model."""
     info, beyond = served.info, prompt_ids[prompt_ids >= served.info.vocab_size]
     if len(beyond):
         token_id = int(beyond[0])
+        text = served.codec.decode([token_id], skip_special=False)
         raise JobError(
-            f"the prompt has the token {served.codec.decode([token_id], skip_special=False)!r} (id {token_id}), which {info.name} does not "
-            f"have: its tokenizer has {info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
+            f"the prompt has the token {text!r} (id {token_id}), which {info.name} does not have: its "
+            f"tokenizer has {info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
         )
 
 
@@ -258,8 +260,8 @@ def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams
 
 
 def _ending_turns(params: SamplingParams, served: Served) -> SamplingParams:
-    """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn does. It stands in the
-    job, which ends by it wherever it goes on."""
+    """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn
+    does. It stands in the job, which ends by it wherever it goes on."""
     turn_end = None if params.ignore_eos or served.info.eos_ids else served.codec.turn_end
     if turn_end is None or turn_end >= served.info.vocab_size or turn_end in params.stop_token_ids:
         return params

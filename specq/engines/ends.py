@@ -1,10 +1,11 @@
 """The tokens that end a text: those that any file of a checkpoint names, since many name only one of several.
 
-Fine-tunes often add the end of a turn to the tokenizer alone, and leave the base model's end in `generation_config.json`. vLLM, SGLang and
-llama.cpp end a text at any of them. Of a GGUF file: see `specq.checkpoints.gguf_ends`.
+Fine-tunes often add the end of a turn to the tokenizer alone, and leave the base model's end in
+`generation_config.json`. vLLM, SGLang and llama.cpp end a text at any of them. Of a GGUF file: see
+`specq.checkpoints.gguf_ends`.
 
-Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and of a GGUF file three keys. A job that began under them ends
-by those tokens (docs/decisions/0016): `added_ends` are the others.
+Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and of a GGUF file three keys. A job that
+began under them ends by those tokens (docs/decisions/0016): `added_ends` are the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def end_tokens(model: Path) -> dict[int, str]:
-    """Return the ids of the tokens that end a text, those of older versions first, each with what names it: a file, a key of the metadata."""
+    """Return the ids of the tokens that end a text, those of older versions first, each with what names it: a file, a
+    key of the metadata."""
     if is_gguf(model):
         named = gguf_ends(read_gguf(model))
     else:
@@ -31,8 +33,8 @@ def end_tokens(model: Path) -> dict[int, str]:
 
 
 def ends_told(model: Path) -> list[str]:
-    """Return a line for each token that ends a text: its text, its id, and what names it. Where no file names one, for the one that ends
-    a chat (`TextCodec.turn_end`)."""
+    """Return a line for each token that ends a text: its text, its id, and what names it. Where no file names one, for
+    the one that ends a chat (`TextCodec.turn_end`)."""
     files = load_tokenizer_files(model)
     codec = TextCodec(files) if files else None
     named = end_tokens(model)

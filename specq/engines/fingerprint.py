@@ -1,8 +1,10 @@
 """What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the same.
 
-It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how tensors are quantised,
-the tokens that end a text, and the options by which a deployment runs the model otherwise than its files say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so are the keys in
-`LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the fingerprint.
+It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how
+tensors are quantised, the tokens that end a text, and the options by which a deployment runs the model otherwise than
+its files say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so
+are the keys in `LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the
+fingerprint.
 
 Rule: what may change a text is in it; when in doubt, it is.
 """

@@ -45,8 +45,9 @@ def write_gguf(
 ) -> Path:
     """Write a Llama-like checkpoint, its matrices in the type `linear`; `metadata` changes keys, None takes one away.
 
-    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's own. With `tensors_each`,
-    parts of so many tensors are written instead, named after `path` as the gguf package names them.
+    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's
+    own. With `tensors_each`, parts of so many tensors are written instead, named after `path` as the gguf package names
+    them.
     """
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=tensors_each)

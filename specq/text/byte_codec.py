@@ -146,7 +146,8 @@ def _tokens(content: dict[str, Any], added: list[dict[str, Any]]) -> list[bytes 
 
 
 def _mark(content: dict[str, Any]) -> str:
-    """Return what the decoder takes away from tokens that stand twice (`specq.checkpoints.gguf_tokenizer`); "": nothing."""
+    """Return what the decoder takes away from tokens that stand twice (`specq.checkpoints.gguf_tokenizer`); "":
+    nothing."""
     parts = _parts(content.get("decoder"), "decoders")
     is_marked = len(parts) == 2 and (parts[0].get("type"), parts[0].get("content")) == ("Replace", "")
     return str(parts[0]["pattern"].get("String") or "") if is_marked and parts[1].get("type") == _BYTE_LEVEL else ""

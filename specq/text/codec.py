@@ -137,7 +137,8 @@ class TextCodec:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The id of the special token by which the chat template ends an answer, None where it ends it otherwise, or there is no template."""
+        """The id of the special token by which the chat template ends an answer, None where it ends it otherwise, or
+        there is no template."""
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
             rendered = self.render_chat(turns, add_generation_prompt=False) if self._template else ""

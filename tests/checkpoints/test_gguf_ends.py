@@ -1,4 +1,5 @@
-"""The ends of a text that a GGUF file names: those that llama.cpp prints as its EOG tokens when it loads such a file."""
+"""The ends of a text that a GGUF file names: those that llama.cpp prints as its EOG tokens when it loads such a
+file."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from specq.checkpoints import GgufFile, gguf_ends
 from specq.testing.checkpoints_gguf import CONTROL, NORMAL
 
 USER_DEFINED = 4
-# Vocabularies in the forms of public models (control tokens only), what their metadata name, and the tokens that end a text.
+# Vocabularies in the forms of public models (control tokens only), what their metadata name, and the tokens that end a
+# text.
 MODELS: dict[str, tuple[list[str], dict[str, int], set[str]]] = {
     # As llama.cpp logs it of SmolLM2: "EOG token = 0 '<|endoftext|>'", 2 '<|im_end|>', 4 '<reponame>'.
     "smollm2": (
@@ -16,7 +18,8 @@ MODELS: dict[str, tuple[list[str], dict[str, int], set[str]]] = {
         {"bos": 1, "eos": 2, "padding": 2},
         {"<|endoftext|>", "<|im_end|>", "<reponame>"},
     ),
-    # Qwen2.5: 151643 '<|endoftext|>', 151645 '<|im_end|>', 151662 '<|fim_pad|>', 151663 '<|repo_name|>', 151664 '<|file_sep|>'.
+    # Qwen2.5: 151643 '<|endoftext|>', 151645 '<|im_end|>', 151662 '<|fim_pad|>', 151663 '<|repo_name|>', 151664
+    # '<|file_sep|>'.
     "qwen2.5": (
         [
             *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),

@@ -1,4 +1,5 @@
-"""GGUF models in several files, as the gguf package writes them: any part names the whole, and what is no part of it is refused by name."""
+"""GGUF models in several files, as the gguf package writes them: any part names the whole, and what is no part of it is
+refused by name."""
 
 from __future__ import annotations
 

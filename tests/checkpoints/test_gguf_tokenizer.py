@@ -120,7 +120,8 @@ def test_what_is_not_supported_is_named(changes, said):
 
 
 def test_a_token_may_stand_twice():
-    """Its text becomes the last of its ids, as in llama.cpp's table; every id becomes that text, for people and for pieces of bytes."""
+    """Its text becomes the last of its ids, as in llama.cpp's table; every id becomes that text, for people and for
+    pieces of bytes."""
     keys = tokenizer_keys(360)
     tokens, kinds = (keys[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
     copied = [tokens.index(name) for name in ("a", "\u0120a", "<|im_end|>", "\u00e9")]

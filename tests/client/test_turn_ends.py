@@ -1,4 +1,5 @@
-"""Chats of a model whose files name no end: the end of a turn is part of the job. Tokens that a model has no row for are refused."""
+"""Chats of a model whose files name no end: the end of a turn is part of the job. Tokens that a model has no row for
+are refused."""
 
 from __future__ import annotations
 

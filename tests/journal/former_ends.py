@@ -1,12 +1,13 @@
-"""Tiny models whose ends of a text are read anew since cb5a1ef, and jobs that it began: makes tests/journal/cb5a1ef.journal and .json.
+"""Tiny models whose ends of a text are read anew since cb5a1ef, and jobs that it began: makes
+tests/journal/cb5a1ef.journal and .json.
 
 It runs the code of whatever checkout it is started in, so for the files that are here, that of commit cb5a1ef:
 
     git worktree add /tmp/old cb5a1ef && cd /tmp/old && make setup
     .venv/bin/python PATH_TO/former_ends.py OUTPUT_DIRECTORY
 
-Broker, verifiers and journal are the real ones, in one process and without sockets. The texts in the .json are those of cb5a1ef, from the first
-token to the last. The journal is of a second run, which stops in the middle of them.
+Broker, verifiers and journal are the real ones, in one process and without sockets. The texts in the .json are those of
+cb5a1ef, from the first token to the last. The journal is of a second run, which stops in the middle of them.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ from specq.verifier.step_curve import StepCurve
 
 END, TURN_END = 0, 2  # of SPECIAL in specq.testing.tokenizer
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 352, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 352, "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
     "bos_token_id": END, "eos_token_id": END, "pad_token_id": None,
 }  # fmt: skip
 SHAPES = {
     "model.embed_tokens": (352, 32), "model.norm": (32,),
     "model.layers.0.self_attn.q_proj": (32, 32), "model.layers.0.self_attn.k_proj": (16, 32),
     "model.layers.0.self_attn.v_proj": (16, 32), "model.layers.0.self_attn.o_proj": (32, 32),
-    "model.layers.0.mlp.gate_proj": (48, 32), "model.layers.0.mlp.up_proj": (48, 32), "model.layers.0.mlp.down_proj": (32, 48),
+    "model.layers.0.mlp.gate_proj": (48, 32), "model.layers.0.mlp.up_proj": (48, 32),
+    "model.layers.0.mlp.down_proj": (32, 48),
     "model.layers.0.input_layernorm": (32,), "model.layers.0.post_attention_layernorm": (32,),
 }  # fmt: skip
 # Of each model; the turn's end is made likely, so that texts go past it where it ends none.
@@ -66,7 +71,8 @@ def job_id(model: str, number: int) -> int:
 
 
 def make_models(place: Path) -> dict[str, Path]:
-    """Write the checkpoints: files name the end of texts, the tokenizer (or a control token of the GGUF file) that of turns; `unchanged` names both."""
+    """Write the checkpoints: files name the end of texts, the tokenizer (or a control token of the GGUF file) that of
+    turns; `unchanged` names both."""
     random = np.random.RandomState(0)
     tensors = {
         f"{name}.weight": random.normal(1.0 if len(shape) == 1 else 0.0, 0.2, shape).astype(np.float32)

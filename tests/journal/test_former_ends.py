@@ -1,4 +1,5 @@
-"""A journal of cb5a1ef, whose models' files name more ends of a text than it read: its jobs end as they would have ended there.
+"""A journal of cb5a1ef, whose models' files name more ends of a text than it read: its jobs end as they would have
+ended there.
 
 tests/journal/former_ends.py made the journal and the texts, and says how.
 """

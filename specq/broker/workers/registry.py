@@ -61,8 +61,9 @@ class Worker:
         return f"{fingerprint} {self.model.dtype} {self.model.arithmetic}".rstrip()
 
     def binding(self, weights: str) -> str | None:
-        """Return what a job that is bound to these weights, perhaps by an older version, is bound to here; None: it cannot go on here. A job
-        that began under other ends of a text (`ModelInfo.added_eos_ids`) stays bound to the former weights."""
+        """Return what a job that is bound to these weights, perhaps by an older version, is bound to here; None: it
+        cannot go on here. A job that began under other ends of a text (`ModelInfo.added_eos_ids`) stays bound to the
+        former weights."""
         model, former = self.model, self._weights(self.model.former_fingerprint)
         if weights in ("", self.weights, f"{model.fingerprint} {model.dtype}"):
             return self.weights
