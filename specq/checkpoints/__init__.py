@@ -1,8 +1,10 @@
-"""What a model's files say, in either layout: a directory as Hugging Face has it, or one GGUF file.
+"""What a model's files say, in either layout: a directory as Hugging Face has it, or a GGUF file, which may come in
+parts.
 
     files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its metadata
     draft_form       what a draft model of our own form says and holds, autoregressive or parallel
     gguf_file        the header of a GGUF file
+    gguf_ends        the tokens that end a text, by its metadata
     gguf_config      its metadata as config.json
     gguf_tokenizer   its metadata as tokenizer.json
     gguf_tensors     its tensors, dequantised, as transformers names them
@@ -13,6 +15,19 @@ In: a path. Out: texts, numbers. Nothing here needs torch, and nothing is writte
 from __future__ import annotations
 
 from specq.checkpoints.files import read_config, read_json, read_text, weight_bytes
-from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
+from specq.checkpoints.gguf_ends import gguf_ends
+from specq.checkpoints.gguf_file import GgufFile, gguf_in, gguf_name, gguf_parts, is_gguf, read_gguf
 
-__all__ = ["GgufFile", "is_gguf", "read_config", "read_gguf", "read_json", "read_text", "weight_bytes"]
+__all__ = [
+    "GgufFile",
+    "gguf_ends",
+    "gguf_in",
+    "gguf_name",
+    "gguf_parts",
+    "is_gguf",
+    "read_config",
+    "read_gguf",
+    "read_json",
+    "read_text",
+    "weight_bytes",
+]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specq.checkpoints.gguf_config import generation_config, model_config
-from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
+from specq.checkpoints.gguf_file import GgufFile, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.protocol import ConfigError
 
@@ -25,7 +25,7 @@ SIZES = (
 def read_text(model: Path, name: str) -> str | None:
     """Return one of a model's texts, None if it has none of that name; ConfigError for one that is not UTF-8, or a GGUF file that is of no
     use."""
-    if is_gguf(model) and not model.is_dir():
+    if is_gguf(model):
         return _made_of(read_gguf(model)).get(name)
     path = model / name
     try:
@@ -57,10 +57,12 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 def weight_bytes(model: Path) -> int:
-    """Return the bytes of a model's files of weights: one GGUF file, or in a directory those of safetensors, else pickles; 0 for none."""
-    if not model.is_dir():
-        return model.stat().st_size if model.is_file() else 0
-    found = [*model.glob("*.safetensors")] or [*model.glob("*.bin"), *model.glob("*.pt")]
+    """Return the bytes of a model's files of weights: all parts of a GGUF file, or in a directory those of safetensors,
+    else pickles; 0 for none."""
+    if is_gguf(model):
+        found = gguf_parts(model)
+    else:
+        found = [*model.glob("*.safetensors")] or [*model.glob("*.bin"), *model.glob("*.pt")]
     return sum(file.stat().st_size for file in found)
 
 

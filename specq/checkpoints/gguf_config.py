@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from specq.checkpoints.gguf_ends import gguf_ends
 from specq.checkpoints.gguf_file import GgufFile
 from specq.protocol import ConfigError
 
@@ -22,7 +23,11 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_FACTORS = (
     "rope_freqs.weight"  # what each frequency is divided by: llama.cpp's form of the rope of Llama 3.1 and later
 )
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_KEYS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+)  # in config.json, which fingerprints cover: it stays as it is
 _SIZES = {  # key of config.json -> key of the architecture
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -80,8 +85,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
-    """Return the `generation_config.json` of a file's model: the tokens that end a text, by all names that a file has."""
-    return {"eos_token_id": _end_ids(file.metadata)}
+    """Return the `generation_config.json` of a file's model: the tokens that end a text, by all that the file says."""
+    return {"eos_token_id": list(gguf_ends(file))}
 
 
 class _Said:

@@ -1,7 +1,11 @@
-"""A GGUF file: its metadata, and where its tensors lie.
+"""A GGUF file, or all parts of one: its metadata, and where its tensors lie.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the header is read here, which `gguf.GGUFReader`
 does too, but in 1.8 s for the 98,000 strings of a small tokenizer, against 0.1 s. Tensors are views of the file, mapped.
+
+Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each says
+which part it is (`split.no`, `split.count`) and how many tensors all have (`split.tensors.count`); the first has the
+metadata. Any part names the whole.
 
 Rule: a file may be cut or wrong anywhere; whatever it says, the answer is a ConfigError that names the file and the fault.
 """
@@ -10,7 +14,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +33,8 @@ _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+_OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +52,9 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """What a file holds; equal to itself only, so that what is made of it can be remembered."""
+    """What a file, or all parts of one, hold; equal to itself only, so that what is made of it can be remembered."""
 
-    path: Path
+    path: Path  # of the first part
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
@@ -56,21 +64,118 @@ class GgufFile:
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether a model's name is that of a GGUF file."""
-    return str(model).endswith(SUFFIX)
+    """Whether a model's name is that of a GGUF file, in any case; a directory is none."""
+    return str(model).lower().endswith(SUFFIX) and not Path(model).is_dir()
+
+
+def gguf_name(path: Path) -> str:
+    """Return a file's name without suffix and number of the part."""
+    match = _PART.fullmatch(path.name)
+    return match["name"] if match else path.stem
+
+
+def gguf_in(directory: Path) -> Path | None:
+    """Return the one GGUF file, or the first part, that a directory holds; None if it has weights in another layout, or
+    none.
+
+    Raises ConfigError for a directory with several.
+    """
+    if any(any(directory.glob(pattern)) for pattern in _OTHER_WEIGHTS):
+        return None
+    found = sorted(path for path in directory.iterdir() if is_gguf(path))
+    first = {gguf_name(path): path for path in reversed(found)}
+    if len(first) > 1:
+        raise ConfigError(
+            f"{directory} holds {len(first)} GGUF models; name one: {', '.join(sorted(p.name for p in found))}"
+        )
+    return next(iter(first.values()), None)
+
+
+def gguf_parts(path: str | Path) -> list[Path]:
+    """Return all files of a GGUF model, in order, of which `path` is one; ConfigError for parts that are missing."""
+    path = Path(path)
+    count = _split(_header(path))[1]
+    if count == 1:
+        return [path]
+    match = _PART.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise ConfigError(
+            f"{path} is one of {count} parts of a model (split.count); its name must be as in "
+            f"NAME-00001-of-{count:05}.gguf, beside the other parts"
+        )
+    numbers = range(1, count + 1)
+    parts = [path.with_name(f"{match['name']}-{i:05}-of-{match['count']}{match['suffix']}") for i in numbers]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ConfigError(f"{path} is one of {count} parts of a model; missing beside it: {', '.join(missing)}")
+    return parts
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read a file's header; raises ConfigError if it cannot be read, is cut, or is no GGUF file.
+    """Read a file's header, and those of its other parts; raises ConfigError if one cannot be read, is cut, is no GGUF
+    file, or no part of this model.
 
     It is remembered while it does not change: a verifier asks for tokenizer, configuration and tensors in turn.
     """
-    path = Path(path)
+    parts = gguf_parts(path)
+    return _header(parts[0]) if len(parts) == 1 else _joined(tuple(map(_state, parts)))
+
+
+def _state(path: Path) -> tuple[Path, int, int]:
     try:
         about = path.stat()
-        return _read(path, about.st_size, about.st_mtime_ns)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    return path, about.st_size, about.st_mtime_ns
+
+
+def _header(path: Path) -> GgufFile:
+    try:
+        return _read(*_state(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _split(file: GgufFile) -> tuple[int, int]:
+    """Return which part a file is, from 0 on, and of how many; (0, 1) for one that is whole."""
+    number, count = (file.metadata.get(key, unsaid) for key, unsaid in (("split.no", 0), ("split.count", 1)))
+    count = count or 1
+    if not (isinstance(number, int) and isinstance(count, int) and 0 <= number < count < 100_000):
+        raise ConfigError(
+            f"{file.path} is damaged: it is part {number!r} of {count!r} (split.no, split.count); fetch it again"
+        )
+    return number, count
+
+
+@lru_cache(maxsize=2)
+def _joined(states: tuple[tuple[Path, int, int], ...]) -> GgufFile:
+    """Return what all parts hold together."""
+    files = [_header(path) for path, _, _ in states]
+    for i, file in enumerate(files):
+        if (found := _split(file)) != (i, len(files)):
+            raise ConfigError(
+                f"{file.path} says that it is part {found[0] + 1} of {found[1]} (split.no, split.count), "
+                f"not {i + 1} of {len(files)}, as it is called; fetch it again"
+            )
+    _check_tensors(files)
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    return GgufFile(files[0].path, files[0].metadata, tensors)
+
+
+def _check_tensors(files: list[GgufFile]) -> None:
+    """Raise ConfigError for parts that are of several models."""
+    counts = Counter(name for file in files for name in file.tensors)
+    name, times = counts.most_common(1)[0] if counts else ("", 0)
+    if times > 1:
+        places = " and ".join(file.path.name for file in files if name in file.tensors)
+        raise ConfigError(f"{files[0].path}: {places} both have the tensor {name}; they are parts of several models")
+    for file in files:
+        said = file.metadata.get("split.tensors.count", len(counts))
+        if said != len(counts):
+            raise ConfigError(
+                f"{file.path} is of a model of {said} tensors (split.tensors.count); all parts here have "
+                f"{len(counts)}, so one of them is of another model"
+            )
 
 
 @lru_cache(maxsize=2)

@@ -3,12 +3,16 @@
 Supported is byte-level BPE ("gpt2", as llama.cpp calls it), with the rules in RULES for how a text falls into words. Other kinds
 (SentencePiece and so on) are refused: a tokenizer that is only nearly right makes a worse text, and nobody sees why.
 
+A token may stand twice. Its text becomes the last of its ids, as in llama.cpp's and transformers' tables, and each of
+its ids becomes that text: tokenizer.json has the others with a mark behind, which its decoder takes away.
+
 To add a rule: its name in llama.cpp (`tokenizer.ggml.pre`), and what the model's own tokenizer.json has for it.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,7 @@ from specq.protocol import ConfigError
 
 _KIND = "gpt2"
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type; padding of the vocabulary is called unused
+_COPY = "\U0010fffd"  # a character of no script: the mark of a token that stands again later
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # key here -> name there
 
 
@@ -83,12 +88,18 @@ def _rule(file: GgufFile) -> _Rule:
 
 
 def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
-    """Return the token and its kind by id, without those that only fill the vocabulary."""
+    """Return the token and its kind by id, without those that only fill the vocabulary. No two are equal: see _COPY."""
     tokens = _list(file, "tokens", str)
     kinds = dict(enumerate(_list(file, "token_type", int)))
-    if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
-        raise ConfigError(f"{file.path} is damaged: its tokens have no kinds, or come twice; fetch it again")
-    return {i: token for i, token in enumerate(tokens) if kinds[i] != _UNUSED}, kinds
+    if len(kinds) != len(tokens):
+        raise ConfigError(
+            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} kinds of them; fetch it again"
+        )
+    named, copies = dict[int, str](), Counter[str]()
+    for i in reversed([i for i, kind in kinds.items() if kind != _UNUSED]):
+        named[i] = tokens[i] + _COPY * copies[tokens[i]]
+        copies[tokens[i]] += 1
+    return dict(sorted(named.items())), kinds
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
@@ -111,7 +122,7 @@ def _tokenizer(file: GgufFile, rule: _Rule, tokens: dict[int, str], kinds: dict[
         "normalizer": {"type": rule.normalizer} if rule.normalizer else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(rule.splits)},
         "post_processor": _around(file, rule, tokens),
-        "decoder": _byte_level(use_regex=True),
+        "decoder": _decoder(tokens),
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -125,6 +136,13 @@ def _tokenizer(file: GgufFile, rule: _Rule, tokens: dict[int, str], kinds: dict[
             "merges": _merges(file),
         },
     }
+
+
+def _decoder(tokens: dict[int, str]) -> dict[str, Any]:
+    if not any(token.endswith(_COPY) for token in tokens.values()):
+        return _byte_level(use_regex=True)
+    unmarked = {"type": "Replace", "pattern": {"String": _COPY}, "content": ""}
+    return {"type": "Sequence", "decoders": [unmarked, _byte_level(use_regex=True)]}
 
 
 def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
         prompt, prompt_ids = _read_source(source, given, served)
         room = _room(prompt_ids, served)
     sampling = _fitted(parameters, room, served)
+    if "messages" in given:
+        sampling = _ending_turns(sampling, served)
     seed = _seed(sampling, options, given)
     submits = tuple(
         Submit(
@@ -165,12 +167,13 @@ def _check_known(token_ids: Sequence[int], served: Served) -> None:
     info, limit = served.info, served.info.num_prompt_tokens
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
         outside = next(i for i in token_ids if not 0 <= i < limit)
-        reason = f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})"
-        if limit <= outside < info.num_tokens:
-            reason += (
-                f"; the tokenizer has {shown(served.codec.decode([outside], skip_special=False))}, the model has not"
-            )
-        raise JobError(reason)
+        if not 0 <= outside < info.num_tokens:
+            raise JobError(f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})")
+        text = served.codec.decode([outside], skip_special=False)  # added to the tokenizer without resizing the model
+        raise JobError(
+            f"the prompt has the token {shown(text)} (id {outside}), which {info.name} does not have: its tokenizer has "
+            f"{info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
+        )
 
 
 def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
@@ -223,6 +226,15 @@ def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams
     if banned or asked.max_tokens > room:
         asked = replace(asked, bad_token_ids=asked.bad_token_ids + banned, max_tokens=min(asked.max_tokens, room))
     return asked
+
+
+def _ending_turns(params: SamplingParams, served: Served) -> SamplingParams:
+    """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn
+    does. It stands in the job, which ends by it wherever it goes on."""
+    turn_end = None if params.ignore_eos or served.info.eos_ids else served.codec.turn_end
+    if turn_end is None or turn_end >= served.info.vocab_size or turn_end in params.stop_token_ids:
+        return params
+    return replace(params, stop_token_ids=(*params.stop_token_ids, turn_end))
 
 
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
-from specq.engines import local_checkpoint, read_info
+from specq.engines import ends_told, local_checkpoint, read_info
 from specq.models import HEADS, resolve_model
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 
@@ -124,6 +124,8 @@ def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, he
     if not draft:
         advice = "a smaller model with the same tokenizer could draft: --draft-model, or specq train draft"
         checks.append(Check("draft model", NOTE, f"none for {target}", advice))
+    if found:
+        checks.append(ends(found))
     if found and drafter:
         checks += fitting(found, drafter)
     if found and heads:
@@ -144,6 +146,14 @@ def _looked_up(find_it: Callable[[], Model], name: str, checks: list[Check]) -> 
     about += f", parallel: {model.num_places} tokens a pass" if model.num_places > 1 else ""
     checks.append(Check(name, OK, f"{model.name}: {about}, {megabytes(model.num_bytes)} at {model.path}"))
     return model
+
+
+def ends(target: Model) -> Check:
+    """Say which tokens end a text of the target, and what names each."""
+    if told := ends_told(target.path):
+        return Check("ends", OK, ", ".join(told))
+    advice = "name it as eos_token_id in generation_config.json, or give jobs max_tokens, stop or stop_token_ids"
+    return Check("ends", NOTE, "no file names a token that ends a text", advice)
 
 
 def fitting(target: Model, draft: Model) -> Iterator[Check]:

@@ -16,6 +16,7 @@ from specq.engines.checkpoint import (
     tokenizer_files,
 )
 from specq.engines.checks import check_asked, check_works
+from specq.engines.ends import ends_told
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
 from specq.engines.launching import Computed, even_chains, is_apart, launch, takes_unread, tidy
@@ -41,6 +42,7 @@ __all__ = [
     "check_asked",
     "check_works",
     "describe",
+    "ends_told",
     "even_chains",
     "fingerprint",
     "is_apart",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import draft_form, is_gguf, read_config, read_text
-from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
+from specq.checkpoints import draft_form, gguf_in, gguf_name, is_gguf, read_config, read_text
+from specq.engines.ends import added_ends, end_tokens, former_ends
+from specq.engines.fingerprint import fingerprint, tensors_hash
 from specq.protocol import ConfigError, ModelInfo
 from specq.text import TOKENIZER_FILES, load_tokenizer_files, num_tokens, tokenizer_hash
 
@@ -24,8 +25,11 @@ def resolve_checkpoint(model: str) -> Path:
 
 
 def local_checkpoint(model: str) -> Path | None:
-    """Return the checkpoint's directory or GGUF file; None for a hub name."""
-    return Path(model) if Path(model).is_dir() or is_gguf(model) else None
+    """Return the checkpoint's directory, its GGUF file, or the one that its directory holds; None for a hub name."""
+    path = Path(model)
+    if path.is_dir():
+        return gguf_in(path) or path
+    return path if is_gguf(path) else None
 
 
 def tokenizer_files(model: str) -> dict[str, str]:
@@ -47,9 +51,10 @@ def _fetched(model: str, *patterns: str) -> Path:
 
 def resolve_directory(model: str, needed_by: str) -> Path:
     """Return the checkpoint's directory, for what takes no GGUF files; ConfigError, which names that, for one."""
-    if is_gguf(model):
-        raise ConfigError(f"{model} is a GGUF file, which {needed_by} does not take; the torch engine does")
-    return resolve_checkpoint(model)
+    found = resolve_checkpoint(model)
+    if is_gguf(found):
+        raise ConfigError(f"{found} is a GGUF file, which {needed_by} does not take; the torch engine does")
+    return found
 
 
 def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
@@ -66,7 +71,7 @@ def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
         engine="",
         vocab_size=vocab_size,
         num_tokens=tokens,
-        eos_ids=eos_ids(checkpoint),
+        eos_ids=tuple(end_tokens(checkpoint)),
         max_length=int(said.get("max_position_embeddings") or 0),
         tokenizer_hash=tokenizer,
     )
@@ -92,17 +97,19 @@ def describe(
     tensors      its `tensors_hash`, where that is known already
     """
     tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
-    tensors = tensors or tensors_hash(checkpoint)
+    tensors, added = tensors or tensors_hash(checkpoint), added_ends(checkpoint)
+    former = fingerprint(checkpoint, overrides, tensors=tensors, ends=former_ends(checkpoint)) if added else tensors
     return ModelInfo(
         name=name or _name(checkpoint),
         fingerprint=fingerprint(checkpoint, overrides, tensors=tensors),
-        former_fingerprint="" if is_gguf(checkpoint) else tensors,  # older versions read none
+        former_fingerprint=former,
         dtype=dtype,
         arithmetic=arithmetic or engine,
         engine=engine,
         vocab_size=vocab_size,
         num_tokens=tokens,
-        eos_ids=eos_ids(checkpoint),
+        eos_ids=tuple(end_tokens(checkpoint)),
+        added_eos_ids=added,
         max_length=max_length,
         tokenizer_hash=tokenizer,
         kv_slots=kv_slots,
@@ -118,4 +125,4 @@ def _tokenizer(checkpoint: Path, vocab_size: int) -> tuple[int, str]:
 
 
 def _name(checkpoint: Path) -> str:
-    return checkpoint.stem if is_gguf(checkpoint) else checkpoint.name
+    return gguf_name(checkpoint) if is_gguf(checkpoint) else checkpoint.name

@@ -1,9 +1,10 @@
 """What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the same.
 
-It covers the tensors (of a GGUF file all of it), `config.json`, the files that say how tensors are quantised, the end-of-text ids that hold
-(`generation_config.json`'s where it has some), and the options by which a deployment runs the model otherwise than its files
-say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so are the keys in
-`LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the fingerprint.
+It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how
+tensors are quantised, the tokens that end a text, and the options by which a deployment runs the model otherwise than
+its files say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so
+are the keys in `LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the
+fingerprint.
 
 Rule: what may change a text is in it; when in doubt, it is.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from specq.checkpoints import is_gguf, read_json
+from specq.checkpoints import gguf_parts, is_gguf, read_json
+from specq.engines.ends import end_tokens
 
 LEFT_OUT = frozenset(
     {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"}
@@ -29,14 +31,17 @@ CHUNK_BYTES = 16 << 20
 _MARK = "specq fingerprint 2"
 
 
-def fingerprint(model: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "") -> str:
+def fingerprint(
+    model: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "", ends: Iterable[int] | None = None
+) -> str:
     """Hash what the text of a checkpoint depends on.
 
     overrides   options of what runs it that change its text
     tensors     its `tensors_hash`, where that is known already: to read large weights takes long
+    ends        the tokens that end a text; None: all that its files name
     """
     said: dict[str, Any] = {name: _relevant(read_json(model, name)) for name in _FILES}
-    said["eos"] = eos_ids(model)
+    said["eos"] = [*(end_tokens(model) if ends is None else ends)]
     if overrides:
         said["overrides"] = dict(overrides)
     parts = [_MARK, tensors or tensors_hash(model), said]
@@ -56,7 +61,7 @@ class TensorsHash:
     """
 
     def __init__(self, model: Path) -> None:
-        files = [model] if is_gguf(model) else _weight_files(model)
+        files = gguf_parts(model) if is_gguf(model) else _weight_files(model)
         self._is_cancelled = Event()
         pool = ThreadPoolExecutor()
         self._digests = [pool.submit(self._file_digest, path) for path in files]
@@ -83,15 +88,6 @@ class TensorsHash:
 
 def _weight_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
-
-
-def eos_ids(model: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of generation_config.json, else of config.json."""
-    for file in ("generation_config.json", "config.json"):
-        eos = read_json(model, file).get("eos_token_id")
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (eos,)
-    return ()
 
 
 def _relevant(value: Any) -> Any:

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.checkpoints import eagle_form, is_gguf, medusa_form, read_text
+from specq.checkpoints import eagle_form, gguf_in, is_gguf, medusa_form, read_text
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked
 from specq.models.shapes import PRESETS, Shape, parse_shape
@@ -189,8 +189,10 @@ def _checked(path: Path) -> Path:
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))
         raise ConfigError(f"there is no {kind} {path}; models with a name are: {known or 'none'}")
+    if file := gguf_in(path):
+        return file
     if not _is_model(path):
-        raise ConfigError(f"{path} holds no model: config.json is missing")
+        raise ConfigError(f"{path} holds no model: there is neither a config.json nor a GGUF file")
     return path
 
 

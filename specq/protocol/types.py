@@ -30,6 +30,8 @@ class ModelInfo:
     fingerprint         a hash of the weights and of everything else that a text depends on; only models of equal
                         fingerprint, dtype and arithmetic are taken to give equal texts
     former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
+    added_eos_ids       those of `eos_ids` that older versions did not take for ends: jobs that began under the former
+                        fingerprint go on past them
     arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a near-tie
     tokenizer_hash      a hash of vocabulary, merges and added tokens
     vocab_size          token ids that it takes, which may be padded beyond the tokenizer's `num_tokens`
@@ -46,6 +48,7 @@ class ModelInfo:
     tokenizer_hash: Annotated[str, bounds.NAME]
     kv_slots: Annotated[int, bounds.COUNT] = 0
     former_fingerprint: Annotated[str, bounds.NAME] = ""
+    added_eos_ids: Annotated[tuple[int, ...], bounds.EOS_IDS] = ()
     arithmetic: Annotated[str, bounds.NAME] = ""
 
     @property

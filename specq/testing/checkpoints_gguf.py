@@ -41,13 +41,16 @@ def write_gguf(
     linear: Any = Q.Q8_0,
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, Float32Array] | None = None,
+    tensors_each: int = 0,
 ) -> Path:
     """Write a Llama-like checkpoint, its matrices in the type `linear`; `metadata` changes keys, None takes one away.
 
-    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's own.
+    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's
+    own. With `tensors_each`, parts of so many tensors are written instead, named after `path` as the gguf package names
+    them.
     """
     config = json.loads((source / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=tensors_each)
     keys = {**_keys(config), **tokenizer_keys(config["vocab_size"]), **(metadata or {})}
     for key, value in keys.items():
         _add(writer, key, value)

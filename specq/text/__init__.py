@@ -14,7 +14,7 @@ In: text, conversations, token ids. Out: token ids, text.
 """
 
 from specq.text.byte_codec import ByteCodec, whole_characters
-from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
 from specq.text.detokenizer import StopMatcher
 from specq.text.messages import MissingContentError, UnsupportedPartError, read_content
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
@@ -34,6 +34,7 @@ __all__ = [
     "load_tokenizer_files",
     "num_tokens",
     "read_content",
+    "token_id",
     "tokenizer_chunks",
     "tokenizer_hash",
     "whole_characters",

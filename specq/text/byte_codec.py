@@ -45,7 +45,7 @@ class ByteCodec:
             self.before.pop()  # it stands after a text
         self.tokens = _tokens(content, added)
         byte_tokens = _byte_tokens(content) if _kind(content) == _METASPACE else {}
-        self._ids = _by_bytes(self.tokens, frozenset(byte_tokens.values()))
+        self._ids = _by_bytes(self.tokens, frozenset(byte_tokens.values()) | _copies(content))
         self._byte_ids = {byte: byte_tokens.get(byte, self._ids.get(bytes([byte]))) for byte in range(256)}
         self._tokenizer = build_tokenizer(orjson.dumps(_within(content)).decode())
         self._tokenizer.encode_special_tokens = True  # what is spelled like one is text
@@ -133,15 +133,30 @@ def _tokens(content: dict[str, Any], added: list[dict[str, Any]]) -> list[bytes 
     vocabulary = vocabulary_of(content)
     size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)], default=-1)
     tokens: list[bytes | None] = [None] * size
+    mark = _mark(content)
     for text, token_id in vocabulary.items():
-        tokens[token_id] = read(text) or None
+        tokens[token_id] = read(text.rstrip(mark)) or None
     for token in added:
-        tokens[token["id"]] = None if token.get("special") else str(token["content"]).encode() or None
+        tokens[token["id"]] = None if token.get("special") else str(token["content"]).rstrip(mark).encode() or None
     unknown = content["model"].get("unk_token")
     unknown_id = content["model"].get("unk_id", vocabulary.get(unknown) if unknown else None)
     if unknown_id is not None:
         tokens[unknown_id] = None
     return tokens
+
+
+def _mark(content: dict[str, Any]) -> str:
+    """Return what the decoder takes away from tokens that stand twice (`specq.checkpoints.gguf_tokenizer`); "":
+    nothing."""
+    parts = _parts(content.get("decoder"), "decoders")
+    is_marked = len(parts) == 2 and (parts[0].get("type"), parts[0].get("content")) == ("Replace", "")
+    return str(parts[0]["pattern"].get("String") or "") if is_marked and parts[1].get("type") == _BYTE_LEVEL else ""
+
+
+def _copies(content: dict[str, Any]) -> frozenset[int]:
+    """Return the ids of tokens whose text becomes another id."""
+    mark = _mark(content)
+    return frozenset(i for text, i in vocabulary_of(content).items() if mark and text.endswith(mark))
 
 
 def _read_byte_level(text: str) -> bytes | None:

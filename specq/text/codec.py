@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ TOKENIZER_FILES = (  # the large one last: a client that has it cached can compa
 )
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+_ANSWER = "answer-4f1c"  # a text that no template has
 LONG_CHARACTERS = 4096  # from which on a text takes milliseconds
 
 
@@ -60,6 +62,13 @@ def num_tokens(tokenizer_json: str) -> int:
     content = parse_tokenizer(tokenizer_json)
     added = [token["id"] for token in content.get("added_tokens") or []]
     return 1 + max([*vocabulary_of(content).values(), *added], default=-1)
+
+
+def token_id(tokenizer_json: str, token: str) -> int | None:
+    """Return the id of a token, None if there is none of this text; raises ConfigError for no tokenizer."""
+    content = parse_tokenizer(tokenizer_json)
+    added = {one["content"]: int(one["id"]) for one in content.get("added_tokens") or []}
+    return added.get(token, vocabulary_of(content).get(token))
 
 
 def parse_tokenizer(tokenizer_json: str) -> dict[str, Any]:
@@ -136,6 +145,18 @@ class TextCodec:
 
     def _other_templates(self) -> str:
         return f" called 'default', only {', '.join(map(repr, self._templates))}" if self._templates else ""
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The id of the special token by which the chat template ends an answer, None where it ends it otherwise, or
+        there is no template."""
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            rendered = self.render_chat(turns, add_generation_prompt=False) if self._template else ""
+        except JobError:  # a template may want other turns
+            return None
+        behind = self.encode_part(rendered.rpartition(_ANSWER)[2].lstrip())[:1]
+        return behind[0] if behind and behind[0] in self.special_ids else None
 
     @property
     def has_chat_template(self) -> bool:

@@ -181,7 +181,7 @@ class Verifier:
         if reason:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
-        self.sessions.add(Session.of(message, self.engine.info.eos_ids, self.trees, self.codec))
+        self.sessions.add(Session.of(message, self.engine.info, self.trees, self.codec))
         self._bursts.arrive(now)
         trace_open(self.tracer, message, now)
         return []

@@ -20,6 +20,7 @@ from specq.protocol import (
     History,
     Int32Array,
     LogprobRecord,
+    ModelInfo,
     Open,
     SamplingParams,
     ScratchRows,
@@ -97,10 +98,11 @@ class Session:
         self._set_states(message)
 
     @classmethod
-    def of(cls, message: Open, eos_ids: tuple[int, ...], trees: DraftTrees, codec: TextCodec | None) -> Self:
-        """Return the session that a message opens at a model with these end tokens; without a codec there are no stop strings."""
-        params = message.params
-        session = cls(message, params.stop_token_ids + (() if params.ignore_eos else eos_ids), trees)
+    def of(cls, message: Open, model: ModelInfo, trees: DraftTrees, codec: TextCodec | None) -> Self:
+        """Return the session that a message opens at a model; without a codec there are no stop strings."""
+        params, added = message.params, model.added_eos_ids if message.former_ends else ()
+        ends = () if params.ignore_eos else tuple(end for end in model.eos_ids if end not in added)
+        session = cls(message, params.stop_token_ids + ends, trees)
         if params.stop and codec is not None:
             session.stop_matcher = matcher = StopMatcher(codec, params.stop, params.min_tokens)
             matcher.push(message.token_ids[message.prompt_len :].tolist())

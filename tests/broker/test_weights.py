@@ -142,6 +142,22 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]
 
 
+def test_a_text_that_began_under_other_ends_keeps_its_binding() -> None:
+    """Its verifier is told to leave out the ends that are new, on every verifier that takes it."""
+    desk, ends = Desk(), {"former_fingerprint": "toy", "added_eos_ids": (5,)}
+    desk.submit(1)
+    desk.verdict(1, 7)
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    job = desk.broker.state.jobs.active[1]
+    for number, name in enumerate((b"first", b"second")):
+        effects = hello(desk.broker, name, fingerprint=f"new {number}", **ends)
+        assert [(message.former_ends, message.token_ids.tolist()[-1]) for message in opened(effects)] == [(True, 7)]
+        assert (job.session.verifier, job.session.weights) == (name, "toy int")
+        desk.front(name, Heartbeat(incarnation=1, state="leaving"))
+    (fresh,) = opened(hello(desk.broker, b"own", fingerprint="toy", added_eos_ids=(5,)))
+    assert not fresh.former_ends, "the same weights have the same ends"
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from specq.protocol import ConfigError
 from specq.testing import tokenizer_files as made_files
 from specq.testing import tokenizer_json
 from specq.testing.checkpoints_gguf import tokenizer_keys
-from specq.text import TextCodec, num_tokens, tokenizer_hash
+from specq.text import ByteCodec, TextCodec, num_tokens, tokenizer_hash
 
 # As the models' own tokenizer.json have it; Qwen2's and Llama 3's differ in how many digits make a word.
 QWEN2 = (
@@ -116,7 +116,7 @@ REFUSED = {
     "no rule": ({"pre": ""}, "by the rule ''"),
     "no tokens": ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
     "other tokens": ({"tokens": [1, 2]}, r"no tokenizer\.ggml\.tokens, or not as a list of str"),
-    "too few kinds": ({"token_type": [1]}, "tokens have no kinds, or come twice"),
+    "too few kinds": ({"token_type": [1]}, "it has 360 tokens and 1 kinds of them"),
     "a merge": ({"merges": ["a b c"]}, "merge 'a b c'; it must be two tokens"),
 }
 
@@ -125,6 +125,32 @@ REFUSED = {
 def test_what_is_not_supported_is_named(changes, said):
     with pytest.raises(ConfigError, match=said):
         tokenizer_files(file_of(**changes))
+
+
+def test_a_token_may_stand_twice():
+    """Its text becomes the last of its ids, as in llama.cpp's table; every id becomes that text, for people and for
+    pieces of bytes."""
+    keys = tokenizer_keys(360)
+    tokens, kinds = (keys[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    copied = [tokens.index(name) for name in ("a", "\u0120a", "<|im_end|>", "\u00e9")]
+    again = [(tokens[i], kinds[i]) for i in copied]
+    ids = {name: [copied[at], len(tokens) + at, len(tokens) + 4 + at] for at, (name, _) in enumerate(again)}
+    added = [*again, *again]
+    file = file_of(tokens=tokens + [name for name, _ in added], token_type=kinds + [kind for _, kind in added])
+    files = tokenizer_files(file)
+    codec, pieces, once = TextCodec(files), ByteCodec(files), TextCodec(tokenizer_files(file_of()))
+    for first, *others in ids.values():
+        assert {codec.decode([i], skip_special=False) for i in (first, *others)} == {
+            once.decode([first], skip_special=False)
+        }
+        assert {pieces.decode([i]) for i in (first, *others)} == {pieces.decode([first])}
+    last = {first: others[-1] for first, *others in ids.values()}
+    for text in ("a a aa ab", "a<|im_end|> a", "Janet sells 16 \u00e9 a day"):
+        found = codec.encode_part(text)
+        assert found == [last.get(i, i) for i in once.encode_part(text)]
+        assert codec.decode(found, skip_special=False) == text
+    assert pieces.id_of(b"a") == last[copied[0]]
+    assert codec.special_ids == once.special_ids | {*ids["<|im_end|>"]}
 
 
 def test_every_rule_can_be_built():

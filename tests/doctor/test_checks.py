@@ -203,7 +203,9 @@ def test_a_taken_http_port_is_noted():
 
 def test_the_bundled_pair_fits():
     found = pair.look("tiny", "tiny", 10**11)
-    assert statuses(found.checks) == dict.fromkeys(("target", "draft model", "tokenizer", "room"), OK)
+    assert statuses(found.checks) == dict.fromkeys(("target", "draft model", "ends", "tokenizer", "room"), OK)
+    (ends,) = [check.found for check in found.checks if check.name == "ends"]
+    assert ends == "<|im_end|> 2 (generation_config.json), <|endoftext|> 0 (generation_config.json)"
 
 
 def test_a_draft_model_of_another_vocabulary_is_wrong():

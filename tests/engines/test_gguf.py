@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory
+from specq.engines.fingerprint import tensors_hash
 from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format
@@ -79,6 +80,18 @@ def test_a_file_says_what_the_checkpoint_of_its_values_says(settings, tmp_path, 
 
     assert torch.equal(ours, logits_of(source, token_ids, dtype="float32"))
     torch.testing.assert_close(ours, reference_logits(load_reference(source), token_ids), atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_in_parts_says_what_it_says_in_one(tmp_path, token_ids):
+    """Its name is that of the whole; its fingerprint is its own, since that covers files and not what is in them."""
+    source = make_source(tmp_path / "source", model_type="llama")
+    whole = load(str(write_gguf(source, tmp_path / "mine.gguf")), device="cpu", kv_slots=64)
+    (tmp_path / "parts").mkdir()
+    write_gguf(source, tmp_path / "parts" / "mine.gguf", tensors_each=7)
+    parts = load(str(tmp_path / "parts"), device="cpu", kv_slots=64)
+    assert torch.equal(run(parts.forward, token_ids), run(whole.forward, token_ids))
+    assert (parts.info.name, parts.info.eos_ids) == (whole.info.name, whole.info.eos_ids) == ("mine", (2, 0))
+    assert parts.info.fingerprint != whole.info.fingerprint
 
 
 @pytest.mark.parametrize("linear", TYPES, ids=lambda kind: kind.name)
@@ -188,7 +201,7 @@ def test_info_describes_the_file(tmp_path):
     info = load(str(path), device="cpu", kv_slots=64).info
     assert (info.name, info.vocab_size, info.max_length, info.eos_ids) == ("mine", 352, 600, (2, 0))
     assert info.num_tokens < 352, "padding of the vocabulary is no token"
-    assert info.former_fingerprint == ""
+    assert (info.former_fingerprint, info.added_eos_ids) == (tensors_hash(path), ())
     other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1, metadata={"tokenizer.ggml.eot_token_id": 0})
     assert load(str(other), device="cpu", kv_slots=64).info.fingerprint != info.fingerprint
 

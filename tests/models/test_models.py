@@ -29,7 +29,7 @@ def test_resolve_model_refuses_what_is_no_model(name):
 
 
 def test_resolve_model_refuses_a_directory_without_a_model(tmp_path):
-    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+    with pytest.raises(ConfigError, match=r"neither a config\.json nor a GGUF file"):
         resolve_model(str(tmp_path), "target")
 
 

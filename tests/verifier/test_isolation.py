@@ -28,7 +28,7 @@ from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.trees import DraftTrees
+from specq.verifier.trees import MAX_END_IDS, DraftTrees
 from tests.verifier.sessions import graft, make_draft, make_session
 
 NUM = 8
@@ -135,7 +135,8 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
 
     prompts = [[i + 10, 2, 3] for i in range(NUM)]
     verifier = make_verifier(ToyEngine())
-    looked_at = {"presence_penalty": 0.1, "stop_token_ids": (101, 102, 103, 104)}  # one by one, which few sessions are
+    ends = tuple(range(101, 101 + MAX_END_IDS))
+    looked_at = {"presence_penalty": 0.1, "stop_token_ids": ends}  # one by one, which few sessions are
     open_all(verifier, prompts, **looked_at)
     if where == "planned":
         for session in verifier.sessions.values():

@@ -147,7 +147,8 @@ class Placement:
             trace.note("opened", self.state.clock.now, verifier=worker.name, context_tokens=transcript.length)
         worker.job_ids.add(job.job_id)
         worker.take(request.max_length, request.prefix_keys)
-        self.bindings.bind(job, worker.weights, worker.hello.incarnation)
+        weights = worker.binding(job.requirements.weights) or worker.weights
+        self.bindings.bind(job, weights, worker.hello.incarnation)
         self.state.outbox.send_back(
             worker.identity,
             Open(
@@ -160,6 +161,7 @@ class Placement:
                 trace=trace is not None and trace.in_all_processes,
                 explain=request.submit.explain,
                 owner=bucket(self.state.roles.seen_by(request.owner), request.submit.tenant),
+                former_ends=weights != worker.weights,
                 token_ids=transcript.context(),
             ),
         )

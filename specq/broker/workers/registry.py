@@ -55,13 +55,25 @@ class Worker:
     @property
     def weights(self) -> str:
         """What a text depends on: verifiers of equal weights, number format and kernels say the same."""
-        return f"{self.model.fingerprint} {self.model.dtype} {self.model.arithmetic}".rstrip()
+        return self._weights(self.model.fingerprint)
+
+    def _weights(self, fingerprint: str) -> str:
+        return f"{fingerprint} {self.model.dtype} {self.model.arithmetic}".rstrip()
+
+    def binding(self, weights: str) -> str | None:
+        """Return what a job that is bound to these weights, perhaps by an older version, is bound to here; None: it
+        cannot go on here. A job that began under other ends of a text (`ModelInfo.added_eos_ids`) stays bound to the
+        former weights."""
+        model, former = self.model, self._weights(self.model.former_fingerprint)
+        if weights in ("", self.weights, f"{model.fingerprint} {model.dtype}"):
+            return self.weights
+        if not model.former_fingerprint or weights not in (former, f"{model.former_fingerprint} {model.dtype}"):
+            return None
+        return former if model.added_eos_ids else self.weights
 
     def has_weights(self, weights: str) -> bool:
-        """Does it say the same as those weights (as a job is bound to them, perhaps by an older version; "": any)?"""
-        model = self.model
-        by_older = [f"{known} {model.dtype}" for known in (model.fingerprint, model.former_fingerprint) if known]
-        return weights in ("", self.weights, *by_older)
+        """Can a job that is bound to these weights ("": to none) go on here?"""
+        return self.binding(weights) is not None
 
     @property
     def has_room(self) -> bool:

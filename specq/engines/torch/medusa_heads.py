@@ -88,7 +88,8 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
             f"{directory}: these heads were trained for another tokenizer ({shape.num_tokens} tokens, {shape.tokenizer_hash[:12]}..) "
             f"than that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
         )
-    if shape.target_fingerprint and info.fingerprint and shape.target_fingerprint != info.fingerprint:
+    known = ("", info.fingerprint, info.former_fingerprint)
+    if info.fingerprint and shape.target_fingerprint not in known:
         raise ConfigError(
             f"{directory}: these heads were trained together with another target (fingerprint {shape.target_fingerprint[:12]}..) than "
             f"{info.name} ({info.fingerprint[:12]}..); serve that target"

@@ -50,8 +50,10 @@ class Clock(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
-    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`: as in
-    `Submit`; `explain`: its verdicts say what was verified; `owner`: whoever may see a text of the same owner may see this one."""
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`:
+    as in `Submit`; `explain`: its verdicts say what was verified; `owner`: whoever may see a text of the same owner may
+    see this one; `former_ends`: the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do
+    not end it."""
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -63,6 +65,7 @@ class Open(Message):
     trace: bool = False
     explain: bool = False
     owner: Name = ""
+    former_ends: bool = False
     token_ids: Tokens32
 
 

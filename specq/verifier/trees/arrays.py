@@ -19,7 +19,7 @@ from specq.verification import ROW
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 MAX_LANES = 8  # of a session
 MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
-MAX_END_IDS = 4  # of a session that ends by the arrays alone
+MAX_END_IDS = 8  # of a session that ends by the arrays alone
 WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
 
 NUM_OWN_LANES = 256 - LEAST_OWN_LANE  # of the verifier's own sources
