@@ -51,6 +51,7 @@ PACKAGES = {
             "models",
             "checkpoints",
             "engines",
+            "transport",
             "verifier",
             "client",
             "bench",
