@@ -56,7 +56,7 @@ def unwritable_said() -> Iterator[None]:
 def _named() -> Iterator[None]:
     """Make standard output one whose errors say so, unless something took its place, as tests do. Where who started this has closed it,
     writing fails instead of being left out."""
-    before = sys.stdout
+    before: Any = sys.stdout
     if before is None:
         raw = _StandardOutput(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8")

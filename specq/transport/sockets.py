@@ -67,7 +67,9 @@ def bind_router(
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise ConfigError(f"cannot bind {endpoint}: {why_not_bound(address, error.errno or zmq.EINVAL, IN_USE)}") from None
+        raise ConfigError(
+            f"cannot bind {endpoint}: {why_not_bound(address, error.errno or zmq.EINVAL, IN_USE)}"
+        ) from None
     return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
