@@ -81,10 +81,14 @@ def test_no_command_ends_with_a_traceback_where_standard_output_takes_nothing():
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_what_stays_in_the_buffer_is_noticed_before_the_interpreter_ends(closed):
+@pytest.mark.parametrize("ending", ["", "; sys.exit(0)"])
+def test_what_stays_in_the_buffer_is_noticed_before_the_interpreter_ends(closed, ending):
     """A process of its own: what it still holds must not become a traceback of the interpreter's, nor status 120."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    program = "import sys; from specq.cli.outputs import unwritable_said\nwith unwritable_said(): sys.stdout.write('x')"
+    program = (
+        "import sys; from specq.cli.outputs import unwritable_said\nwith unwritable_said(): sys.stdout.write('x')"
+        + ending
+    )
     shell = f'exec "$0" -c "$1" {">&-" if closed else "> /dev/full"}'
     done = subprocess.run(
         ["sh", "-c", shell, sys.executable, program], stderr=subprocess.PIPE, text=True, env=environment, check=False

@@ -27,7 +27,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_ipv6(), reason="tests/transport/test_network.py asserts what such a machine says")
-def test_all_roles_and_http_work_over_ipv6(spawn, own_cache):
+def test_all_roles_and_http_work_over_ipv6(spawn):
     broker_port, http_port, target_port = free_ports(3)
     broker = f"tcp://[::1]:{broker_port}"
     spawn("broker", "--bind", broker, "--journal", "none")

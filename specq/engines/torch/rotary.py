@@ -109,7 +109,7 @@ def _numbers(said: Any) -> Iterator[int]:
 
 
 def _cosines(module: Any, positions: list[int], options: dict[str, str]) -> tuple[torch.Tensor, ...]:
-    """Return what a module gives for positions [P, values]: each as the end of a text, all at once, and each again from the last on."""
+    """Return what a module gives for positions [P, values]: each as the end of a text, all at once, and each again after that."""
     device = next(module.buffers()).device
     like = torch.zeros(1, 1, 1, device=device)
 
@@ -120,8 +120,7 @@ def _cosines(module: Any, positions: list[int], options: dict[str, str]) -> tupl
 
     alone = torch.cat([rotary([one]) for one in positions], -2)
     together = rotary(positions)
-    again = torch.cat([rotary([one]) for one in reversed(positions)], -2).flip(-2)
-    return alone, together, again
+    return alone, together, torch.cat([rotary([one]) for one in positions], -2)
 
 
 def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
