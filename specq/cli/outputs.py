@@ -60,7 +60,7 @@ def _named() -> Iterator[None]:
     if before is None:
         raw = _StandardOutput(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8")
-    elif before is sys.__stdout__:
+    elif id(before) == id(sys.__stdout__):
         before.flush()
         raw = _StandardOutput(before.fileno(), "w", closefd=False)
         how = {name: getattr(before, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
