@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from specq.config import check_bind, check_connect
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, parse_address
 from specq.runtime import Number
 from specq.simulate.network import Line, LineSettings
 
@@ -99,13 +99,12 @@ class DelayProxy:
             writer.write_eof()
 
 
-def _endpoint(address: str) -> tuple[str, int]:
-    """Return host and port of tcp://HOST:PORT; 0 for the port *."""
-    scheme, _, rest = address.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp":
+def _endpoint(address: str) -> tuple[str | None, int]:
+    """Return host and port of tcp://HOST:PORT as asyncio takes them: None for *, 0 for the port *."""
+    found = parse_address(address)
+    if not found.is_tcp:
         raise ConfigError(f"the delay proxy relays TCP, and {address} is not tcp://HOST:PORT")
-    return host.strip("[]"), 0 if port == "*" else int(port)
+    return None if found.host == "*" else found.host, found.port
 
 
 async def serve(proxy: DelayProxy, listen: str) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 import orjson
 
 from specq import AsyncClient
-from specq.config import free_address, host_and_port
+from specq.config import free_address
 from specq.processes.servers import Servers, pair_config
+from specq.protocol import parse_address
 
 PATIENCE_S = 300.0
 MAX_SESSIONS = 1024
@@ -59,7 +60,8 @@ async def by_client(client: AsyncClient, asked: dict[str, Any]) -> Reading:
 
 async def by_http(address: str, asked: dict[str, Any]) -> Reading:
     """Read a stream of the gateway; the connection is there before the time begins."""
-    reader, writer = await asyncio.open_connection(*host_and_port(address), limit=1 << 20)
+    at = parse_address(address)
+    reader, writer = await asyncio.open_connection(at.host, at.port, limit=1 << 20)
     try:
         body = orjson.dumps({**asked, "stream": True})
         head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

@@ -72,6 +72,7 @@ Files to start from are in [configs/](../../configs).
 COMMANDS = """# Commands
 
 Each command says the same with `--help`. The exit status is 0 for success, 2 where options, files or input are wrong, 1 for other failures.
+Where the output cannot be written it is 2, with one line on standard error; where nobody reads the pipe any more it is 1, without one.
 """
 
 

@@ -40,8 +40,8 @@ PACKAGES = {
     "samples": ("protocol", "models", "text", "client"),
     "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (
-        *("protocol", "config", "runtime", "models", "checkpoints", "engines", "proposers", "verifier", "client"),
-        *("samples", "processes"),
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "engines", "proposers", "verifier"),
+        *("client", "samples", "processes"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),

@@ -140,7 +140,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 def _check_kind(heads: Path, said: dict[str, Any]) -> None:
     """Raise ConfigError for what is not a single Llama layer with plain rotations."""
-    scaling = said.get("rope_scaling") or {}
+    scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     known = (
         ("num_hidden_layers", said.get("num_hidden_layers", 1), 1),

@@ -8,12 +8,13 @@ Rule: what a user can set right exits with 2, any other failure with 1, both wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specq import __version__
 from specq.cli.groups import LazyGroup
+from specq.cli.outputs import unwritable_said
 
 if TYPE_CHECKING:
     from specq.protocol import SpecqError
@@ -65,6 +66,10 @@ EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vl
 
 class _Specq(LazyGroup):
     """The errors of the commands become one line and an exit status."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with unwritable_said():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without

@@ -18,7 +18,7 @@ import zmq
 from specq.client.core import ClientCore
 from specq.client.events import LAST, Event, RequestFailed
 from specq.protocol import JobError, ProtocolError, decode, encode
-from specq.transport import Curve, connect_dealer, drain, try_send
+from specq.transport import Curve, connect_dealer, drain, try_send, why_unreachable
 
 Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], Sequence[Event] | None]
@@ -155,7 +155,7 @@ class Link:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_MS / 1e3
-                self._deliver(self._core.tick(now))
+                self._deliver([self._explained(event) for event in self._core.tick(now)])
             self._flush()
         self._act()
         self._fail_all(_closed())
@@ -202,6 +202,14 @@ class Link:
             sinks = self._sinks.pop(event.key, []) if last else self._sinks.get(event.key, [])
             for sink in sinks:
                 sink(event)
+
+    def _explained(self, event: Event) -> Event:
+        """Add to the failure of one whose broker never answered what is wrong with its address at the moment."""
+        if not isinstance(event, RequestFailed) or event.error.code != "no_broker":
+            return event
+        reason = why_unreachable(self._core.address)
+        told = str(event.error).replace(";", f": {reason};", 1)
+        return RequestFailed(event.key, JobError(told, "no_broker")) if reason else event
 
     def _fail_all(self, error: JobError) -> None:
         self._deliver([RequestFailed(key, error) for key in list(self._sinks)])

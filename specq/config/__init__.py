@@ -7,12 +7,12 @@
     own_options      options that only one engine or proposer knows, declared beside it
     renamed          old names of keys, which are aliases for one version
     trees            trees of drafts as people write them down
-    addresses        ZeroMQ addresses as configurations name them
+    addresses        which addresses a configuration may name
 
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
 """
 
-from specq.config.addresses import check_bind, check_connect, connect_address, free_address, host_and_port
+from specq.config.addresses import check_bind, check_connect, connect_address, free_address
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
 from specq.config.loading import (
@@ -68,7 +68,6 @@ __all__ = [
     "environment_of_children",
     "free_address",
     "hidden",
-    "host_and_port",
     "journal_address",
     "kinds",
     "load",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from specq.config.addresses import check_bind, check_connect, check_origins, host_of, is_local, is_wildcard
+from specq.config.addresses import check_bind, check_connect, check_origins, read_address
 from specq.config.engine_options import Options
 from specq.config.options import Cores, Tables, Texts, check_limits, check_type, hidden, option
 from specq.protocol import ConfigError
@@ -228,7 +228,7 @@ class TargetConfig(Section):
         _check_bind(self)
         if self.advertise:
             check_connect("target.advertise", self.advertise)
-        elif is_wildcard(host_of(self.bind)):
+        elif read_address("target.bind", self.bind).is_wildcard:
             raise ConfigError(
                 f"target.bind is {self.bind}, which is not an address to connect to; set advertise to one"
             )
@@ -338,13 +338,13 @@ class ServeConfig(Section):
 
 def _check_http(section: ServeConfig) -> None:
     """Raise ConfigError for an address that HTTP cannot use, or that others reach without keys and TLS."""
-    check_bind("serve.bind", section.bind, insecure=True)
-    if not host_of(section.bind):
+    bind = read_address("serve.bind", section.bind)
+    if not bind.is_tcp:
         raise ConfigError(f"serve.bind is {section.bind}; HTTP takes tcp://HOST:PORT")
     if bool(section.tls_cert) != bool(section.tls_key):
         raise ConfigError("serve.tls_cert and serve.tls_key go together; give both or neither")
     missing = [name for name in ("api_keys", "tls_cert") if not getattr(section, name)]
-    if missing and not section.insecure and not is_local(section.bind):
+    if missing and not section.insecure and not bind.is_local:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
             f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, or allow "

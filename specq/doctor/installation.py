@@ -14,10 +14,11 @@ from specq.client import Client
 from specq.config import Config, cache_dir, connect_address, state_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.models import PREFERRED, known_models
-from specq.processes.up import keys_of_broker, listens
-from specq.protocol import ConfigError, JobError
+from specq.processes.up import keys_of_broker
+from specq.protocol import ConfigError, JobError, parse_address
 from specq.runtime import available_cores, find_compiler, library_or_reason
 from specq.runtime.machine import cpu_model, describe, gpus
+from specq.transport import listens
 
 ENGINES = ("torch", "vllm")  # packages, of which one runs the target
 ANSWER_S = 1.0
@@ -118,7 +119,8 @@ def writable(name: str, directory: Path) -> Check:
 
 
 def _is_taken(bind: str) -> bool:
-    return bind.startswith("tcp://") and not bind.endswith(":*") and listens(bind)
+    address = parse_address(bind)
+    return address.is_tcp and not address.is_any_port and listens(connect_address(bind))
 
 
 def broker_port(config: Config) -> Check:

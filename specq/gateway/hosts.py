@@ -9,19 +9,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection
 
+from specq.protocol import split_host
+
 LOCAL = ("localhost",)
 
 
 def is_known(host: str, names: Collection[str]) -> bool:
     """Return whether a `Host` header (a name or an address, perhaps with a port) is one of ours."""
-    name = _without_port(host.strip().lower())
+    name, _ = split_host(host.strip().lower())
     return name in names or name in LOCAL or _is_address(name)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0].removeprefix("[")
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
 def _is_address(name: str) -> bool:

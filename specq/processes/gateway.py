@@ -16,11 +16,11 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from specq.config import ServeConfig, host_and_port
+from specq.config import ServeConfig
 from specq.gateway import ApiKeys, Limits, Parts, Upstream, limited_protocol, make_app
-from specq.protocol import ConfigError
+from specq.protocol import Address, ConfigError, parse_address
 from specq.runtime import apply_cpu
-from specq.transport import calm_collector, keys_of_gateway
+from specq.transport import calm_collector, keys_of_gateway, listener
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ def make_server(config: ServeConfig) -> Gateway:
     """Return the server; raises ConfigError for keys or certificates that cannot be used. To be called in its loop."""
     keys = ApiKeys(Path(config.api_keys).expanduser()) if config.api_keys else None
     limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
-    hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), host_and_port(config.bind)[0]]
+    hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), parse_address(config.bind).host]
     upstream = Upstream(config.broker, keys_of_gateway(config.keys), config.timeout_s)
     most = most_connections(config.connections)
     app = make_app(
@@ -105,31 +105,19 @@ def _load(settings: uvicorn.Config) -> None:
 
 def listen(address: str) -> socket.socket:
     """Return a socket that listens; raises ConfigError if it cannot."""
-    host, port = host_and_port(address)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot bind {address}: {error.strerror}; is another server using it? --bind, or `bind` in [serve] of a --config, "
-            "chooses another address"
-        ) from None
-    return listener
+    return listener(address, BACKLOG)
 
 
 async def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    with listen(config.bind) as listener:
+    with listen(config.bind) as listening:
         server = make_server(config)
-        host, port = listener.getsockname()[:2]
+        host, port = listening.getsockname()[:2]
         scheme = "https" if config.tls_cert else "http"
-        shown = f"[{host}]" if ":" in host else host
-        log.info("gateway_started", address=f"{scheme}://{shown}:{port}", broker=config.broker)
+        shown = Address("", host, port).at(host).replace("tcp", scheme, 1)
+        log.info("gateway_started", address=shown, broker=config.broker)
         calm_collector()
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listening])
     log.info("gateway_stopped")
 
 

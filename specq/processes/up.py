@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,14 +32,13 @@ from specq.config import (
     ServeConfig,
     connect_address,
     environment_of_children,
-    host_and_port,
     to_arguments,
 )
 from specq.processes.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
 from specq.proposers import PROPOSERS, SAME
-from specq.protocol import ConfigError, EngineError, JobError
+from specq.protocol import ConfigError, EngineError, JobError, parse_address
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
-from specq.transport import Stop, directory_of, own_keys
+from specq.transport import Stop, directory_of, listener, listens, own_keys
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
@@ -86,7 +84,7 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
 def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:
     """Return the process that serves HTTP; it shares the broker's core."""
     section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
-    if section.bind.endswith(":*"):
+    if parse_address(section.bind).is_any_port:
         raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
     if connect_address(section.bind) == address:
         raise ConfigError(f"serve.bind and broker.bind are both at {address}; give each a port of its own")
@@ -116,9 +114,9 @@ def _about(section: Any) -> str:
 
 def _broker_address(config: Config) -> str:
     """Return the address at which the workers find the broker."""
-    if config.broker.bind.endswith(":*"):
+    if parse_address(config.broker.bind).is_any_port:
         raise ConfigError(f"broker.bind is {config.broker.bind}; to start workers with it, give it a port")
-    if config.up.targets > 1 and not config.target.bind.endswith(":*"):
+    if config.up.targets > 1 and not parse_address(config.target.bind).is_any_port:
         raise ConfigError(f"target.bind is {config.target.bind}; for several targets, make its port *")
     return connect_address(config.broker.bind)
 
@@ -168,7 +166,9 @@ class Group:
         except JobError:
             return set()
         ready = {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
-        return ready | {member.name for member in self.members if member.name == GATEWAY and listens(member.about)}
+        return ready | {
+            member.name for member in self.members if member.name == GATEWAY and listens(connect_address(member.about))
+        }
 
     def check(self) -> None:
         """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
@@ -217,27 +217,16 @@ def _check_free(members: Sequence[Member]) -> None:
 
 def _check_no_server(address: str) -> None:
     """Raise ConfigError if the gateway could not listen there."""
-    from specq.processes.gateway import listen  # here, since without HTTP nobody needs a web server
-
-    listen(address).close()
+    listener(address, backlog=1).close()
 
 
 def _check_no_broker(address: str) -> None:
     """Raise ConfigError if a process listens where the broker shall."""
-    if address.startswith("tcp://") and listens(address):
+    if parse_address(address).is_tcp and listens(address):
         raise ConfigError(
             f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
             "Stop it, or give this one another address (--broker)"
         )
-
-
-def listens(address: str) -> bool:
-    """Tell whether somebody listens at an address."""
-    try:
-        socket.create_connection(host_and_port(connect_address(address)), POLL_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def keys_of_broker(config: BrokerConfig) -> str:

@@ -14,6 +14,7 @@
     status_report   a broker's report as a `Status`, and back
     trace_events    what happens to a traced job, as numbers, and back
     worker_metrics  what workers count, as heartbeats carry it
+    addresses       where processes listen, and how that is written
     errors          the exceptions that specq raises
     near_names      what is said of a name that is unknown
 
@@ -32,6 +33,7 @@ from specq.protocol.activations import (
     row_bytes,
     to_bf16,
 )
+from specq.protocol.addresses import Address, parse_address, split_host
 from specq.protocol.arrays import (
     BoolArray,
     Float16Array,
@@ -237,6 +239,7 @@ __all__ = [
     "Ack",
     "ActivationRequest",
     "Activations",
+    "Address",
     "Assign",
     "Bans",
     "BoolArray",
@@ -329,12 +332,14 @@ __all__ = [
     "origin_names",
     "pack_activations",
     "pack_distributions",
+    "parse_address",
     "read_rejected",
     "reason_against",
     "report_of",
     "row_bytes",
     "shown",
     "spans_of",
+    "split_host",
     "stacked",
     "status_of",
     "stripped",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -27,9 +28,21 @@ def configure(level: str = "info", *, as_json: bool = False) -> None:
             _renderer(as_json=as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy())),
         cache_logger_on_first_use=True,
     )
+
+
+class _Lossy:
+    """Standard error, as long as it can be written: a disk that the log has filled stops no process."""
+
+    def write(self, line: str) -> None:
+        with suppress(OSError, AttributeError):  # AttributeError: None, since whoever started the process has closed it
+            sys.stderr.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError, AttributeError):
+            sys.stderr.flush()
 
 
 def traced(error: BaseException) -> dict[str, str]:

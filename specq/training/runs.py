@@ -70,7 +70,8 @@ class Run:
         }
         unfinished = self.path.with_name(self.path.name + ".part")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, unfinished)
+        with unfinished.open("wb") as file:
+            torch.save(state, file)
         unfinished.replace(self.path)
 
     def resume(self, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Transport: ZeroMQ sockets, the keys that protect them, and the loops and links around them.
 
     sockets       bounded, non-blocking sockets
+    network       what addresses stand for, and what is wrong with them
     keys, zap     CURVE keys, their roles, and who may connect
     loop          signals and intervals, for every process
     broker_link   a worker's registration and heartbeats
@@ -22,6 +23,7 @@ from specq.transport.keys import (
     own_keys,
 )
 from specq.transport.loop import Beat, Stop, calm_collector
+from specq.transport.network import listener, listens, why_unreachable
 from specq.transport.sockets import bind_router, connect_dealer, drain, drain_named, try_send
 from specq.transport.zap import Zap
 
@@ -43,8 +45,11 @@ __all__ = [
     "drain",
     "drain_named",
     "keys_of_gateway",
+    "listener",
+    "listens",
     "make_keys",
     "new_incarnation",
     "own_keys",
     "try_send",
+    "why_unreachable",
 ]

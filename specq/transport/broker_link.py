@@ -13,7 +13,8 @@ import zmq
 from specq.protocol import ConfigError, Heartbeat, Hello, Message, ProtocolError, Refused, Welcome, decode, encode
 from specq.transport.keys import Curve
 from specq.transport.loop import Beat
-from specq.transport.sockets import connect_dealer, drain, try_send
+from specq.transport.network import why_unreachable
+from specq.transport.sockets import choose_family, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 
@@ -110,4 +111,6 @@ class BrokerLink:
         if time.monotonic() - self._warned_at > 5:
             self._warned_at = time.monotonic()
             hint = "start one: specq broker; with --keys it must know this key"
-            log.warning("broker_unreachable", broker=self.endpoint, hint=hint)
+            reason = why_unreachable(self.endpoint)
+            log.warning("broker_unreachable", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint)
+            choose_family(self.socket, self.endpoint)

@@ -7,6 +7,7 @@ What the options are for (measured on libzmq 4.3.5):
                 dead. Identities are random, so nobody can take another's place
     IMMEDIATE   without it a DEALER queues while it has no peer
     LINGER      with -1 the process hangs at exit
+    IPV6        without it no address of IPv6 is taken; with it a name that stands for both families stands for IPv6 alone
 
 Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys` and
 `specq.transport.zap`.
@@ -19,8 +20,9 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from specq.protocol import MAX_ARRAY, ConfigError
+from specq.protocol import MAX_ARRAY, ConfigError, parse_address
 from specq.transport.keys import Curve, KeyPair
+from specq.transport.network import needs_ipv6, why_not_bound, why_unreachable
 
 HIGH_WATER_MARK = 10_000
 LINGER_MS = 500
@@ -29,6 +31,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 DRAIN_LIMIT = 512  # messages taken from one socket before the other sockets have their turn
 ZAP_DOMAIN = b"specq"
+IN_USE = "is another broker or worker using it? --bind gives this one another address"
 
 
 def _prepare(socket: zmq.Socket[bytes], most_queued: int = HIGH_WATER_MARK) -> zmq.Socket[bytes]:
@@ -58,13 +61,14 @@ def bind_router(
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    address = parse_address(endpoint)
     try:
+        socket.setsockopt(zmq.IPV6, needs_ipv6(address, connects=False))
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        reason = str(error).partition(" (addr=")[0]  # newer pyzmq adds the address
         raise ConfigError(
-            f"cannot bind {endpoint}: {reason}; is another broker or worker using it? --bind gives this one another address"
+            f"cannot bind {endpoint}: {why_not_bound(address, error.errno or zmq.EINVAL, IN_USE)}"
         ) from None
     return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -91,13 +95,22 @@ def connect_dealer(
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     try:
+        socket.setsockopt(zmq.IPV6, needs_ipv6(parse_address(endpoint), connects=True))
         socket.connect(endpoint)
-    except zmq.ZMQError as error:
+    except (ConfigError, zmq.ZMQError) as error:
         socket.close(0)
-        raise ConfigError(
-            f"{endpoint!r} is not a valid address to connect to ({error}); it must be tcp://HOST:PORT or ipc://PATH"
-        ) from None
+        reason = error if isinstance(error, ConfigError) else why_unreachable(endpoint) or error.strerror
+        raise ConfigError(f"cannot connect to {endpoint!r}: {reason}") from None
     return socket
+
+
+def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect a socket that has not reached its peer by the other family, where the peer's name stands for both and listens there."""
+    is_ipv6 = needs_ipv6(parse_address(endpoint), connects=True)
+    if is_ipv6 != bool(socket.getsockopt(zmq.IPV6)):
+        socket.disconnect(endpoint)
+        socket.setsockopt(zmq.IPV6, is_ipv6)
+        socket.connect(endpoint)
 
 
 def _set_keys(socket: zmq.Socket[bytes], own: KeyPair) -> None:

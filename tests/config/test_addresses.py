@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from specq.config.addresses import check_connect, connect_address, is_local
+from specq.config.addresses import check_bind, check_connect, connect_address
 from specq.config.sections import BrokerConfig, ClientConfig, TargetConfig
+from specq.protocol.addresses import parse_address, split_host
 from specq.protocol.errors import ConfigError
 
 
-@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750"])
+@pytest.mark.parametrize(
+    "bind",
+    [
+        *("tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750", "tcp://[0::0]:5750"),
+        *(
+            "tcp://[::ffff:0.0.0.0]:5750",
+            "tcp://[::ffff:10.1.2.3]:5750",
+            "tcp://[fe80::1%eth0]:5750",
+            "tcp://eth0:5750",
+        ),
+    ],
+)
 def test_binds_beyond_this_machine_are_refused(bind):
     """Nothing listens beyond loopback unless it was asked for."""
     with pytest.raises(ConfigError, match="insecure"):
@@ -24,19 +36,84 @@ def test_binds_beyond_this_machine_are_refused(bind):
 
 
 @pytest.mark.parametrize(
-    "bind", ["tcp://127.0.0.1:1", "tcp://127.8.8.8:1", "tcp://localhost:1", "tcp://[::1]:1", "ipc:///tmp/x"]
+    "bind",
+    [
+        *("tcp://127.0.0.1:1", "tcp://127.8.8.8:1", "tcp://localhost:1", "tcp://LocalHost:1", "tcp://[::1]:1"),
+        *("tcp://[0:0::1]:1", "tcp://[::ffff:127.0.0.1]:1", "ipc:///tmp/x"),
+    ],
 )
 def test_binds_of_this_machine_are_fine(bind):
-    assert is_local(bind)
+    assert parse_address(bind).is_local
+    check_bind("broker.bind", bind)
     assert BrokerConfig(bind=bind).bind == bind
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:5750", "tcp://127.0.0.1", "tcp://h:99999", "tcp://h:0", "udp://h:1", "ipc://", ""]
-)
-def test_malformed_addresses(address):
-    with pytest.raises(ConfigError, match="tcp://HOST:PORT or ipc://PATH"):
-        ClientConfig(broker=address)
+WRONG = {
+    "127.0.0.1:5750": "has no scheme, as in tcp://127.0.0.1:5750",
+    "tcp://127.0.0.1": "has no port",
+    "tcp://[::1]": "has no port",
+    "tcp://[::1]5750": "has no port",
+    "tcp://h:99999": "has the port '99999'; ports are 1 to 65535",
+    "tcp://h:0": "has the port '0'",
+    "tcp://h:x": "has the port 'x'",
+    "tcp://h:5750/": "has the port '5750/'",
+    "tcp://h:": "has the port ''",
+    "udp://h:1": "begins with udp://",
+    "http://h:1": "begins with http://",
+    "ipc://": "has no path",
+    "": "is empty",
+    " tcp://h:1": "has spaces",
+    "tcp://a b:1": "has spaces",
+    "tcp://:1": "has no host; * is every interface",
+    "tcp://::1:5750": "has an address of IPv6 without its brackets, as in tcp://[::1]:5750",
+    "tcp://fe80::1%eth0:5750": "has an address of IPv6 without its brackets",
+    "tcp://[h]:1": "has brackets around 'h', which is no address of IPv6",
+    "tcp://[127.0.0.1]:1": "has brackets around '127.0.0.1'",
+    "tcp://[::1:5750": "has brackets around",
+    "tcp://[1::2::3]:1": "has brackets around '1::2::3'",
+    "tcp://[fe80::1]:1": "does not say on which interface the link-local address fe80::1 is, as in [fe80::1%eth0]",
+    "tcp://256.1.1.1:1": "has the host 256.1.1.1, which is no address of IPv4",
+    "tcp://1.2.3:1": "has the host 1.2.3, which is no address of IPv4",
+    "tcp://x/y:1": "has the host 'x/y', which is no name",
+    "tcp://me@h:1": "has the host 'me@h', which is no name",
+    "tcp://*.h:1": "has the host '*.h', which is no name",
+}
+
+
+def test_what_is_wrong_with_an_address_is_said_with_its_key():
+    for address, said in WRONG.items():
+        for key, take in (
+            ("client.broker", lambda text: ClientConfig(broker=text)),
+            ("broker.bind", lambda text: BrokerConfig(bind=text)),
+        ):
+            with pytest.raises(ConfigError) as refusal:
+                take(address)
+            told = str(refusal.value)
+            assert told.startswith(f"{key} is {address!r}; it must be tcp://HOST:PORT or ipc://PATH: this {said}"), told
+
+
+def test_every_form_is_taken_apart_and_put_together():
+    hosts = (
+        "h",
+        "a-b.c_d.example",
+        "eth0.100",
+        "127.0.0.1",
+        "::1",
+        "fe80::1%eth0",
+        "2001:db8::1",
+        "::ffff:1.2.3.4",
+        "bücher.example",
+    )
+    for host in hosts:
+        written = f"[{host}]" if ":" in host else host
+        for port in (1, 5750, 65_535):
+            found = parse_address(f"tcp://{written}:{port}")
+            assert (found.host, found.port, found.at(host)) == (host, port, found.text)
+            assert split_host(f"{written}:{port}") == (host, str(port))
+            assert connect_address(found.text) == found.text
+        assert split_host(written) == (host, None)
+        assert parse_address(f"tcp://{written}:*").is_any_port
+    assert split_host("::1") == ("::1", None)  # a Host header of a sloppy client
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])

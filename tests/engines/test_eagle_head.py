@@ -174,6 +174,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         ({"num_key_value_heads": 3}, "4 attention heads of size 8 cannot share 3 key-value heads"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2; EAGLE-3 heads are computed with 1"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling is 'llama3'; EAGLE-3 heads are computed with 'default'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_scaling is 'yarn'; EAGLE-3 heads are computed with 'default'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),

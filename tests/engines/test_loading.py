@@ -56,6 +56,11 @@ def make_other(directory: Path, model_type: str, **settings) -> Path:
         ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 2}),
         ("mistral", {**DECODER, "sliding_window": 8}),
         ("gemma2", {**DECODER, "sliding_window": None, "attn_logit_softcapping": 5.0}),
+        (
+            "gptj",
+            {"n_embd": 40, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+        ),  # attention of its own, which sees no kept keys
+        ("mpt", {"d_model": 32, "n_layers": 1, "n_heads": 2, "max_seq_len": 64, "max_position_embeddings": 64}),
     ],
 )
 def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, settings):

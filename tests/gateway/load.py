@@ -24,7 +24,8 @@ import numpy as np
 import orjson
 
 from specq import Client
-from specq.config import free_address, host_and_port
+from specq.config import free_address
+from specq.protocol import parse_address
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_text
 from specq.text import TextCodec
@@ -33,6 +34,12 @@ CODEC = TextCodec(tokenizer_files())
 SPECQ = (sys.executable, "-m", "specq")
 LATE_S = 60.0  # for the last streams to end
 LOOK_S = 10.0  # between two looks at the memory
+
+
+def place(address: str) -> tuple[str, int]:
+    """Return host and port as sockets take them."""
+    found = parse_address(address)
+    return found.host, found.port
 
 
 class Load:
@@ -59,7 +66,7 @@ class Load:
         """Hold a connection for ever, and open another where it is closed."""
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection(*host_and_port(self.http))
+                reader, writer = await asyncio.open_connection(*place(self.http))
                 self.num_hostile += 1
                 try:
                     writer.write(b"" if number % 2 else b"POST /v1/completions HTTP/1.1\r\nHost: local")
@@ -78,7 +85,7 @@ class Load:
             b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
             % len(body)
         )
-        reader, writer = await asyncio.open_connection(*host_and_port(self.http), limit=1 << 20)
+        reader, writer = await asyncio.open_connection(*place(self.http), limit=1 << 20)
         try:
             started = time.perf_counter()
             writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head + body)

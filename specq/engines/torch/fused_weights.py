@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from specq.engines.torch.native import rotary_tables
+from specq.engines.torch.rotary import has_tables, rotary_tables
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
 HEAD_DIMS = (16, 32, 64, 128, 256)
 MAX_GROUP = 64  # query heads of a key-value head
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -71,10 +70,10 @@ def supports(model: Any) -> bool:
     if config.model_type not in ARCHITECTURES or config.hidden_act != "silu" or model.dtype not in DTYPES:
         return False
     attention = model.model.layers[0].self_attn
-    rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
     group = config.num_attention_heads // config.num_key_value_heads
     biases = (attention.o_proj.bias, model.model.layers[0].mlp.down_proj.bias, model.lm_head.bias)
-    return attention.head_dim in HEAD_DIMS and group <= MAX_GROUP and rope_type in ROPE_TYPES and set(biases) == {None}
+    fits = attention.head_dim in HEAD_DIMS and group <= MAX_GROUP
+    return fits and has_tables(model.model) and set(biases) == {None}
 
 
 def merge(model: Any, num_slots: int) -> DecoderWeights:

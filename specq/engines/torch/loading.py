@@ -1,26 +1,23 @@
 """A checkpoint directory, GGUF file or hub name -> what the model is (`ModelInfo`) and a forward that runs it.
 
-The architectures in TESTED are compared with transformers in the test suite. Any other decoder that goes through
-transformers' AttentionInterface is compared with transformers' own attention once, when it is loaded, and refused if the
-logits differ.
+Which models are taken: see `specq.engines.torch.supported` and `specq.engines.torch.rotary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.torch import fused_weights
+from specq.engines.torch import fused_weights, rotary
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
@@ -29,16 +26,14 @@ from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, valu
 from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
 from specq.engines.torch.native_chain import NativeChainDrafter
 from specq.engines.torch.packing import BlockWeight, trim_memory
-from specq.engines.torch.rows import RowPacker
+from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
-TESTED = ("llama", "opt", "qwen2", "qwen3")
 DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
 CPU_KV_BYTES = 1 << 30
 DEVICE_MEMORY_SHARE = 0.85  # of what is free after the weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
-PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below, a wrong mask well above
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +127,12 @@ def assemble(
     overrides   what the model's text depends on besides: see `specq.engines.fingerprint`
     blocks      as of `NativeForward`; other forwards compute with the model's own weights, which say the same
     """
+    if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
+        raise unsupported(network, reason)
     slots = kv_slots or _default_slots(network)
     forward = _make_forward(network, _make_kv(network, slots), eager, threads, blocks)
     if network.config.model_type not in TESTED:
-        _probe(network, forward)
+        probe(network, forward)
     return loaded_model(network, checkpoint, forward, name, overrides)
 
 
@@ -232,6 +229,7 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | str) -> Any:
     read_config(directory)
+    config = None
     try:
         disable_progress_bar()  # type: ignore[no-untyped-call]
         config = AutoConfig.from_pretrained(directory)
@@ -240,13 +238,14 @@ def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | st
         )
         network, found = loaded
     except Exception as error:  # a file that was cut, a config.json of no model: each has an error of its own
-        raise ConfigError(f"{directory} has no causal language model that transformers can load: {error}") from error
+        reason = rotary.unknown_kind(config) or error
+        raise ConfigError(f"{directory} has no causal language model that transformers can load: {reason}") from error
     if missing := sorted(found["missing_keys"]):  # transformers would take random numbers for them
         raise ConfigError(f"{directory} does not have all of its tensors: {missing[0]} is missing ({len(missing)} are)")
     if not getattr(config, "max_position_embeddings", None):
-        raise _unsupported(network, "it has no fixed positions")
+        raise unsupported(network, "it has no fixed positions")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise _unsupported(network, "it uses sliding-window attention")
+        raise unsupported(network, "it uses sliding-window attention")
     return network.to(device).train(mode=False)
 
 
@@ -272,34 +271,3 @@ def _make_kv(network: Any, num_slots: int) -> KvStore:
     shape = (num_layers, num_kv_heads, num_slots, head_dim)
     keys, values = (torch.empty(shape, dtype=network.dtype, device=network.device) for _ in range(2))
     return KvStore(keys, values)
-
-
-def _probe(network: Any, forward: Forward) -> None:
-    """Compare an architecture that no test covers with transformers' own attention; ConfigError if they differ."""
-    token_ids = [(7 * i) % network.config.vocab_size for i in range(8)]
-    try:
-        ours = forward(_probe_rows(token_ids)).logits[0]
-        network.set_attn_implementation("eager")
-        with torch.inference_mode():
-            theirs = network(torch.tensor([token_ids], device=network.device)).logits[0, -1].float()
-        network.set_attn_implementation("specq")
-        same = bool((ours - theirs).abs().max() <= PROBE_TOLERANCE * theirs.abs().max())
-    except Exception as error:  # an unknown architecture may fail in any way
-        raise _unsupported(network, str(error)) from error
-    if not same:
-        raise _unsupported(network, "its logits differ from transformers' own")
-
-
-def _probe_rows(token_ids: Sequence[int]) -> Any:
-    packer = RowPacker()
-    slots = np.arange(len(token_ids), dtype=np.int32)
-    packer.add_session(slots)
-    packer.add_chain(token_ids, slots.tolist(), 0, judged=True)
-    return packer.pack()
-
-
-def _unsupported(network: Any, reason: str) -> ConfigError:
-    return ConfigError(
-        f"the torch engine cannot run {network.config.model_type} ({reason}); supported are {', '.join(TESTED)} and "
-        "decoders that need only plain causal attention through transformers' AttentionInterface"
-    )

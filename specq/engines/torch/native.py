@@ -25,14 +25,13 @@ import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
+from specq.engines.torch.rotary import has_tables, rotary_tables
 from specq.engines.torch.rows import PackedRows, address, table_addresses
 from specq.engines.torch.sharing import Sharing
 from specq.protocol import ConfigError
 from specq.runtime import available_cores
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
-MAX_ROPE_POSITIONS = 1 << 20
 MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step
 # A step of at least so many rows always calls the helpers; one of fewer where that was measured to pay (`sharing`). Two threads
 # against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one
@@ -273,19 +272,9 @@ def supports(model: Any) -> bool:
     config = model.config
     if config.model_type not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
         return False
-    rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
     head_dim = model.model.layers[0].self_attn.head_dim
     whole_lines = config.hidden_size % 8 == 0 and config.intermediate_size % 8 == 0 and head_dim % 16 == 0
-    return whole_lines and config.hidden_act == "silu" and rope_type in ROPE_TYPES
-
-
-def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; no session is longer."""
-    length = min(decoder.config.max_position_embeddings, num_slots, MAX_ROPE_POSITIONS)
-    device = decoder.rotary_emb.inv_freq.device
-    cos, sin = decoder.rotary_emb(torch.zeros(1, device=device), torch.arange(length, device=device)[None])
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half], sin[0, :, :half]
+    return whole_lines and config.hidden_act == "silu" and has_tables(model.model)
 
 
 def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:

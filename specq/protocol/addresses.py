@@ -1,0 +1,125 @@
+"""Addresses as people write them: tcp://HOST:PORT and ipc://PATH. They are taken apart here and nowhere else; pure.
+
+HOST is a name, an IPv4 address, an IPv6 address in brackets, perhaps with the interface that a link-local one belongs to
+([fe80::1%eth0]), or for all interfaces: * (IPv4, and IPv6 where the machine has it), 0.0.0.0 (IPv4), [::] (IPv6 and IPv4).
+PORT is 1 to 65535, or * for any free one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from specq.protocol.errors import ConfigError
+
+FORMS = "tcp://HOST:PORT or ipc://PATH"
+EVERY = "*"
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What an address says. host: without brackets, "" for ipc; port: 0 for any free one."""
+
+    text: str
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_tcp(self) -> bool:
+        return bool(self.host)
+
+    @property
+    def is_any_port(self) -> bool:
+        return self.is_tcp and not self.port
+
+    @property
+    def ip(self) -> IPv4Address | IPv6Address | None:
+        """The host as a number, of IPv4 also where it is written within IPv6 (::ffff:127.0.0.1); None for names."""
+        found = _ip(self.host)
+        return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the host is written as IPv6."""
+        return ":" in self.host
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for every interface."""
+        return self.host == EVERY or (self.ip is not None and self.ip.is_unspecified)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if not self.is_tcp or self.host.casefold() == "localhost":
+            return True
+        return self.ip is not None and self.ip.is_loopback
+
+    def at(self, host: str) -> str:
+        """Return the address with another host."""
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.port or EVERY}"
+
+
+def parse_address(text: str) -> Address:
+    """Take an address apart; ConfigError says what is wrong with it, and how it would be right."""
+    scheme, found, rest = text.partition("://")
+    if text.split() != [text]:
+        raise _wrong("has spaces" if text else "is empty")
+    if not found:
+        raise _wrong(f"has no scheme, as in tcp://{text}")
+    if scheme == "ipc" and rest:
+        return Address(text)
+    if scheme != "tcp":
+        raise _wrong("has no path" if scheme == "ipc" else f"begins with {scheme}://")
+    host, port = split_host(rest)
+    return Address(text, _host(host, rest), _port(port))
+
+
+def split_host(text: str) -> tuple[str, str | None]:
+    """Return the host of HOST:PORT without its brackets, and the port; None where there is none, "..." of an address of IPv6 without brackets
+    is all host."""
+    if text.startswith("["):
+        host, _, after = text[1:].partition("]")
+        return host, after[1:] if after.startswith(":") else None
+    host, found, port = text.partition(":")
+    return (text, None) if ":" in port else (host, port if found else None)
+
+
+def _host(host: str, rest: str) -> str:
+    found = _ip(host)
+    if rest.startswith("["):
+        if "]" not in rest or not isinstance(found, IPv6Address):
+            raise _wrong(f"has brackets around {host!r}, which is no address of IPv6, as [::1] is")
+        if found.is_link_local and not found.scope_id:
+            raise _wrong(f"does not say on which interface the link-local address {host} is, as in [{host}%eth0]")
+    elif ":" in host:
+        raise _wrong("has an address of IPv6 without its brackets, as in tcp://[::1]:5750")
+    elif not host:
+        raise _wrong("has no host; * is every interface")
+    elif set(host) & set("/%]@") or (EVERY in host and host != EVERY):
+        raise _wrong(f"has the host {host!r}, which is no name and no address")
+    elif found is None and host.replace(".", "").isdigit():
+        raise _wrong(f"has the host {host}, which is no address of IPv4, as 127.0.0.1 is")
+    return host
+
+
+def _port(port: str | None) -> int:
+    if port is None:
+        raise _wrong("has no port")
+    if port == EVERY:
+        return 0
+    if not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+        raise _wrong(f"has the port {port!r}; ports are 1 to {MAX_PORT}, or * for any free one")
+    return int(port)
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError(f"it must be {FORMS}: this {what}")
