@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from specq.checkpoints import read_text
 from specq.protocol import ConfigError, JobError
+from specq.text.token_texts import TokenTexts
 
 TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
     "tokenizer_config.json",
@@ -85,6 +86,7 @@ class TextCodec:
 
     files   name -> text, as `load_tokenizer_files` returns them; "tokenizer.json" is needed, the others are used for
             the chat template and the names of the special tokens
+    tokens  each token's spelling, bytes and text, by id
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -93,8 +95,7 @@ class TextCodec:
         self._tokenizer = build_tokenizer(files["tokenizer.json"])
         self._config = _settings(files)
         self._template = files.get("chat_template.jinja") or _named_template(self._config.get("chat_template"))
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.tokens = TokenTexts(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""

@@ -90,8 +90,8 @@ def test_tokens_without_a_text_yet_are_no_event():
 
 
 def test_log_probabilities_of_both_kinds():
-    """What JSON cannot say is -9999; offsets count characters."""
-    entries = ({"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, float("-inf")]]},) * 2
+    """What JSON cannot say is -9999; offsets are those of the pieces."""
+    entries = ({"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, float("-inf")]], "offset": 7},) * 2
     text = CODEC.decode([5], skip_special=False)
     chat = ChatShape(CODEC, 2).chunk(0, Piece("ab", (5, 5), logprobs=entries))["logprobs"]["content"]
     shape = CompletionShape(CODEC, 2)
@@ -100,7 +100,7 @@ def test_log_probabilities_of_both_kinds():
     assert (chat[0]["token"], chat[0]["bytes"]) == (text, list(text.encode()))
     assert [one["logprob"] for one in chat[1]["top_logprobs"]] == [-0.5, -9999.0]
     assert first["tokens"] == [text, text]
-    assert first["text_offset"] + second["text_offset"] == [0, 1, 2, 3]
+    assert first["text_offset"] == second["text_offset"] == [7, 7]
     assert list(first["top_logprobs"][0].values()) == [-0.5, -9999.0]
 
 
