@@ -40,6 +40,10 @@ class _Text(Protocol):
         """Return what would follow the certain text if it ended here."""
         ...
 
+    def possible(self) -> tuple[str, ...]:
+        """Return all that the tokens so far may turn out to say behind the certain text."""
+        ...
+
 
 class _ByteLevel:
     """A text that is the bytes of its tokens; bytes that are not UTF-8 become U+FFFD as everywhere (Unicode, 3.9)."""
@@ -54,6 +58,9 @@ class _ByteLevel:
 
     def rest(self) -> str:
         return self._utf8.getstate()[0].decode("utf-8", "replace")
+
+    def possible(self) -> tuple[str, ...]:
+        return (self.rest(),)
 
 
 class _Pieces:
@@ -81,11 +88,19 @@ class _Pieces:
         if self._is_broken:
             return "\ufffd"
         try:
-            self.unsure += self._utf8.decode(token.data)
+            character = self._utf8.decode(token.data)
         except UnicodeDecodeError:
             self._is_broken, self.unsure = True, ""
             return self._add(self._run)
+        if character:
+            self._add_unsure(len(character.encode()))
         return ""
+
+    def _add_unsure(self, num_bytes: int) -> None:
+        """Add the character that so many tokens of the run make."""
+        is_head = self._head is not None
+        _, piece = self._after(self._run if is_head else self._run[-num_bytes:])
+        self.unsure = ("" if is_head else self.unsure) + piece.sure + piece.last
 
     def _end_run(self) -> str:
         run, is_broken = self._run, self._is_broken
@@ -113,22 +128,26 @@ class _Pieces:
         owed, piece = self._after(self._run)
         return owed + piece.sure + piece.last
 
+    def possible(self) -> tuple[str, ...]:
+        if not self._run or self._is_broken:
+            return (self.rest(),)
+        return self.owed + self.unsure, self.owed + "\ufffd" * len(self._run)
+
 
 class Detokenizer:
     """Token ids in, text out: the joined pieces are the text of all ids behind those `before` them, special tokens left out.
 
-    Where the prompt ends within a character, the character belongs to the answer if that completes it. Joined pieces and the prompt's own text
-    are then the whole text, but for the U+FFFD with which the prompt's text ends alone.
+    Where the prompt ends within a character, the character belongs to the answer if that completes it; alone, the prompt's text ends in U+FFFD there.
     """
 
     def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
         self._texts, self._num_certain = codec.tokens, 0
         start = self._start(before)
         self._text: _Text = _ByteLevel() if self._texts.is_byte_level else _Pieces(self._texts, is_first=start == 0)
-        self._known = ""  # what of the text to come was the prompt's
+        self._known: tuple[str, ...] = ()  # what of the text to come may be the prompt's
         for place in range(start, len(before)):
             self.push(int(before[place]))
-        self._known, self._num_certain = self._text.rest(), 0
+        self._known, self._num_certain = self._text.possible(), 0
 
     def _start(self, before: PromptIds) -> int:
         """Return the place in a prompt from which on its tokens say how its text ends: of a few tokens, the first not within a run of bytes."""
@@ -158,7 +177,7 @@ class Detokenizer:
             return ""
         piece = self._text.push(token)
         if piece and self._known:
-            piece, self._known = self._own(piece), ""
+            piece, self._known = self._own(piece), ()
         self._num_certain += len(piece)
         return piece
 
@@ -174,7 +193,7 @@ class Detokenizer:
 
     def _own(self, text: str) -> str:
         """Return a text without what of it was the prompt's."""
-        return text[len(common_start(text, self._known)) :] if self._known else text
+        return text[max((len(common_start(text, known)) for known in self._known), default=0) :]
 
 
 class StopMatcher:

@@ -1,5 +1,7 @@
 """Streams as bytes: wherever one breaks, what was sent and what is sent after it make the whole."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -10,7 +12,10 @@ from specq.gateway.calls import Call
 from specq.gateway.errors import ApiError
 from specq.gateway.shapes import ChatShape, CompletionShape
 from specq.testing.fake_broker import CODEC
+from specq.testing.tokenizer import sentencepiece_files
+from specq.text import TextCodec
 
+SENTENCEPIECE = TextCodec(sentencepiece_files())
 HEAD = Head("chatcmpl-1", 0, "m", "f")
 
 
@@ -102,6 +107,20 @@ def test_log_probabilities_of_both_kinds():
     assert first["tokens"] == [text, text]
     assert first["text_offset"] == second["text_offset"] == [7, 7]
     assert list(first["top_logprobs"][0].values()) == [-0.5, -9999.0]
+
+
+def test_likeliest_tokens_never_merge():
+    """Equal texts keep apart by their ids, and the token itself has its own text: of parts of characters, and of other spellings."""
+    for codec, alike, text in ((SENTENCEPIECE, ("<0x61>", "a"), "a"), (CODEC, ("\u00f0", "\u0141"), "\ufffd")):
+        first, second = (codec.token_id(token) for token in alike)
+        top = [[first, -0.5], [second, -1.0]]
+        entry = {"token_id": second, "logprob": -1.0, "top": top, "offset": 0}
+        shape = CompletionShape(codec, 2)
+        shown = shape.whole(0, replace(result(""), logprobs=[entry, {**entry, "top": []}]))["logprobs"]
+        assert shown["tokens"] == [text, text]
+        assert shown["top_logprobs"] == [{f"token_id:{first}": -0.5, text: -1.0}, {text: -1.0}]  # `logprobs: 0`
+        (chat,) = ChatShape(codec, 2).whole(0, replace(result(""), logprobs=[entry]))["logprobs"]["content"]
+        assert [bytes(one["bytes"]) for one in chat["top_logprobs"]] == [codec.tokens[i].data for i, _ in top]
 
 
 def test_the_numbers_count_each_prompt_once():
