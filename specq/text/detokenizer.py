@@ -98,9 +98,12 @@ class _Pieces:
 
     def _add_unsure(self, num_bytes: int) -> None:
         """Add the character that so many tokens of the run make."""
-        is_head = self._head is not None
-        _, piece = self._after(self._run if is_head else self._run[-num_bytes:])
-        self.unsure = ("" if is_head else self.unsure) + piece.sure + piece.last
+        character = self._run[-num_bytes:]
+        piece = self._texts.piece(character)
+        if self._head is not None and piece != self._texts.piece(character, is_first=True):
+            _, piece = self._after(self._run)
+            self.unsure = ""
+        self.unsure += piece.sure + piece.last
 
     def _end_run(self) -> str:
         run, is_broken = self._run, self._is_broken
