@@ -25,8 +25,8 @@ class Result:
     finish_reason  "stop", "length", "cancelled" or "error"
     index          which of several completions of the prompt this is, from 0; None if it is the only one
     usage          prompt_tokens, completion_tokens
-    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}; at `offset` of the
-                   text begins what the token adds
+    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
+                   at `offset` of the text begins what the token adds
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
                    depth (mean leaves and depth of the trees verified), seed
@@ -153,7 +153,10 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
 def completion_text(
     codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
 ) -> tuple[str, list[int]]:
-    """Return the text of all tokens, without special tokens, up to the first stop string that may end it; and where each begins in it."""
+    """Return the text of all tokens up to the first stop string that may end it, and where each token begins in it.
+
+    before  the prompt
+    """
     matcher, offsets = StopMatcher(codec, params.stop, params.min_tokens, before), list[int]()
     for token_id in token_ids:
         offsets.append(matcher.offset)
@@ -162,7 +165,10 @@ def completion_text(
 
 
 def make_result(request: Request, position: int, transcript: Transcript, codec: TextCodec | None) -> Result:
-    """Return the result of a completion that has ended; `position` is its place among the request's. Without a codec it has no text."""
+    """Return the result of a completion that has ended; `position` is its place among the request's.
+
+    Without a codec it has no text.
+    """
     job = request.submits[position]
     text, offsets = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids) if codec else ("", [])
     entries = transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None

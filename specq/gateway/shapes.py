@@ -111,7 +111,7 @@ class CompletionShape:
         }
 
     def _top(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Return the likeliest tokens by their text, and the token itself. One whose text stands there already is named by its id, as in vLLM."""
+        """Return the likeliest tokens and the token itself, by text; those with the text of another one by id."""
         sampled = entry["token_id"], entry["logprob"]
         names = {sampled[0]: self._codec.tokens[sampled[0]].text}
         for token_id, _ in entry["top"]:

@@ -3,8 +3,8 @@
     Detokenizer   all of the text
     StopMatcher   the text up to the first stop string; client and verifier both use it, so they agree
 
-Rules: the joined pieces are what the tokenizer's own decoding of prompt and answer has beyond that of the prompt; what it may still change is not
-shown, nor any part of a stop string.
+Rules: the joined pieces are what the tokenizer's own decoding of prompt and answer has beyond that of the prompt; what
+it may still change is not shown, nor any part of a stop string.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class _ByteLevel:
 
 
 class _Pieces:
-    """A text that is the pieces of its tokens; those for single bytes count as a run: all of it is UTF-8, or each byte is U+FFFD.
+    """A text that is the pieces of its tokens. Tokens for single bytes make runs, as the decoder `ByteFallback` has them.
 
-    So a run is certain where it ends, or where it can no longer be UTF-8.
+    A run is UTF-8, or each of its bytes is U+FFFD. It is certain where it ends, or where it can no longer be UTF-8.
     """
 
     def __init__(self, texts: TokenTexts, *, is_first: bool) -> None:
@@ -138,9 +138,9 @@ class _Pieces:
 
 
 class Detokenizer:
-    """Token ids in, text out: the joined pieces are the text of all ids behind those `before` them, special tokens left out.
+    """Token ids in, text out: the joined pieces are the text of all ids behind those `before`, special ones left out.
 
-    Where the prompt ends within a character, the character belongs to the answer if that completes it; alone, the prompt's text ends in U+FFFD there.
+    Where the prompt ends within a character, the character belongs to the answer if that completes it.
     """
 
     def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
@@ -153,7 +153,7 @@ class Detokenizer:
         self._known, self._num_certain = self._text.possible(), 0
 
     def _start(self, before: PromptIds) -> int:
-        """Return the place in a prompt from which on its tokens say how its text ends: of a few tokens, the first not within a run of bytes."""
+        """Return the place in a prompt from which on its tokens say how its text ends; a run of bytes is not cut."""
         num_read = 0
         for place in range(len(before) - 1, -1, -1):
             token = self._texts[int(before[place])]
@@ -202,9 +202,10 @@ class Detokenizer:
 class StopMatcher:
     """Text that ends before the first stop string, whatever tokens it is made of.
 
-    The first is the one that is complete first; of several that end together the longest. Once found, tokens that follow are ignored. A stop string
-    that is complete within the first `min_tokens` tokens is text like any other, also later; one that only begins there counts (as in vLLM).
-    Special tokens are no part of the text, except for stop strings that name one: these are searched in the text with the tokens that they name.
+    The first is the one that is complete first; of several that end together the longest. Once found, tokens that
+    follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
+    later; one that only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings that
+    name one are searched in the text with the special tokens that stop strings name.
     """
 
     def __init__(

@@ -13,7 +13,10 @@ _TEXT, _HIDDEN = "t", "h"
 
 
 class StopSearch:
-    """The search for some strings, empty ones left out, in characters that come one by one. Some of them are no part of the text that is shown."""
+    """The search for some strings, empty ones left out, in characters that come one by one.
+
+    Some characters are not part of the text that is shown; they are not counted.
+    """
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._ordered = tuple(sorted({string for string in strings if string}))

@@ -1,7 +1,8 @@
-"""What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text. Whoever shows or compares single tokens asks here.
+"""What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text.
 
-Rule: the tokenizer's own decoder is the truth. A byte-level one joins bytes. Any other is asked for a token between two others, since several
-decoders drop a space where a text begins (SentencePiece's) or ends.
+Rule: the tokenizer's own decoder is the truth, and all code that shows or compares single tokens asks here. A byte-level
+decoder joins bytes. Any other is asked for a token between two others, since several drop a space where a text begins
+(SentencePiece's) or ends.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ NO_PIECE = Piece()
 class Token:
     """One token.
 
-    spelling    as the vocabulary writes it ("\u0120the", "\u2581the", "<0x0A>"), which is transformers' `convert_ids_to_tokens`; "": there is no such token
+    spelling    as the vocabulary writes it ("\u0120the", "\u2581the", "<0x0A>"): transformers' `convert_ids_to_tokens`;
+                "": there is no such token
     data        its bytes within a text; of a special token those of its spelling
     is_special  whether texts leave it out
-    is_byte     whether it stands for one byte, which makes characters with the bytes beside it, or else one U+FFFD for each
+    is_byte     whether it stands for one byte, which makes characters with the bytes beside it
     piece       what it adds to a text that it does not begin; nothing where only the bytes count
     """
 

@@ -1,4 +1,4 @@
-"""One truth about a token's text: single tokens, streams, whole texts, offsets and stop strings against the tokenizer's own decoding."""
+"""Single tokens, streams, whole texts, offsets and stop strings against the tokenizer's own decoding."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Sequences:
 def continuation(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str:
     """Return what the tokenizer's own decoding of prompt and answer has beyond that of the prompt.
 
-    Bytes at its end have several: without those of an unfinished character, and where what follows makes all of them U+FFFD.
+    The prompt's text ends in several ways: without an unfinished character, or with U+FFFD for each byte.
     """
     whole = tokenizer.decode(prompt + answer)
     before = [tokenizer.decode(prompt[:length]) for length in range(len(prompt) + 1)]
@@ -193,7 +193,7 @@ def test_a_space_before_the_first_token_of_an_answer_stays():
 
 
 def expected_end(tokenizer: Tokenizer, prompt: list[int], answer: list[int], stop: str, named: set[int]) -> Any:
-    """Return the index of the first token after which the text so far has the stop string, and the text before that; naively.
+    """Return the index of the first token after which the text has the stop string, and the text before that.
 
     named  special tokens that stand in the text that is searched
     """
@@ -212,7 +212,7 @@ def expected_end(tokenizer: Tokenizer, prompt: list[int], answer: list[int], sto
 
 
 def test_a_stop_string_ends_a_text_whatever_tokens_it_is_made_of():
-    """Parts of words, whole words, characters of bytes, at the beginning, across special tokens that it does not name."""
+    """Parts of words, words, characters of bytes, at the beginning, across special tokens."""
     for name in ("byte-level", "llama 2", "gemma", "metaspace first", "unigram", "WordPiece"):
         tokenizer, num_found = TOKENIZERS[name], 0
         make, random = Sequences(tokenizer, seed=2), Random(3)
@@ -270,4 +270,6 @@ def test_a_stop_string_in_a_run_of_bytes_that_is_broken_later():
     early, late = StopMatcher(codec, ("中",), 0, [word]), StopMatcher(codec, ("As",), 0, [word])
     assert (early.push([*wide, *high]), early.finish()) == (2, "")
     assert (late.push([*wide, *high, word]), late.finish()) == (None, "\ufffd" * 5 + "s")
+    broken = StopMatcher(codec, ("A\ufffd",), 0, [word])
+    assert (broken.push([wide[-1], *high, word]), broken.finish()) == (None, "\ufffd\ufffds")
     assert Detokenizer(codec, [word]).push(wide[0]) == ""

@@ -265,27 +265,28 @@ def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the
 
 
 def test_verifier_and_client_find_the_same_stop_strings() -> None:
-    """One that names a special token, one of a character's parts, and U+FFFD where the limit cuts a character; also where the session moved."""
+    """Also of special tokens, parts of characters, U+FFFD at the limit, and where the session moved."""
     codec = TextCodec(tokenizer_files())
     a, b, end, *smile = (*codec.encode("ab"), 2, *codec.encode("🙃🦄"))
-    for stop, answer, finish, expected in (
-        ("<|im_end|>", [a, b, end, a], "stop", "ab"),
-        ("b<|im_end|>", [a, b, end, a], "stop", "a"),
-        ("🦄", [a, *smile, b], "stop", "a🙃"),
-        ("\ufffd", [a, *smile[:-1]], "stop", "a🙃"),
-        ("🦄", [a, *smile[:-1]], "length", "a🙃\ufffd"),
+    for stop, prompt, answer, finish, expected in (
+        ("🦄", [a, *smile[:-1]], [smile[-1], b], "stop", ""),
+        ("<|im_end|>", PROMPT, [a, b, end, a], "stop", "ab"),
+        ("b<|im_end|>", PROMPT, [a, b, end, a], "stop", "a"),
+        ("🦄", PROMPT, [a, *smile, b], "stop", "a🙃"),
+        ("\ufffd", PROMPT, [a, *smile[:-1]], "stop", "a🙃"),
+        ("🦄", PROMPT, [a, *smile[:-1]], "length", "a🙃\ufffd"),
     ):
         params = SamplingParams(stop=(stop,), max_tokens=len(answer))
-        for num_there in (0, 1, 2):
+        for num_there in range(min(3, len(answer))):
             message = Open(
-                session_id=7, epoch=1, prompt_len=3, tokens_left=len(answer) - num_there, params=params,
-                token_ids=np.array(PROMPT + answer[:num_there], np.int32),
+                session_id=7, epoch=1, prompt_len=len(prompt), tokens_left=len(answer) - num_there, params=params,
+                token_ids=np.array(prompt + answer[:num_there], np.int32),
             )  # fmt: skip
             session = Session.of(message, (), DraftTrees(), codec)
             num_kept, found = session.up_to_end(answer[num_there:])
             tokens = answer[: num_there + num_kept]
             assert (stop, found) == (stop, finish)
-            assert completion_text(codec, tokens, params, PROMPT)[0] == expected
+            assert completion_text(codec, tokens, params, prompt)[0] == expected
 
 
 def test_a_common_prefix_is_computed_once() -> None:
