@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -134,19 +133,8 @@ class _Written:
     def _result(self, found: FoundJob, info: JobInfo) -> Result:
         codec = self._codecs[info.model] if self._codecs else None
         prompt = codec.decode(info.prompt_ids.tolist(), skip_special=False) if codec else ""
-        params = info.params if codec else replace(info.params, stop=())
-        submit = Submit(job_id=info.job_id, params=params, prompt_ids=info.prompt_ids)
+        submit = Submit(job_id=info.job_id, params=info.params, prompt_ids=info.prompt_ids)
         request = Request(id_of(info.label, info.job_id), prompt, (submit,))
         if found.error is not None:
             return failed_result(request, 0, str(found.error))
-        return make_result(request, 0, found.transcript, codec or _NO_TEXT)
-
-
-class _NoText:
-    """Takes the place of a tokenizer where none is wanted."""
-
-    def decode(self, token_ids: list[int], *, skip_special: bool = True) -> str:
-        return ""
-
-
-_NO_TEXT: Any = _NoText()
+        return make_result(request, 0, found.transcript, codec)

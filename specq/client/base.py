@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from specq.client.batch import read_requests
 from specq.client.completions import Completions
 from specq.client.connection import Connection
-from specq.client.events import Event, Waiting
+from specq.client.events import Event, NewTokens, Waiting
 from specq.client.request import Request, Served, read_request
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
@@ -95,6 +95,7 @@ class PieceStream:
     ) -> None:
         """`known`: of each completion, in order, how many tokens the reader has already."""
         self._connection, self._requests, self._inbox = connection, requests, inbox
+        self._last: NewTokens | None = None  # tokens whose job's end is the next event: they are told together
         self._completions: dict[int | str, Completions] = {}  # by job
         left = list(known)
         for place, request in enumerate(requests):
@@ -111,8 +112,14 @@ class PieceStream:
 
     async def piece(self) -> Piece:
         """Wait for the next piece; raises JobError if a single completion failed."""
-        event = await self._inbox.get()
-        return self._completions[event.key].piece(event)
+        if self._last is None:
+            event = await self._inbox.get()
+            if not (isinstance(event, NewTokens) and event.ends):
+                return self._completions[event.key].piece(event)
+            self._last = event
+        end = await self._inbox.get()
+        last, self._last = self._last, None
+        return self._completions[end.key].piece(end, last)
 
     def close(self) -> None:
         """Stop the jobs that have not ended."""

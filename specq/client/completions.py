@@ -23,7 +23,8 @@ class Completions:
         known = [*num_known, *(0,) * len(request.submits)]
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
         self._makers = [
-            PieceMaker(served.codec, job.params, i, place, known[i]) for i, job in enumerate(request.submits)
+            PieceMaker(served.codec, job.params, i, place, known[i], job.prompt_ids)
+            for i, job in enumerate(request.submits)
         ]
         self._ends: dict[int, JobDone | RequestFailed] = {}
 
@@ -36,13 +37,16 @@ class Completions:
     def ended(self) -> bool:
         return len(self._ends) == len(self._makers)
 
-    def piece(self, event: Event) -> Piece:
-        """Take in an event and return the piece that it makes; raises JobError if a single completion failed."""
+    def piece(self, event: Event, last: NewTokens | None = None) -> Piece:
+        """Take in an event and return the piece that it makes; raises JobError if a single completion failed.
+
+        last  the tokens that came with the end, which is the event
+        """
         self.take(event)
         position = self._positions[event.key]
         if isinstance(event, NewTokens):
             return self._makers[position].piece(event)
-        return self._makers[position].last(self._result(position))
+        return self._makers[position].last(self._result(position), last)
 
     def results(self) -> list[Result]:
         """Return the results in order, when all have ended; raises JobError if a single completion failed."""

@@ -15,6 +15,7 @@ come twice are dropped, those that come too early are asked for again. A request
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from specq.client.events import (
@@ -282,16 +283,15 @@ class ClientCore:
 
     def _extend(self, request: Pending, message: Tokens, num_known: int, now: float) -> list[Event]:
         """Take the tokens beyond the first `num_known`, and the end if it is there."""
-        transcript, events = request.transcript, list[Event]()
+        transcript, end = request.transcript, list[Event]()
         if transcript is None:
-            return events
+            return end
         if new := transcript.extend(message, num_known, now):
             self.tracing.received(message, now)
             request.sent, request.patience = now, self._patience
-            events.append(new)
         if message.finish and message.base_len + len(message.token_ids) >= len(transcript.token_ids):
-            events += self._finish(request, message, transcript, now)
-        return events
+            end = self._finish(request, message, transcript, now)
+        return [replace(new, ends=bool(end)), *end] if new else end
 
     def _finish(self, request: Pending, message: Tokens, transcript: Transcript, now: float) -> list[Event]:
         if message.finish == "error":

@@ -65,7 +65,7 @@ class Transcript:
 class NewTokens:
     """Tokens of a job that were not known before; `origins`: where each comes from, names of
     `specq.protocol.ORIGINS`; `logprobs` as in `Result`, empty where none were asked for; `rejected`
-    and `rounds` where the job asks to be explained."""
+    and `rounds` where the job asks to be explained; `ends`: the job's end follows at once."""
 
     key: int
     token_ids: tuple[int, ...]
@@ -73,6 +73,7 @@ class NewTokens:
     logprobs: tuple[dict[str, Any], ...] = ()
     rejected: tuple[RejectedDraft, ...] = ()
     rounds: tuple[RoundTime, ...] = ()
+    ends: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ Rule: a `Result` has exactly the fields of a line in a results file (docs/refere
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
-from specq.text import StopMatcher, TextCodec
+from specq.text import PromptIds, StopMatcher, TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Result:
     finish_reason  "stop", "length", "cancelled" or "error"
     index          which of several completions of the prompt this is, from 0; None if it is the only one
     usage          prompt_tokens, completion_tokens
-    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...]}
+    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
+                   at `offset` of the text begins what the token adds
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
                    depth (mean leaves and depth of the trees verified), seed
@@ -88,9 +89,16 @@ class PieceMaker:
     """Turns new tokens of one completion into pieces of text; of the first `num_known` tokens, nothing is shown."""
 
     def __init__(
-        self, codec: TextCodec, params: SamplingParams, index: int = 0, place: int = 0, num_known: int = 0
+        self,
+        codec: TextCodec,
+        params: SamplingParams,
+        index: int = 0,
+        place: int = 0,
+        num_known: int = 0,
+        before: PromptIds = (),
     ) -> None:
-        self._matcher = StopMatcher(codec, params.stop, params.min_tokens)
+        """`before`: the prompt."""
+        self._matcher = StopMatcher(codec, params.stop, params.min_tokens, before)
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
 
@@ -98,60 +106,81 @@ class PieceMaker:
         """Return the text that these tokens make certain."""
         skipped = min(self._num_known, len(new.token_ids))
         self._num_known -= skipped
-        texts = tuple([self._text(token) for token in new.token_ids][skipped:])
+        offsets, texts = zip(*map(self._push, new.token_ids), strict=True) if new.token_ids else ((), ())
+        texts = texts[skipped:]
         origins = new.origins[skipped:]
         self._last_origin = origins[-1] if origins else self._last_origin
-        shown = [part for part in zip(texts, origins, strict=True) if part[0]]
-        spans = tuple((_join(run), origin) for origin, run in groupby(shown, key=lambda part: part[1]))
         return Piece(
             "".join(texts),
             new.token_ids[skipped:],
             origins,
             texts,
-            spans,
+            _spans(texts, origins),
             index=self._index,
             place=self._place,
-            logprobs=new.logprobs[skipped:],
+            logprobs=_placed(new.logprobs, offsets)[skipped:],
             rejected=() if skipped else new.rejected,
             rounds=() if skipped else new.rounds,
         )
 
-    def _text(self, token_id: int) -> str:
+    def _push(self, token_id: int) -> tuple[int, str]:
+        """Take a token; return where what it adds begins, and the text that it makes certain."""
+        offset = self._matcher.offset
         self._matcher.push((token_id,))
-        return self._matcher.take()
+        return offset, self._matcher.take()
 
-    def last(self, result: Result) -> Piece:
-        """Return what was held back, with the result."""
-        text = self._matcher.finish()
-        spans = ((text, self._last_origin),) if text else ()
-        return Piece(text, spans=spans, result=result, index=self._index, place=self._place)
-
-
-def _join(parts: Iterable[tuple[str, str]]) -> str:
-    return "".join(text for text, _ in parts)
+    def last(self, result: Result, new: NewTokens | None = None) -> Piece:
+        """Return the last tokens, if they come with the end, what was held back, and the result."""
+        piece = self.piece(new or NewTokens(0, (), ()))
+        rest = self._matcher.finish()
+        texts = (*piece.texts[:-1], piece.texts[-1] + rest) if piece.texts else ()
+        spans = _spans(texts or (rest,), piece.origins or (self._last_origin,))
+        return replace(piece, text=piece.text + rest, texts=texts, spans=spans, result=result)
 
 
-def completion_text(codec: TextCodec, token_ids: list[int], params: SamplingParams) -> str:
-    """Return the text of all tokens, without special tokens, up to the first stop string that may end it."""
-    if not params.stop:
-        return codec.decode(token_ids)
-    matcher = StopMatcher(codec, params.stop, params.min_tokens)
-    matcher.push(token_ids)
-    return matcher.finish()
+def _spans(texts: Sequence[str], origins: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the text of tokens, cut where its origin changes."""
+    shown = [part for part in zip(texts, origins, strict=True) if part[0]]
+    runs = groupby(shown, key=lambda part: part[1])
+    return tuple(("".join(text for text, _ in run), origin) for origin, run in runs)
 
 
-def make_result(request: Request, position: int, transcript: Transcript, codec: TextCodec) -> Result:
-    """Return the result of a completion that has ended; `position` is its place among the request's."""
+def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[dict[str, Any], ...]:
+    """Return log-probabilities with the places of their tokens; none where none were asked for."""
+    return tuple({**entry, "offset": offset} for entry, offset in zip(entries, offsets, strict=False))
+
+
+def completion_text(
+    codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
+) -> tuple[str, list[int]]:
+    """Return the text of all tokens up to the first stop string that may end it, and where each token begins in it.
+
+    before  the prompt
+    """
+    matcher, offsets = StopMatcher(codec, params.stop, params.min_tokens, before), list[int]()
+    for token_id in token_ids:
+        offsets.append(matcher.offset)
+        matcher.push((token_id,))
+    return matcher.finish(), offsets
+
+
+def make_result(request: Request, position: int, transcript: Transcript, codec: TextCodec | None) -> Result:
+    """Return the result of a completion that has ended; `position` is its place among the request's.
+
+    Without a codec it has no text.
+    """
     job = request.submits[position]
+    text, offsets = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids) if codec else ("", [])
+    entries = transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None
     return Result(
         id=request.id,
         prompt=request.prompt,
-        text=completion_text(codec, transcript.token_ids, job.params),
+        text=text,
         token_ids=transcript.token_ids,
         finish_reason=transcript.finish,
         usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
-        logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
+        logprobs=entries if entries is None or not codec else list(_placed(entries, offsets)),
         index=_index(request, position),
         internal=RenamedCounts(internal_counts(transcript.stats)),
     )

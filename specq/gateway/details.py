@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specq.client import Piece
-from specq.gateway.shapes import Json, token_text
+from specq.gateway.shapes import Json
 from specq.text import TextCodec
 
 
@@ -28,7 +28,7 @@ class Details:
                 {
                     "place": draft.place,
                     "id": draft.token_id,
-                    "text": token_text(self._codec, draft.token_id),
+                    "text": self._codec.tokens[draft.token_id].text,
                     "parent": draft.parent,
                     "origin": draft.origin,
                     "accept_prob": round(draft.accept_prob, 4),

@@ -5,7 +5,7 @@ To add an endpoint of the same kind: a class that fulfils `Shape`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specq.client import Piece, Result
@@ -79,55 +79,43 @@ class ChatShape:
         }
 
     def _token(self, token_id: int, logprob: float) -> Json:
-        text = token_text(self._codec, token_id)
-        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
+        token = self._codec.tokens[token_id]
+        return {"token": token.text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(token.data)}
 
 
 class CompletionShape:
-    """`/v1/completions`. Offsets of a stream that was taken up again count from there."""
+    """`/v1/completions`."""
 
     prefix, whole_kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, codec: TextCodec, num_top: int) -> None:
         self._codec, self._num_top = codec, num_top
-        self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> Json | None:
         return None
 
     def chunk(self, index: int, piece: Piece) -> Json:
-        logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
+        logprobs = self._logprobs(piece.logprobs) if piece.logprobs else None
         finish = piece.result.finish_reason if piece.result else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish}
 
     def whole(self, index: int, result: Result) -> Json:
-        logprobs = self._logprobs(index, result.logprobs or ()) if self._num_top >= 0 else None
+        logprobs = self._logprobs(result.logprobs or ()) if self._num_top >= 0 else None
         return {"index": index, "text": result.text, "logprobs": logprobs, "finish_reason": result.finish_reason}
 
-    def _logprobs(self, index: int, entries: Logprobs) -> Json:
-        texts = [token_text(self._codec, entry["token_id"]) for entry in entries]
+    def _logprobs(self, entries: Logprobs) -> Json:
         return {
-            "tokens": texts,
+            "tokens": [self._codec.tokens[entry["token_id"]].text for entry in entries],
             "token_logprobs": [max(entry["logprob"], LEAST_LOGPROB) for entry in entries],
-            "top_logprobs": [self._top(entry["top"]) for entry in entries],
-            "text_offset": self._place(index, texts),
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [entry["offset"] for entry in entries],
         }
 
-    def _top(self, top: Iterable[tuple[int, float]]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for token_id, logprob in top:  # several tokens may have one text: the likeliest counts
-            found.setdefault(token_text(self._codec, token_id), max(logprob, LEAST_LOGPROB))
-        return found
-
-    def _place(self, index: int, texts: Iterable[str]) -> list[int]:
-        offset, found = self._offsets.get(index, 0), []
-        for text in texts:
-            found.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
-        return found
-
-
-def token_text(codec: TextCodec, token_id: int) -> str:
-    """Return a token's text, special ones included; a part of a character is U+FFFD."""
-    return codec.decode([token_id], skip_special=False)
+    def _top(self, entry: dict[str, Any]) -> dict[str, float]:
+        """Return the likeliest tokens and the token itself, by text; those with the text of another one by id."""
+        sampled = entry["token_id"], entry["logprob"]
+        names = {sampled[0]: self._codec.tokens[sampled[0]].text}
+        for token_id, _ in entry["top"]:
+            text = self._codec.tokens[token_id].text
+            names.setdefault(token_id, f"token_id:{token_id}" if text in names.values() else text)
+        return {names[token_id]: max(logprob, LEAST_LOGPROB) for token_id, logprob in (*entry["top"], sampled)}

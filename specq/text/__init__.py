@@ -1,5 +1,6 @@
 """Text to token ids and back, without torch or transformers.
 
+    token_texts        what each token is: its spelling, bytes and text
     codec              the tokenizer of one model
     byte_codec         the same between bytes and ids, for pieces of a text
     vocabularies       two of them: what both have, and a text of the one in tokens of the other
@@ -15,7 +16,7 @@ In: text, conversations, token ids. Out: token ids, text.
 
 from specq.text.byte_codec import ByteCodec, whole_characters
 from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
-from specq.text.detokenizer import StopMatcher
+from specq.text.detokenizer import PromptIds, StopMatcher
 from specq.text.messages import MissingContentError, UnsupportedPartError, read_content
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
 from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
@@ -24,6 +25,7 @@ __all__ = [
     "TOKENIZER_FILES",
     "ByteCodec",
     "MissingContentError",
+    "PromptIds",
     "Retold",
     "SharedTokens",
     "StopMatcher",

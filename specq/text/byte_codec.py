@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import orjson
 
 from specq.protocol import ConfigError
 from specq.text.codec import TextCodec, build_tokenizer, parse_tokenizer, vocabulary_of
+from specq.text.token_texts import TokenTexts
 
 _STRAY = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as the error handler "surrogateescape" shows them
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _KEPT_NORMALIZERS = {"Replace"}  # the space as a letter, which is taken back below; others change or add text
-_SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class ByteCodec:
@@ -32,6 +32,7 @@ class ByteCodec:
 
     def __init__(self, files: dict[str, str]) -> None:
         codec = TextCodec(files)
+        _check_kinds(codec.tokens.kinds)
         content = parse_tokenizer(files["tokenizer.json"])
         added = content.get("added_tokens") or []
         self.special = {str(token["content"]): int(token["id"]) for token in added if token.get("special")}
@@ -40,11 +41,11 @@ class ByteCodec:
             for role, text in codec.special_tokens.items()
             if role in ("bos_token", "eos_token") and text in self.special
         }
-        self.before = [token_id for token_id in codec.encode("") if token_id in codec.special_ids]
+        self.before = [token_id for token_id in codec.encode("") if codec.tokens[token_id].is_special]
         if self.before and self.before[-1] == self.ends.get("eos_token") != self.ends.get("bos_token"):
             self.before.pop()  # it stands after a text
-        self.tokens = _tokens(content, added)
-        byte_tokens = _byte_tokens(content) if _kind(content) == _METASPACE else {}
+        self.tokens = _tokens(content, codec.tokens)
+        byte_tokens = {codec.tokens[i].data[0]: i for i in range(len(self.tokens)) if codec.tokens[i].is_byte}
         self._ids = _by_bytes(self.tokens, frozenset(byte_tokens.values()) | _copies(content))
         self._byte_ids = {byte: byte_tokens.get(byte, self._ids.get(bytes([byte]))) for byte in range(256)}
         self._tokenizer = build_tokenizer(orjson.dumps(_within(content)).decode())
@@ -103,20 +104,18 @@ def whole_characters(data: bytes) -> int:
 
 # --- what a tokenizer.json says -------------------------------------------------------------------------------------
 
-_BYTE_LEVEL, _METASPACE = "ByteLevel", "Metaspace"
+_METASPACE = "Metaspace"
+_WITH_BYTES = {"ByteLevel", _METASPACE, "ByteFallback", "Replace"}  # decoders
 
 
-def _kind(content: dict[str, Any]) -> str:
-    """Return how tokens spell bytes; ConfigError for tokenizers whose tokens have no bytes of their own."""
-    kinds = {part.get("type") for part in _parts(content.get("decoder"), "decoders")}
-    if _BYTE_LEVEL in kinds:
-        return _BYTE_LEVEL
-    if kinds & {_METASPACE, "ByteFallback", "Replace"}:
-        return _METASPACE
-    named = ", ".join(sorted(map(str, kinds))) or "none"
-    raise ConfigError(
-        f"tokens of this tokenizer have no bytes of their own (decoder: {named}); byte-level ones and SentencePiece's have"
-    )
+def _check_kinds(kinds: AbstractSet[str]) -> None:
+    """Raise ConfigError for tokenizers whose tokens have no bytes of their own."""
+    if not kinds & _WITH_BYTES:
+        named = ", ".join(sorted(kinds)) or "none"
+        raise ConfigError(
+            f"tokens of this tokenizer have no bytes of their own (decoder: {named}); "
+            "byte-level ones and SentencePiece's have"
+        )
 
 
 def _parts(part: Any, list_name: str) -> list[dict[str, Any]]:
@@ -127,17 +126,12 @@ def _parts(part: Any, list_name: str) -> list[dict[str, Any]]:
     return [own for each in inner for own in _parts(each, list_name)] if isinstance(inner, list) else [part]
 
 
-def _tokens(content: dict[str, Any], added: list[dict[str, Any]]) -> list[bytes | None]:
-    """Return the bytes of each id."""
-    read = _read_byte_level if _kind(content) == _BYTE_LEVEL else _read_metaspace
+def _tokens(content: dict[str, Any], texts: TokenTexts) -> list[bytes | None]:
+    """Return the bytes of each id; None for special and unknown ones."""
     vocabulary = vocabulary_of(content)
-    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)], default=-1)
-    tokens: list[bytes | None] = [None] * size
-    mark = _mark(content)
-    for text, token_id in vocabulary.items():
-        tokens[token_id] = read(text.rstrip(mark)) or None
-    for token in added:
-        tokens[token["id"]] = None if token.get("special") else str(token["content"]).rstrip(mark).encode() or None
+    ids = [*vocabulary.values(), *(token["id"] for token in content.get("added_tokens") or [])]
+    found = [texts[token_id] for token_id in range(1 + max(ids, default=-1))]
+    tokens = [None if token.is_special else token.data or None for token in found]
     unknown = content["model"].get("unk_token")
     unknown_id = content["model"].get("unk_id", vocabulary.get(unknown) if unknown else None)
     if unknown_id is not None:
@@ -145,34 +139,15 @@ def _tokens(content: dict[str, Any], added: list[dict[str, Any]]) -> list[bytes 
     return tokens
 
 
-def _mark(content: dict[str, Any]) -> str:
-    """Return what the decoder takes away from tokens that stand twice (`specq.checkpoints.gguf_tokenizer`); "":
-    nothing."""
-    parts = _parts(content.get("decoder"), "decoders")
-    is_marked = len(parts) == 2 and (parts[0].get("type"), parts[0].get("content")) == ("Replace", "")
-    return str(parts[0]["pattern"].get("String") or "") if is_marked and parts[1].get("type") == _BYTE_LEVEL else ""
-
-
 def _copies(content: dict[str, Any]) -> frozenset[int]:
-    """Return the ids of tokens whose text becomes another id."""
-    mark = _mark(content)
-    return frozenset(i for text, i in vocabulary_of(content).items() if mark and text.endswith(mark))
-
-
-def _read_byte_level(text: str) -> bytes | None:
-    found = [_BYTES.get(character) for character in text]
-    return None if None in found else bytes(byte for byte in found if byte is not None)
-
-
-def _read_metaspace(text: str) -> bytes:
-    match = _BYTE_TOKEN.fullmatch(text)
-    return bytes([int(match[1], 16)]) if match else text.replace(_SPACE, " ").encode()
-
-
-def _byte_tokens(content: dict[str, Any]) -> dict[int, int]:
-    """Return the ids of the tokens that stand for a byte each."""
-    found = ((_BYTE_TOKEN.fullmatch(text), token_id) for text, token_id in vocabulary_of(content).items())
-    return {int(match[1], 16): token_id for match, token_id in found if match}
+    """Return the ids of tokens whose text becomes another id: the decoder takes a mark away from them, which
+    `specq.checkpoints.gguf_tokenizer` put there."""
+    parts = _parts(content.get("decoder"), "decoders")
+    if len(parts) != 2 or (parts[0].get("type"), parts[0].get("content")) != ("Replace", ""):
+        return frozenset()
+    mark = str(parts[0]["pattern"].get("String") or "")
+    is_marked = mark and parts[1].get("type") == "ByteLevel"
+    return frozenset(i for text, i in vocabulary_of(content).items() if is_marked and text.endswith(mark))
 
 
 def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, int]:
@@ -183,16 +158,6 @@ def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, i
         if token is not None:
             ids.setdefault(token, token_id)
     return ids
-
-
-def _characters() -> dict[str, int]:
-    """Return the byte of each character of a byte-level vocabulary (GPT-2's: what cannot be printed is moved up)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _characters()
 
 
 def _within(content: dict[str, Any]) -> dict[str, Any]:

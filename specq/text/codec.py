@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from specq.checkpoints import read_text
 from specq.protocol import ConfigError, JobError
+from specq.text.token_texts import TokenTexts
 
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
@@ -97,6 +98,7 @@ class TextCodec:
 
     files   name -> text, as `load_tokenizer_files` returns them; "tokenizer.json" is needed, the others are used for
             the chat template and the names of the special tokens
+    tokens  each token's spelling, bytes and text, by id
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -105,8 +107,7 @@ class TextCodec:
         self._tokenizer = build_tokenizer(files["tokenizer.json"])
         self._config = _settings(files)
         self._templates = _templates(files, self._config)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.tokens = TokenTexts(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""
@@ -152,11 +153,11 @@ class TextCodec:
         there is no template."""
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
-            rendered = self.render_chat(turns, add_generation_prompt=False) if self._template else ""
+            rendered = self.render_chat(turns, add_generation_prompt=False) if self.has_chat_template else ""
         except JobError:  # a template may want other turns
             return None
         behind = self.encode_part(rendered.rpartition(_ANSWER)[2].lstrip())[:1]
-        return behind[0] if behind and behind[0] in self.special_ids else None
+        return behind[0] if behind and self.tokens[behind[0]].is_special else None
 
     @property
     def has_chat_template(self) -> bool:

@@ -3,96 +3,236 @@
     Detokenizer   all of the text
     StopMatcher   the text up to the first stop string; client and verifier both use it, so they agree
 
-Rules: whatever the token boundaries, the joined pieces are the text of all ids; half a character is never shown, nor any
-part of a stop string.
+Rules: the joined pieces are what the tokenizer's own decoding of prompt and answer has beyond that of the prompt; what
+it may still change is not shown, nor any part of a stop string.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
+from specq.protocol import Int32Array
 from specq.text.codec import TextCodec
-from specq.text.stop_strings import StopStrings
+from specq.text.stop_strings import StopSearch
+from specq.text.token_texts import Piece, Token, TokenTexts, common_start
 
-_UNFINISHED = "\ufffd"  # what half a character decodes to
-_MAX_PENDING = 16  # tokens held back for an unfinished character; more are garbage, not a character
-_CHARACTER_BYTES = 4  # most bytes, and so most tokens, of a UTF-8 character
+PromptIds = Sequence[int] | Int32Array
+_CONTEXT = 4  # tokens of a prompt that are read again: most bytes of a character, and so most tokens
+
+
+class _Text(Protocol):
+    """A text that grows by tokens that are not special.
+
+    unsure  text at its end that the tokens so far say, and later ones may take back
+    owed    text that follows if a token does
+    """
+
+    unsure: str
+    owed: str
+
+    def push(self, token: Token) -> str:
+        """Take one token; return the text that is certain now."""
+        ...
+
+    def rest(self) -> str:
+        """Return what would follow the certain text if it ended here."""
+        ...
+
+    def possible(self) -> tuple[str, ...]:
+        """Return all that the tokens so far may turn out to say behind the certain text."""
+        ...
+
+
+class _ByteLevel:
+    """A text that is the bytes of its tokens; bytes that are not UTF-8 become U+FFFD as everywhere (Unicode, 3.9)."""
+
+    unsure = owed = ""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: Token) -> str:
+        return self._utf8.decode(token.data)
+
+    def rest(self) -> str:
+        return self._utf8.getstate()[0].decode("utf-8", "replace")
+
+    def possible(self) -> tuple[str, ...]:
+        return (self.rest(),)
+
+
+class _Pieces:
+    """A text that is the pieces of its tokens. Tokens for single bytes make runs, as the decoder `ByteFallback` has them.
+
+    A run is UTF-8, or each of its bytes is U+FFFD. It is certain where it ends, or where it can no longer be UTF-8.
+    """
+
+    def __init__(self, texts: TokenTexts, *, is_first: bool) -> None:
+        self._texts = texts
+        self._head: list[str] | None = [] if is_first else None  # all tokens so far, while they have no text
+        self._run: list[str] = []
+        self._is_broken = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self.unsure, self.owed, self._last = "", "", ""
+
+    def push(self, token: Token) -> str:
+        if token.is_byte:
+            return self._push_byte(token)
+        ended = self._end_run()
+        return ended + self._add([token.spelling], token.piece)
+
+    def _push_byte(self, token: Token) -> str:
+        self._run.append(token.spelling)
+        if self._is_broken:
+            return "\ufffd"
+        try:
+            character = self._utf8.decode(token.data)
+        except UnicodeDecodeError:
+            self._is_broken, self.unsure = True, ""
+            return self._add(self._run)
+        if character:
+            self._add_unsure(len(character.encode()))
+        return ""
+
+    def _add_unsure(self, num_bytes: int) -> None:
+        """Add the character that so many tokens of the run make."""
+        character = self._run[-num_bytes:]
+        piece = self._texts.piece(character)
+        if self._head is not None and piece != self._texts.piece(character, is_first=True):
+            _, piece = self._after(self._run)
+            self.unsure = ""
+        self.unsure += piece.sure + piece.last
+
+    def _end_run(self) -> str:
+        run, is_broken = self._run, self._is_broken
+        self._run, self._is_broken, self.unsure = [], False, ""
+        self._utf8.reset()
+        return self._add(run) if run and not is_broken else ""
+
+    def _add(self, spellings: list[str], piece: Piece | None = None) -> str:
+        """Add tokens that stand together, with their piece if it is known; return the text that is certain now."""
+        owed, piece = self._after(spellings, piece)
+        if self._head is not None:
+            self._head = None if piece.sure or piece.last else [*self._head, *spellings]
+        self.owed, self._last = piece.followed, piece.last
+        return owed + piece.sure
+
+    def _after(self, spellings: list[str], piece: Piece | None = None) -> tuple[str, Piece]:
+        """Return the text that is owed before some tokens, and their piece."""
+        if self._head is not None:
+            return "", self._texts.piece([*self._head, *spellings], is_first=True)
+        return self.owed, piece or self._texts.piece(spellings)
+
+    def rest(self) -> str:
+        if not self._run or self._is_broken:
+            return self._last
+        owed, piece = self._after(self._run)
+        return owed + piece.sure + piece.last
+
+    def possible(self) -> tuple[str, ...]:
+        if not self._run or self._is_broken:
+            return (self.rest(),)
+        return self.owed + self.unsure, self.owed + "\ufffd" * len(self._run)
 
 
 class Detokenizer:
-    """Token ids in, text out: the joined pieces are the text of all ids, special tokens left out.
+    """Token ids in, text out: the joined pieces are the text of all ids behind those `before`, special ones left out.
 
-    A window of tokens is decoded that starts at a whole character: those of the last piece (for decoders that look
-    back, as for the space before a word) and those since. What ends in U+FFFD may be half a character and waits.
-    (With byte fallback a run of byte tokens that is no UTF-8 turns U+FFFD as a whole; what was shown is not taken back.)
+    Where the prompt ends within a character, the character belongs to the answer if that completes it.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
-        self._window: list[int] = []
-        self._num_read = 0  # tokens of the window whose text is out
-        self._num_shown = 0  # characters of the window's text that are out
+    def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
+        self._texts, self._num_certain = codec.tokens, 0
+        start = self._start(before)
+        self._text: _Text = _ByteLevel() if self._texts.is_byte_level else _Pieces(self._texts, is_first=start == 0)
+        self._known: tuple[str, ...] = ()  # what of the text to come may be the prompt's
+        for place in range(start, len(before)):
+            self.push(int(before[place]))
+        self._known, self._num_certain = self._text.possible(), 0
+
+    def _start(self, before: PromptIds) -> int:
+        """Return the place in a prompt from which on its tokens say how its text ends; a run of bytes is not cut."""
+        num_read = 0
+        for place in range(len(before) - 1, -1, -1):
+            token = self._texts[int(before[place])]
+            if token.data and not token.is_special:
+                num_read += 1
+                if num_read >= _CONTEXT and not token.is_byte:
+                    return place
+        return 0
+
+    @property
+    def unsure(self) -> str:
+        """What the tokens so far say behind the text that is certain, and later ones may take back."""
+        return self._own(self._text.unsure)
+
+    @property
+    def offset(self) -> int:
+        """How many characters stand before what the next token adds."""
+        return self._num_certain + len(self.unsure) + len(self._text.owed)
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that is certain now, often the token's own, sometimes none."""
-        if token_id in self._codec.special_ids:
+        token = self._texts[token_id]
+        if token.is_special or not token.spelling:
             return ""
-        self._window.append(token_id)
-        text = self._codec.decode(self._window)
-        if not text.endswith(_UNFINISHED):
-            return self._advance(text)
-        if len(self._window) - self._num_read > _MAX_PENDING:
-            return self._give_up(text)
-        return self._show(text.rstrip(_UNFINISHED))
+        piece = self._text.push(token)
+        if piece and self._known:
+            piece, self._known = self._own(piece), ()
+        self._num_certain += len(piece)
+        return piece
+
+    def rest(self) -> str:
+        """Return what follows the certain text if no token does."""
+        return self._own(self._text.rest())
 
     def flush(self) -> str:
         """Return what was held back, when no token will follow."""
-        return self._show(self._codec.decode(self._window))
+        rest, self._text = self.rest(), _ByteLevel()
+        self._num_certain += len(rest)
+        return rest
 
-    def _show(self, text: str) -> str:
-        piece = text[self._num_shown :]
-        self._num_shown = max(self._num_shown, len(text))
-        return piece
-
-    def _advance(self, text: str) -> str:
-        """Show all; the tokens just read become the head of the window."""
-        piece = self._show(text)
-        self._window = self._window[self._num_read :]
-        self._num_read = len(self._window)
-        self._num_shown = len(self._codec.decode(self._window))
-        return piece
-
-    def _give_up(self, text: str) -> str:
-        """Show all but the last character; UTF-8 finds itself again, so that a few bytes of context are enough."""
-        piece = self._show(text[:-1])
-        self._window = self._window[-_CHARACTER_BYTES:]
-        self._num_read = 0
-        self._num_shown = len(self._codec.decode(self._window)) - 1
-        return piece
+    def _own(self, text: str) -> str:
+        """Return a text without what of it was the prompt's."""
+        return text[max((len(common_start(text, known)) for known in self._known), default=0) :]
 
 
 class StopMatcher:
-    """Text that ends before the first stop string, wherever the token boundaries lie.
+    """Text that ends before the first stop string, whatever tokens it is made of.
 
     The first is the one that is complete first; of several that end together the longest. Once found, tokens that
     follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
-    later; one that only begins there counts (as in vLLM).
+    later; one that only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings that
+    name one are searched in the text with the special tokens that stop strings name.
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
-        self._detokenizer = Detokenizer(codec)
-        self._strings = StopStrings(stop)
+    def __init__(
+        self, codec: TextCodec, stop: tuple[str, ...] = (), min_tokens: int = 0, before: PromptIds = ()
+    ) -> None:
+        self._detokenizer, self._texts = Detokenizer(codec, before), codec.tokens
+        self._special = {text for text in codec.tokens.special if any(text in string for string in stop)}
+        naming = [string for string in stop if any(text in string for text in self._special)]
+        self._naming = StopSearch(naming)
+        self._searches = [search for search in (StopSearch(set(stop) - set(naming)), self._naming) if search]
         self._left = min_tokens  # tokens that cannot end the text
-        self._hidden = ""  # text that is known but may be part of a stop string
+        self._hidden = ""  # text that is known but may be part of a stop string, or be taken back
+        self._num_unsure = 0  # characters at its end that may be taken back
         self._ready = ""  # text that may be shown and was not taken yet
         self.matched = False
+
+    @property
+    def offset(self) -> int:
+        """How many characters of the text stand before what the next token adds."""
+        return self._detokenizer.offset
 
     def push(self, token_ids: Iterable[int]) -> int | None:
         """Take tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
         for index, token_id in enumerate(token_ids):
             if not self.matched:
                 self._left -= 1
-                if self._search(self._detokenizer.push(int(token_id))):
+                if self._take(int(token_id)):
                     return index
         return None
 
@@ -103,21 +243,61 @@ class StopMatcher:
 
     def finish(self) -> str:
         """Return the text that is left, when no token will follow."""
-        if not self.matched and not self._search(self._detokenizer.flush()):
-            self._ready += self._hidden
-        self._hidden = ""
+        if not self.matched:
+            self._hear(self._detokenizer.flush(), "")
+            self._ready, self._hidden = self._ready + self._hidden, ""
         return self.take()
 
-    def _search(self, piece: str) -> bool:
-        """Add text; True if it completes a stop string. What can no longer become one is ready to be shown."""
-        hidden, num_shown = self._hidden, 0
-        text = hidden + piece
-        for num_read, character in enumerate(piece, len(hidden) + 1):
-            hidden = self._strings.begun(hidden, character)
-            num_shown = num_read - len(hidden)
-            ended = self._strings.ended(hidden) if self._left < 0 else 0
-            if ended:
-                self._ready, self._hidden, self.matched = self._ready + text[: num_read - ended], "", True
-                return True
-        self._ready, self._hidden = self._ready + text[:num_shown], hidden
-        return False
+    def _take(self, token_id: int) -> bool:
+        """Take a token; return whether it completes a stop string."""
+        spelling = self._texts[token_id].spelling
+        if spelling in self._special:
+            self._hear_special(spelling)
+        else:
+            self._hear(self._detokenizer.push(token_id), self._detokenizer.unsure)
+        return self.matched
+
+    def _hear(self, piece: str, unsure: str) -> None:
+        """Add text, of which the end may be taken back; show what can be no part of a stop string any more."""
+        heard, before = piece + unsure, self._hidden[len(self._hidden) - self._num_unsure :]
+        if not heard.startswith(before):
+            self._hidden, before = self._hidden.removesuffix(before), ""
+            for search in self._searches:
+                search.restore()
+        self._search(heard[len(before) :])
+        if self.matched:
+            return
+        self._num_unsure = len(unsure)
+        if not unsure:
+            for search in self._searches:
+                search.save()
+        num_held = max([self._num_unsure, *(search.num_held for search in self._searches)])
+        num_shown = len(self._hidden) - num_held
+        self._ready, self._hidden = self._ready + self._hidden[:num_shown], self._hidden[num_shown:]
+
+    def _search(self, text: str) -> None:
+        """Append text up to a stop string; if there is one, what stands before it is ready."""
+        if not self._searches:
+            self._hidden += text
+            return
+        for character in text:
+            self._hidden += character
+            ended = [search for search in self._searches if search.push(character)]
+            if ended and self._left < 0:
+                self._end(max(search.num_ended for search in ended))
+                return
+
+    def _hear_special(self, spelling: str) -> None:
+        """Search in a special token that a stop string names; for this search, the text before it ends there."""
+        rest, unsure = self._detokenizer.rest(), self._detokenizer.unsure
+        for character in rest.removeprefix(unsure):
+            self._naming.push(character)
+        is_ended = [self._naming.push(character, is_text=False) for character in spelling]
+        if any(is_ended) and self._left < 0:
+            self._hidden = self._hidden.removesuffix(unsure) + rest
+            self._end(self._naming.num_ended)
+
+    def _end(self, num_characters: int) -> None:
+        """End the text before so many of its last characters."""
+        self._ready += self._hidden[: len(self._hidden) - num_characters]
+        self._hidden, self.matched = "", True

@@ -9,26 +9,52 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
+_TEXT, _HIDDEN = "t", "h"
 
-class StopStrings:
-    """Some strings; empty ones are left out. `begun` follows a text character by character, `ended` asks what it said."""
+
+class StopSearch:
+    """The search for some strings, empty ones left out, in characters that come one by one.
+
+    Some characters are not part of the text that is shown; they are not counted.
+    """
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._ordered = tuple(sorted({string for string in strings if string}))
         self._last = frozenset(string[-1] for string in self._ordered)
+        self._begun = ""  # the longest end of the text with which a stop string begins
+        self._kinds = ""  # of each of its characters
+        self._saved = "", ""
 
-    def begun(self, before: str, character: str) -> str:
-        """Return the longest end of a text with which a stop string begins, given that of the text before a character."""
-        end = before + character
+    def __bool__(self) -> bool:
+        return bool(self._ordered)
+
+    def push(self, character: str, *, is_text: bool = True) -> bool:
+        """Take a character; return whether a stop string ends with it."""
+        end = self._begun + character
         while end and not self._begins(end):
             end = end[1:]
-        return end
+        kinds = self._kinds + (_TEXT if is_text else _HIDDEN)
+        self._begun, self._kinds = end, kinds[len(kinds) - len(end) :]
+        return character in self._last and end.endswith(self._ordered)
 
-    def ended(self, end: str) -> int:
-        """Return the length of the longest stop string with which a text ends, given what `begun` said of it; or 0."""
-        if end[-1:] not in self._last or not end.endswith(self._ordered):
-            return 0
-        return max(len(string) for string in self._ordered if end.endswith(string))
+    @property
+    def num_held(self) -> int:
+        """How many characters of the text at its end may be those of a stop string."""
+        return self._kinds.count(_TEXT)
+
+    @property
+    def num_ended(self) -> int:
+        """How many characters of the text are those of the longest stop string that ends with it; 0 if none does."""
+        length = max((len(string) for string in self._ordered if self._begun.endswith(string)), default=0)
+        return self._kinds.count(_TEXT, len(self._kinds) - length)
+
+    def save(self) -> None:
+        """Note the place in the text to which `restore` returns."""
+        self._saved = self._begun, self._kinds
+
+    def restore(self) -> None:
+        """Forget all characters since `save`."""
+        self._begun, self._kinds = self._saved
 
     def _begins(self, text: str) -> bool:
         """Return whether a stop string begins with a text: if any does, then the first that is not below it in order."""

@@ -104,8 +104,9 @@ class Session:
         ends = () if params.ignore_eos else tuple(end for end in model.eos_ids if end not in added)
         session = cls(message, params.stop_token_ids + ends, trees)
         if params.stop and codec is not None:
-            session.stop_matcher = matcher = StopMatcher(codec, params.stop, params.min_tokens)
-            matcher.push(message.token_ids[message.prompt_len :].tolist())
+            prompt, generated = np.split(message.token_ids, [message.prompt_len])
+            session.stop_matcher = matcher = StopMatcher(codec, params.stop, params.min_tokens, prompt)
+            matcher.push(generated.tolist())
         return session
 
     def _set_states(self, message: Open) -> None:
@@ -189,7 +190,16 @@ class Session:
             num_kept = num_kept if stopped is None else stopped + 1
         if num_kept is not None:
             return num_kept, "stop"
-        return len(tokens), "length" if len(tokens) >= room else ""
+        if len(tokens) < room:
+            return len(tokens), ""
+        return len(tokens), "stop" if self._ends_in_stop_string() else "length"
+
+    def _ends_in_stop_string(self) -> bool:
+        """Return whether a text that ends here does so with a stop string: one of unfinished characters (U+FFFD)."""
+        if self._stop_matcher is None:
+            return False
+        self._stop_matcher.finish()
+        return self._stop_matcher.matched
 
     # --- drafts -----------------------------------------------------------------------------------------------------
 

@@ -78,10 +78,14 @@ def test_added_tokens_in_the_vocabulary_or_beside_it_are_no_difference():
     assert tokenizer_hash(json.dumps(content)) != before
 
 
+def special_ids(codec):
+    return {i for i in range(400) if codec.tokens[i].is_special}
+
+
 def test_special_tokens_and_the_chat_template():
     codec, original = TextCodec(tokenizer_files(file_of())), TextCodec(made_files())
     messages = [{"role": "user", "content": "Hello <|im_end|>"}]
-    assert codec.special_ids == original.special_ids == {0, 1, 2}
+    assert special_ids(codec) == special_ids(original) == {0, 1, 2}
     assert codec.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     assert codec.encode_chat(messages) == original.encode_chat(messages)
 
@@ -150,7 +154,7 @@ def test_a_token_may_stand_twice():
         assert found == [last.get(i, i) for i in once.encode_part(text)]
         assert codec.decode(found, skip_special=False) == text
     assert pieces.id_of(b"a") == last[copied[0]]
-    assert codec.special_ids == once.special_ids | {*ids["<|im_end|>"]}
+    assert special_ids(codec) == special_ids(once) | {*ids["<|im_end|>"]}
 
 
 def test_every_rule_can_be_built():

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 
 import specq
@@ -78,6 +80,28 @@ def test_stream(client, stop):
     assert all("E" not in piece.text for piece in pieces) or not stop
     assert all("".join(text for text, _ in piece.spans) == piece.text for piece in pieces)
     assert pieces[0].origins == (DRAFT_WORKER, DRAFT_WORKER, PLAIN)
+    assert pieces[-1].token_ids == tuple(ANSWER_IDS[-(len(ANSWER_IDS) % 3 or 3) :])  # they came with the end
+
+
+def test_the_last_piece_has_the_log_probabilities_of_its_tokens(tmp_path):
+    """As all others have; with places in the text, as a stream from the middle and the result have them, too."""
+
+    def with_logprobs(message):
+        replies = answer(message)
+        if not isinstance(message, Submit):
+            return replies
+        accepted, *rounds = replies
+        return [accepted, *(replace(one, logprobs=-np.ones(len(one.token_ids), np.float32)) for one in rounds)]
+
+    with FakeBroker(with_logprobs) as broker, specq.Client(broker.address, cache_dir=tmp_path) as asking:
+        for known in (0, 4):
+            pieces = list(asking.stream("a", logprobs=0, max_tokens=100, resume_from=[known]))
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            assert [len(piece.logprobs) for piece in pieces] == [len(piece.token_ids) for piece in pieces]
+            assert pieces[-1].logprobs
+            assert entries == pieces[-1].result.logprobs[known:]
+    texts = [ANSWER[: entry["offset"]] for entry in pieces[-1].result.logprobs]
+    assert texts == [CODEC.decode(ANSWER_IDS[:i]).rstrip("\ufffd") for i in range(len(ANSWER_IDS))]
 
 
 def test_stream_that_is_left_early(tmp_path):

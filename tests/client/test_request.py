@@ -132,14 +132,17 @@ def test_a_token_that_the_model_does_not_have_is_refused():
     """By each source, and as a bad word: a tokenizer may have more tokens than its model, or fewer."""
     limit = INFO.vocab_size - 1
     word = CODEC.decode([limit])
-    for info in (replace(INFO, vocab_size=limit), replace(INFO, num_tokens=limit)):
+    for info, said in (
+        (replace(INFO, vocab_size=limit), rf"the prompt has the token .* \(id {limit}\), which fake does not have"),
+        (replace(INFO, num_tokens=limit), f"token id {limit} is outside the vocabulary of fake"),
+    ):
         served = Served(info, CODEC)
         for source in (
             {"prompt": word},
             {"messages": [{"role": "user", "content": word}]},
             {"token_ids": [limit]},
         ):
-            with pytest.raises(JobError, match=f"token id {limit} is outside the vocabulary of fake") as caught:
+            with pytest.raises(JobError, match=said) as caught:
                 read_request(source, served)
             assert (caught.value.field, caught.value.code) == (next(iter(source)), "invalid")
         assert read_request({"token_ids": [limit - 1]}, served).submits[0].prompt_ids.tolist() == [limit - 1]

@@ -13,7 +13,10 @@ from specq.gateway.errors import ApiError
 from specq.gateway.responses_answer import Responses
 from specq.gateway.shapes import ChatShape, CompletionShape
 from specq.testing.fake_broker import CODEC
+from specq.testing.tokenizer import sentencepiece_files
+from specq.text import TextCodec
 
+SENTENCEPIECE = TextCodec(sentencepiece_files())
 HEAD = Head("chatcmpl-1", 0, "m", "f")
 
 
@@ -130,8 +133,8 @@ def test_a_response_lists_log_probabilities_where_it_is_asked_for_them():
 
 
 def test_log_probabilities_of_both_kinds():
-    """What JSON cannot say is -9999; offsets count characters."""
-    entries = ({"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, float("-inf")]]},) * 2
+    """What JSON cannot say is -9999; offsets are those of the pieces."""
+    entries = ({"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, float("-inf")]], "offset": 7},) * 2
     text = CODEC.decode([5], skip_special=False)
     chat = ChatShape(CODEC, 2).chunk(0, Piece("ab", (5, 5), logprobs=entries))["logprobs"]["content"]
     shape = CompletionShape(CODEC, 2)
@@ -140,8 +143,22 @@ def test_log_probabilities_of_both_kinds():
     assert (chat[0]["token"], chat[0]["bytes"]) == (text, list(text.encode()))
     assert [one["logprob"] for one in chat[1]["top_logprobs"]] == [-0.5, -9999.0]
     assert first["tokens"] == [text, text]
-    assert first["text_offset"] + second["text_offset"] == [0, 1, 2, 3]
+    assert first["text_offset"] == second["text_offset"] == [7, 7]
     assert list(first["top_logprobs"][0].values()) == [-0.5, -9999.0]
+
+
+def test_likeliest_tokens_never_merge():
+    """Equal texts are told apart by their ids; the sampled token keeps its text."""
+    for codec, alike, text in ((SENTENCEPIECE, ("<0x61>", "a"), "a"), (CODEC, ("\u00f0", "\u0141"), "\ufffd")):
+        first, second = (codec.token_id(token) for token in alike)
+        top = [[first, -0.5], [second, -1.0]]
+        entry = {"token_id": second, "logprob": -1.0, "top": top, "offset": 0}
+        shape = CompletionShape(codec, 2)
+        shown = shape.whole(0, replace(result(""), logprobs=[entry, {**entry, "top": []}]))["logprobs"]
+        assert shown["tokens"] == [text, text]
+        assert shown["top_logprobs"] == [{f"token_id:{first}": -0.5, text: -1.0}, {text: -1.0}]  # `logprobs: 0`
+        (chat,) = ChatShape(codec, 2).whole(0, replace(result(""), logprobs=[entry]))["logprobs"]["content"]
+        assert [bytes(one["bytes"]) for one in chat["top_logprobs"]] == [codec.tokens[i].data for i, _ in top]
 
 
 def test_the_numbers_count_each_prompt_once():

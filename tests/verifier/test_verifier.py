@@ -29,9 +29,10 @@ from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
-from specq.verifier.session import SYNC_PATIENCE
+from specq.verifier.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit
 
 PROMPT = [5, 6, 7]
@@ -257,10 +258,35 @@ def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the
     tokens = session.token_ids[3:]
     assert (tokens, session.finish) == (text[: 1 + text.index(text[2], 5)], "stop")
     expected = codec.decode(tokens)[: -len(stop)]
-    assert completion_text(codec, tokens, params) == expected
+    assert completion_text(codec, tokens, params)[0] == expected
     maker = PieceMaker(codec, params)
     shown = [maker.piece(NewTokens(7, (token,), (PLAIN,))).text for token in tokens]
     assert "".join(shown) + maker.last(Result(1, None)).text == expected
+
+
+def test_verifier_and_client_find_the_same_stop_strings() -> None:
+    """Also of special tokens, parts of characters, U+FFFD at the limit, and where the session moved."""
+    codec = TextCodec(tokenizer_files())
+    a, b, end, *smile = (*codec.encode("ab"), 2, *codec.encode("🙃🦄"))
+    for stop, prompt, answer, finish, expected in (
+        ("🦄", [a, *smile[:-1]], [smile[-1], b], "stop", ""),
+        ("<|im_end|>", PROMPT, [a, b, end, a], "stop", "ab"),
+        ("b<|im_end|>", PROMPT, [a, b, end, a], "stop", "a"),
+        ("🦄", PROMPT, [a, *smile, b], "stop", "a🙃"),
+        ("\ufffd", PROMPT, [a, *smile[:-1]], "stop", "a🙃"),
+        ("🦄", PROMPT, [a, *smile[:-1]], "length", "a🙃\ufffd"),
+    ):
+        params = SamplingParams(stop=(stop,), max_tokens=len(answer))
+        for num_there in range(min(3, len(answer))):
+            message = Open(
+                session_id=7, epoch=1, prompt_len=len(prompt), tokens_left=len(answer) - num_there, params=params,
+                token_ids=np.array(prompt + answer[:num_there], np.int32),
+            )  # fmt: skip
+            session = Session.of(message, (), DraftTrees(), codec)
+            num_kept, found = session.up_to_end(answer[num_there:])
+            tokens = answer[: num_there + num_kept]
+            assert (stop, found) == (stop, finish)
+            assert completion_text(codec, tokens, params, prompt)[0] == expected
 
 
 def test_a_common_prefix_is_computed_once() -> None:

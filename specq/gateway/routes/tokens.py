@@ -12,7 +12,6 @@ from starlette.routing import Route
 from specq.gateway import token_call
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.replies import json_response, read_json
-from specq.gateway.shapes import token_text
 from specq.text import TextCodec
 
 
@@ -34,7 +33,7 @@ async def _tokenize(parts: Parts, request: Request) -> Response:
 
 def _tokens(call: token_call.Tokenize, codec: TextCodec) -> dict[str, Any]:
     token_ids = token_call.encode(call, codec)
-    texts = [token_text(codec, token_id) for token_id in token_ids] if call.with_texts else None
+    texts = [codec.tokens[token_id].spelling for token_id in token_ids] if call.with_texts else None
     return {"count": len(token_ids), "tokens": token_ids, "token_strs": texts}
 
 

@@ -1,0 +1,150 @@
+"""What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text.
+
+Rule: the tokenizer's own decoder is the truth, and all code that shows or compares single tokens asks here. A byte-level
+decoder joins bytes. Any other is asked for a token between two others, since several drop a space where a text begins
+(SentencePiece's) or ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+from tokenizers import Tokenizer
+
+_BEFORE, _AFTER = "a", "b"  # tokens that no decoder changes
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Piece(NamedTuple):
+    """What some tokens add to a text: `sure` in any case, then `followed` if a token comes after them, else `last`."""
+
+    sure: str = ""
+    followed: str = ""
+    last: str = ""
+
+
+NO_PIECE = Piece()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token.
+
+    spelling    as the vocabulary writes it ("\u0120the", "\u2581the", "<0x0A>"): transformers' `convert_ids_to_tokens`;
+                "": there is no such token
+    data        its bytes within a text; of a special token those of its spelling
+    is_special  whether texts leave it out
+    is_byte     whether it stands for one byte, which makes characters with the bytes beside it
+    piece       what it adds to a text that it does not begin; nothing where only the bytes count
+    """
+
+    spelling: str = ""
+    data: bytes = b""
+    is_special: bool = False
+    is_byte: bool = False
+    piece: Piece = NO_PIECE
+
+    @property
+    def text(self) -> str:
+        """The token's text; bytes that are no whole characters are U+FFFD, as in vLLM."""
+        return self.data.decode("utf-8", "replace")
+
+
+class TokenTexts:
+    """The tokens of one tokenizer by id.
+
+    kinds          the types of its decoder's parts
+    is_byte_level  whether each token is some bytes, and a text the bytes of all
+    special        the texts of the special tokens
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._decoder = tokenizer, tokenizer.decoder
+        parts = _parts(orjson.loads(self._decoder.__getstate__())) if self._decoder else []
+        self.kinds = frozenset(str(part.get("type")) for part in parts)
+        self.is_byte_level = "ByteLevel" in self.kinds
+        self._replaced = [
+            (str(part["pattern"].get("String", "")), str(part["content"]))
+            for part in parts
+            if part["type"] == "Replace"
+        ]
+        self.special = frozenset(
+            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+        )
+        self._num_after = len(self._decoded([_BEFORE, _AFTER])) - len(_BEFORE)  # characters
+        self._tokens: dict[int, Token] = {}
+
+    def __getitem__(self, token_id: int) -> Token:
+        """Return a token; one without a spelling for an id that the tokenizer does not have."""
+        token = self._tokens.get(token_id)
+        if token is None:
+            token = self._tokens[token_id] = self._make(token_id)
+        return token
+
+    def _make(self, token_id: int) -> Token:
+        spelling = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        if not spelling:
+            return Token()
+        if spelling in self.special:
+            return Token(spelling, self._without_marks(spelling).encode(), is_special=True)
+        if self.is_byte_level:
+            return Token(spelling, _read_byte_level(self._without_marks(spelling)))
+        if "ByteFallback" in self.kinds and (byte := _BYTE_TOKEN.fullmatch(spelling)):
+            return Token(spelling, bytes([int(byte[1], 16)]), is_byte=True)
+        piece = self.piece([spelling])
+        return Token(spelling, (piece.sure + piece.followed).encode(), piece=piece)
+
+    def _without_marks(self, spelling: str) -> str:
+        """Return a byte-level spelling after what its decoder replaces before it reads the bytes."""
+        for pattern, content in self._replaced if self.is_byte_level else ():
+            spelling = spelling.replace(pattern, content) if pattern else spelling
+        return spelling
+
+    def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> Piece:
+        """Return what tokens that are not byte-level add to a text, together; `is_first`: they are its beginning."""
+        before, start = ([], 0) if is_first else ([_BEFORE], len(_BEFORE))
+        last = self._decoded([*before, *spellings])[start:]
+        followed = self._decoded([*before, *spellings, _AFTER])[start : -self._num_after]
+        if followed == last:
+            return Piece(last)
+        sure = common_start(followed, last)
+        return Piece(sure, followed[len(sure) :], last[len(sure) :])
+
+    def _decoded(self, spellings: list[str]) -> str:
+        return str(self._decoder.decode(spellings)) if self._decoder else " ".join(spellings)
+
+
+def common_start(first: str, second: str) -> str:
+    """Return the text with which two texts begin."""
+    if first.startswith(second):
+        return second
+    differing = (i for i, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return first[: next(differing, len(first))]
+
+
+def _parts(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a decoder, which may be one or a sequence."""
+    inner = decoder.get("decoders")
+    return [own for each in inner for own in _parts(each)] if isinstance(inner, list) else [decoder]
+
+
+def _characters() -> dict[str, int]:
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's: what cannot be printed is moved up)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _characters()
+
+
+def _read_byte_level(spelling: str) -> bytes:
+    """Return the bytes of a spelling; one with other characters, as added tokens may have, is a text as it stands."""
+    try:
+        return bytes([_BYTES[character] for character in spelling])
+    except KeyError:
+        return spelling.encode()
