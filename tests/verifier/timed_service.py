@@ -210,7 +210,7 @@ class TimedChains:
         self._begun: Sequence[int] = ()
         self._done_at = 0.0
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `ChainSource`."""
         self._texts[session_id], self._computed[session_id] = token_ids.tolist(), 0
 
