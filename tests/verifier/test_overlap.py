@@ -449,7 +449,7 @@ def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> No
 class KnowingEngine(LateEngine):
     """Has KV of the first 32 tokens of all contexts."""
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         start: int = super().open(session_id, token_ids) + 32
         self.contexts[session_id] = token_ids[:start].tolist()
         return start

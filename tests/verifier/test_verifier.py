@@ -285,7 +285,7 @@ class SharingEngine(ToyEngine):
 
     block_size = 16
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         known = [num_common(context, token_ids.tolist()) for context in self.contexts.values()]
         start: int = super().open(session_id, token_ids) + (
             min(max(known, default=0), len(token_ids) - 1) // self.block_size * self.block_size

@@ -127,7 +127,7 @@ class TimedTarget:
         self._mixed_s, self._attended_s = mixed_s, attended_s
         self._launch_s, self._collect_s, self._session_s = launch_s, collect_s, session_s
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """See `Engine`."""
         return 0
 

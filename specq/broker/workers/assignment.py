@@ -47,7 +47,7 @@ class DrafterAssignment:
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = self.state.workers.drafters_for(verifier.model)
-        if job.request.submit.cache_salt:  # the others would share what they keep of its text
+        if self.state.sharers(job.request):  # older ones share what they keep of texts with all
             fitting = [worker for worker in fitting if worker.knows_owners]
         while len(job.drafters) < self.state.settings.drafters_per_job:
             drafter = least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
