@@ -79,5 +79,5 @@ def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
 
 def plain(job: StoredJob | None) -> StoredJob | None:
     """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
-    bare = job and replace(job, rounds=0, draft_tokens=0)
+    bare = job and replace(job, rounds=0, draft_tokens=0, cached_tokens=0)
     return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", origins=b"", logprobs=b"")
