@@ -85,7 +85,7 @@ class AnyText:
         self._noise = torch.randn(1024, width, device=device).to(dtype)
         self._rng = np.random.default_rng(0)
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """See `Engine`."""
         return 0
 

@@ -12,6 +12,7 @@ from specq.broker.effects import Outbox, Write
 from specq.broker.faults import FaultLog
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
+from specq.broker.jobs.request import JobRequest, sharers
 from specq.broker.jobs.rounds import RoundCounts
 from specq.broker.jobs.table import Jobs
 from specq.broker.traces import Traces
@@ -89,6 +90,10 @@ class State:
         """Return an epoch above all that were used before."""
         self._epoch += 1
         return self._epoch
+
+    def sharers(self, request: JobRequest) -> str:
+        """Return whose sessions a job shares KV and texts with; without keys and salts, all share."""
+        return sharers(self.roles.seen_by(request.owner), request.submit.tenant, request.submit.cache_salt)
 
     def record(self, record: Record, job: Job, *, ended: bool = False) -> None:
         """Journal a record of a job, which is as the record says."""

@@ -52,6 +52,11 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 )
 @click.option("--deadline", type=float, help="Seconds after which a job fails if it has not ended.", **_FILES)
 @click.option(
+    "--cache-salt",
+    help="Share the KV of prompts, and what earlier texts say, with jobs of the same salt only.",
+    **_FILES,
+)
+@click.option(
     "--trace", is_flag=True, default=None, help="Let every process note what happens, for `specq trace`.", **_FILES
 )
 @parameter_options

@@ -4,6 +4,8 @@
     deadline  seconds after which the job fails if it has not ended
     job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key too,
               where one is needed and not given. None: the job is new
+    cache_salt   a secret: the KV of the prompt, and what earlier texts say, are shared with jobs of the same salt only. None: with all that have
+              none. In any case with those of the same API key, or key of the broker, only, where keys are used
     tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
     trace     whether every process notes what happens to the job, for `specq trace`
     explain   what became of drafts comes with the pieces of a stream (`Piece.rejected`, `Piece.rounds`)
@@ -21,9 +23,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from specq.protocol import DEADLINE_MS, LABEL, PRIORITY, TENANT, JobError, shown
+from specq.protocol import CACHE_SALT, DEADLINE_MS, LABEL, PRIORITY, TENANT, JobError, shown
 
-LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
+LINE_OPTIONS = ("priority", "deadline", "trace", "cache_salt")  # that a line of a prompts file may give
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
 ID_BITS = 63
 
@@ -39,6 +41,7 @@ class JobOptions:
     keep_running: bool = False
     trace: bool = False
     explain: bool = False
+    cache_salt: str = ""
 
     def job_id(self, index: int) -> int:
         """Return the job id of a completion: it follows from the job key; without a key it is random."""
@@ -62,7 +65,17 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
         raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}", field="tenant")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
     trace, explain = (_flag(values, name) for name in ("trace", "explain"))
-    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace, explain)
+    key, salt = values.get("job_key"), _salt(values.get("cache_salt"))
+    return JobOptions(priority or 0, deadline_ms, key, tenant, keep_running, trace, explain, salt)
+
+
+def _salt(salt: Any) -> str:
+    if salt is None:
+        return ""
+    is_text = isinstance(salt, str) and salt.encode(errors="ignore").decode() == salt  # no half of a surrogate pair
+    if not is_text or not salt or not CACHE_SALT.admits(salt):
+        raise JobError(f"cache_salt is {shown(salt)}; it must be text of 1 to {CACHE_SALT.most} characters")
+    return str(salt)
 
 
 def _flag(values: dict[str, Any], name: str) -> bool:

@@ -2,6 +2,7 @@
 
     n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
     bad_words   texts that are banned; `specq.client.bad_words` says which tokens that means
+    seed        any 64-bit number, signed or not: see `seed_used`
     the others  fields of `SamplingParams` and `Speculation`
 
 Rule: a wrong value is a JobError (code `invalid`) that names the parameter (`JobError.field`) and says what is allowed. So
@@ -14,11 +15,12 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specq.client.job_options import LINE_OPTIONS
-from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, known_names, shown
+from specq.client.job_options import LINE_OPTIONS, keyed_number
+from specq.protocol import MAX_LISTED, MAX_SEED, JobError, SamplingParams, Speculation, known_names, shown
 from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 SAMPLING = tuple(f.name for f in fields(SamplingParams))
 DRAFTING = tuple(f.name for f in fields(Speculation))
 NAMES = (*SAMPLING, "n", "bad_words", *DRAFTING)
@@ -41,11 +43,20 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
         known = (*NAMES, *LINE_OPTIONS, "explain")
         reason = f"unknown parameter {shown(unknown[0])}; {known_names(unknown[0], known)}"
         raise JobError(reason, field=unknown[0])
+    given = given | ({"seed": seed_used(given["seed"])} if "seed" in given else {})
     sampling = SamplingParams.from_dict({name: value for name, value in given.items() if name in SAMPLING})
     speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
     _check_sampling(sampling)
     _check_honoured(sampling, speculation, given)
     return Parameters(sampling, speculation, _count(given.get("n")), _words(given.get("bad_words", ())))
+
+
+def seed_used(seed: Any) -> int:
+    """Return the seed in [0, MAX_SEED] that a given one stands for: itself where it is one of these; for other numbers of 64 bits the first 8 bytes
+    of BLAKE2b (of that digest size) of the text `seed N`, N in decimal, as a little-endian number, halved. Raises JobError for others."""
+    if type(seed) is not int or not LEAST_SEED <= seed <= MOST_SEED:
+        raise JobError(f"seed is {shown(seed)}; it must be a whole number from -2**63 to 2**64 - 1")
+    return seed if 0 <= seed <= MAX_SEED else keyed_number(f"seed {seed}")
 
 
 def _check_sampling(params: SamplingParams) -> None:

@@ -90,6 +90,7 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
             deadline_ms=options.deadline_ms,
             label=label_of(given["id"]) if "id" in given else "",
             tenant=options.tenant,
+            cache_salt=options.cache_salt,
             trace=options.trace,
             explain=options.explain,
         )

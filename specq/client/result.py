@@ -24,12 +24,13 @@ class Result:
     text           their text, without special tokens and stop strings
     finish_reason  "stop", "length", "cancelled" or "error"
     index          which of several completions of the prompt this is, from 0; None if it is the only one
-    usage          prompt_tokens, completion_tokens
+    usage          prompt_tokens, completion_tokens; cached_tokens: of the prompt, those whose KV was there already when
+                   the session was opened that gave the first token
     logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
                    at `offset` of the text begins what the token adds
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the trees verified), seed
+                   depth (mean leaves and depth of the trees verified), seed (that was used: `seed_used`)
     internal       what else was counted, whose names may change: hit_rate (rounds that began with live nodes),
                    wasted_rows (nodes verified but not accepted), min_accept_prob (how likely a node had to be to be
                    verified, on average), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
@@ -40,7 +41,7 @@ class Result:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = "error"
-    usage: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0})
+    usage: dict[str, int] = field(default_factory=lambda: _usage(0, 0, 0))
     stats: dict[str, Any] = field(default_factory=lambda: speculation_stats({}))
     error: str | None = None
     logprobs: list[dict[str, Any]] | None = None
@@ -178,12 +179,16 @@ def make_result(request: Request, position: int, transcript: Transcript, codec: 
         text=text,
         token_ids=transcript.token_ids,
         finish_reason=transcript.finish,
-        usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},
+        usage=_usage(len(job.prompt_ids), len(transcript.token_ids), int(transcript.stats.get("cached_tokens", 0))),
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=entries if entries is None or not codec else list(_placed(entries, offsets)),
         index=_index(request, position),
         internal=RenamedCounts(internal_counts(transcript.stats)),
     )
+
+
+def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cached_tokens": cached_tokens}
 
 
 def failed_result(request: Request, position: int, reason: str) -> Result:

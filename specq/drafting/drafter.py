@@ -33,6 +33,7 @@ from specq.proposers import (
     level_ids,
 )
 from specq.protocol import (
+    KNOWS_OWNERS,
     NO_ACTIVATIONS,
     Activations,
     Assign,
@@ -155,7 +156,7 @@ class Drafter:
             message, acceptance_stats, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain
         )
         self.sessions[message.session_id] = session
-        self.proposer.open(message.session_id, message.token_ids, session.params)
+        self.proposer.open(message.session_id, message.token_ids, session.params, message.owner)
         if message.trace:
             self.tracer.open(message.session_id)
             self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
@@ -333,7 +334,7 @@ class Drafter:
             load=len(sessions),
             steps=self.num_passes,
             pending=int(self.has_work),
-            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes},
+            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes, KNOWS_OWNERS: 1},
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),

@@ -29,9 +29,10 @@ class Engine(Protocol):
     # them a step's time is about a line. The verifier profiles on both sides of each.
     jumps: tuple[int, ...]
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
-        prefix), at most n - 1. Raises EngineError if the session is open."""
+        prefix), at most n - 1. KV is shared among sessions of one owner only: else what another one asked for could be learned by how soon
+        tokens come. Raises EngineError if the session is open."""
         ...
 
     def close(self, session_id: int) -> None:

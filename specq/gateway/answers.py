@@ -159,10 +159,16 @@ class Events:
 
 
 def usage(call: Call, results: Sequence[Result]) -> Json:
-    """Return the tokens of a request, each prompt counted once, and what speculation did for it."""
+    """Return the tokens of a request, each prompt counted once, and what speculation did for it. Of several completions of a prompt those share
+    KV that came later: what was there before is what the first one found, the least."""
     prompts = sum(result.usage["prompt_tokens"] for result in results[:: call.n])
+    cached = [result.usage["cached_tokens"] for result in results]
     completions = sum(result.usage["completion_tokens"] for result in results)
-    return _tokens(prompts, completions) | {"speculation": speculation([result.stats for result in results])}
+    found = sum(min(cached[first : first + call.n]) for first in range(0, len(cached), call.n))
+    return _tokens(prompts, completions) | {
+        "prompt_tokens_details": {"cached_tokens": found},
+        "speculation": speculation([result.stats for result in results]),
+    }
 
 
 def _tokens(prompts: int, completions: int) -> Json:

@@ -64,6 +64,7 @@ SAMPLING = (
 SPECULATION = (
     *("strategy", "threshold", "typical_eps", "typical_delta", "mode", "num_candidates", "candidate_temp"),
     *("candidate_top_p", "max_depth", "max_nodes", "tree", "fan_out_hit", "fan_out_miss", "priority", "deadline"),
+    "cache_salt",
 )
 IGNORED: dict[str, Check] = {
     "user": is_text,
@@ -106,7 +107,6 @@ REFUSED: dict[str, str] = {
     "allowed_token_ids": "use logit_bias or bad_token_ids",
     "logits_processors": "requests bring no code",
     "truncate_prompt_tokens": "shorten the prompt",
-    "cache_salt": "the KV of common prompts is shared",
     **dict.fromkeys(
         ("mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs"), "specq reads text only"
     ),

@@ -143,7 +143,7 @@ def _usage(call: Call, result: Result) -> Json:
     counted = usage(call, [result])
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": counted["prompt_tokens_details"],
         "output_tokens": counted["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counted["total_tokens"],

@@ -62,7 +62,7 @@ class TokensAdded(NamedTuple):
     """One round's tokens, after `base_len` generated ones.
 
     token_ids i32[m], origins u8[m] (`specq.protocol.origins`), logprobs: rows of `specq.journal.logprob_rows` or
-    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified.
+    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified; cached_tokens: with the first tokens, as in `JobStats`.
     """
 
     job_id: int
@@ -71,6 +71,7 @@ class TokensAdded(NamedTuple):
     origins: bytes
     logprobs: bytes
     num_nodes: int
+    cached_tokens: int = 0
 
 
 class JobEnded(NamedTuple):
@@ -107,7 +108,7 @@ def num_bytes(record: Record) -> int:
 
 @dataclass(slots=True)
 class StoredJob:
-    """A job as the journal holds it; fields as in the records. `rounds` and `draft_tokens` count up to its last tokens.
+    """A job as the journal holds it; fields as in the records. `rounds`, `draft_tokens` and `cached_tokens` count up to its last tokens.
 
     misfit  which of its values are out of bounds by now, though an earlier broker accepted them; usually "". In `submit`
             these have their defaults, and no verifier receives the job
@@ -125,6 +126,7 @@ class StoredJob:
     logprobs: bytes = b""
     rounds: int = 0
     draft_tokens: int = 0
+    cached_tokens: int = 0
     finish: str = ""
     code: str = ""
     reason: str = ""

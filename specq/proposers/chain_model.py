@@ -142,9 +142,9 @@ class ChainModel:
     def free_slots(self) -> int:
         return self.contexts.pool.free_slots
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `ChainSource`."""
-        self.contexts.open(session_id, token_ids)
+        self.contexts.open(session_id, token_ids, owner)
         self._params[session_id] = params
 
     def close(self, session_id: int) -> None:

@@ -32,8 +32,8 @@ class ChainSource(Protocol):
 
     info: ModelInfo
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session with this context i32[n]."""
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """Start a session with this context i32[n]; `owner` as of `Proposer.open`."""
         ...
 
     def close(self, session_id: int) -> None:

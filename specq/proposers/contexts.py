@@ -88,10 +88,10 @@ class Contexts:
             for session_id in ids:
                 self.close(session_id)
 
-    def open(self, session_id: int, token_ids: Int32Array) -> None:
-        """Start a session; KV of earlier ones with the same beginning is shared."""
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> None:
+        """Start a session; KV of the owner's earlier ones with the same beginning is shared."""
         token_ids = self._embeddable(token_ids)
-        self.pool.open(session_id, token_ids)
+        self.pool.open(session_id, token_ids, owner)
         self.pool.tell(self.pool.places([session_id]), np.array([len(token_ids)]), token_ids)
 
     def close(self, session_id: int) -> None:

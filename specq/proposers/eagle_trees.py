@@ -102,7 +102,7 @@ class EagleTrees:
 
     # --- texts ------------------------------------------------------------------------------------------------------------
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `Proposer.open`."""
         self._sessions[session_id] = _Session(params, len(token_ids), token_ids=token_ids.tolist())
 

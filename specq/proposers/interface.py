@@ -62,9 +62,9 @@ class Proposer(Protocol):
 
     info: ModelInfo
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says
-        whether children are drawn."""
+        whether children are drawn. What is kept of texts is shared among sessions of one owner only, as of `Engine.open`."""
         ...
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:

@@ -96,9 +96,9 @@ class KvTrees:
     def free_slots(self) -> int:
         return self._pool.free_slots
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
-        self._contexts.open(session_id, token_ids)
+        self._contexts.open(session_id, token_ids, owner)
         self._sessions[session_id] = TreeSession(params, len(token_ids), self._pool.places([session_id]))
 
     def close(self, session_id: int) -> None:

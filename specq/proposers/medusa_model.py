@@ -111,9 +111,9 @@ class MedusaModel(KvTrees):
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session. See `Proposer.open`."""
-        super().open(session_id, token_ids, params)
+        super().open(session_id, token_ids, params, owner)
         self._known[session_id] = _Known()
 
     def close(self, session_id: int) -> None:

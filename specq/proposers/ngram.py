@@ -45,7 +45,7 @@ class NgramProposer:
         self.info = INFO
         self._sessions: dict[int, _Session] = {}
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `Proposer.open`."""
         self._sessions[session_id] = session = _Session([])
         session.extend(token_ids.tolist())

@@ -74,9 +74,9 @@ class ParallelModel(KvTrees):
         self.num_places = contexts.num_masks + 1
         self._foreseen: dict[int, dict[int, _Foreseen]] = {}  # by session and node
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session. See `Proposer.open`."""
-        super().open(session_id, token_ids, params)
+        super().open(session_id, token_ids, params, owner)
         self._foreseen[session_id] = {}
 
     def close(self, session_id: int) -> None:

@@ -26,9 +26,9 @@ class ProposerChains:
         self._node_ids = count()
         self._begun: Chains | None = None
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `ChainSource`."""
-        self.proposer.open(session_id, token_ids, params)
+        self.proposer.open(session_id, token_ids, params, owner)
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `ChainSource`."""

@@ -28,6 +28,7 @@ MAX_ROWS = 2048
 class _Session:
     params: SamplingParams
     token_ids: list[int]
+    owner: str
     paths: Paths = field(default_factory=Paths)
 
 
@@ -71,9 +72,9 @@ class VllmModel:
         """Let go of the device and of worker processes."""
         self._asker.shutdown()
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `Proposer.open`."""
-        self._sessions[session_id] = _Session(params, self._embeddable(token_ids))
+        self._sessions[session_id] = _Session(params, self._embeddable(token_ids), owner)
 
     def close(self, session_id: int) -> None:
         """See `Proposer.close`."""
@@ -91,7 +92,8 @@ class VllmModel:
         fit = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.info.max_length and requests[i].child_ids]
         answers = [NO_CHILDREN] * len(requests)
         if fit:
-            outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit))
+            owners = [self._sessions[requests[i].session_id].owner for i in fit]
+            outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit), owners)
             logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
             wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
             made = self.maker.make(wanted, logits, self.info.num_tokens)

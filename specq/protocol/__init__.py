@@ -49,6 +49,7 @@ from specq.protocol.arrays import (
     spans_of,
 )
 from specq.protocol.bounds import (
+    CACHE_SALT,
     COUNT,
     DEADLINE_MS,
     ID,
@@ -179,11 +180,12 @@ from specq.protocol.wire import (
     too_large,
     type_of,
 )
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, KNOWS_OWNERS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
     "BF16",
     "BROKER_GONE",
+    "CACHE_SALT",
     "COLOCATED",
     "COLOCATED_LANE",
     "CORRECTED",
@@ -197,6 +199,7 @@ __all__ = [
     "FINAL",
     "ID",
     "INT8",
+    "KNOWS_OWNERS",
     "LABEL",
     "LEAST_OWN_LANE",
     "LOOKAHEAD",

@@ -263,6 +263,7 @@ ROLE = Text(100)
 NAME = Text(1000)  # of a model, worker, engine; hashes
 LABEL = Text(1000)
 TENANT = Text(64)
+CACHE_SALT = Text(1000)
 ENDPOINT = Text(1000)
 REASON = Text(10_000)
 CODE = Text(100)

@@ -125,7 +125,7 @@ class SamplingParams(Values):
     top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 is greedy: it becomes
                   temperature 0
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
-    seed          in [0, 2**63); keys all random draws
+    seed          in [0, 2**63); keys all random draws. What users give may be any 64-bit number: `specq.client.parameters.seed_used`
     max_tokens    most tokens to generate, >= 1
     stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
     stop_token_ids   tokens that end the text

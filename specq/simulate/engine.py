@@ -58,7 +58,7 @@ class TimedEngine:
     def free_slots(self) -> int:
         return self.info.kv_slots - self._num_held
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; nothing is shared, but for prompts that are known."""
         if session_id in self._lengths:
             raise EngineError(f"session {session_id} is open already")

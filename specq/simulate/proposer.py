@@ -39,7 +39,7 @@ class TimedProposer:
         self._curve = HardwareCurve(settings.pass_ms)
         self._sessions: dict[int, _Session] = {}
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; its context is computed by the first pass."""
         self._sessions[session_id] = _Session(len(token_ids), int(token_ids[-1]), len(token_ids))
 

@@ -44,6 +44,7 @@ INFO = ModelInfo(
 )
 STATS = {
     "rounds": 4,
+    "cached_tokens": 2,
     "drafted": 9,
     "draft_tokens": 8,
     "accepted_tokens": 6,

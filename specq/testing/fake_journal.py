@@ -40,6 +40,7 @@ class FakeJournal:
             job.logprobs += record.logprobs
             job.rounds += 1
             job.draft_tokens += record.num_nodes
+            job.cached_tokens = max(job.cached_tokens, record.cached_tokens)
         elif isinstance(record, JobEnded):
             assert record.token_ids.startswith(job.token_ids), "the end tells another story"
             _, job.finish, job.code, job.reason, job.stats, job.ended, *arrays = record

@@ -22,6 +22,7 @@ def taken(job_id: int, submitted: float = 1.0) -> JobTaken:
         model="m",
         label='"ä"',
         tenant="alice",
+        cache_salt="pepper",
         priority=-2,
         prompt_ids=np.array([1, 2, 2**31 - 1], np.int32),
     )
@@ -32,7 +33,7 @@ def added(job_id: int, base_len: int, tokens: list[int]) -> TokensAdded:
     record = LogprobRecord(1)
     record.tokens, record.top_ids, record.top = [-0.5] * len(tokens), tokens, [-0.25] * len(tokens)
     raw = np.array(tokens, "<i4").tobytes()
-    return TokensAdded(job_id, base_len, raw, bytes(len(tokens)), pack(record, 0), 4)
+    return TokensAdded(job_id, base_len, raw, bytes(len(tokens)), pack(record, 0), 4, 0 if base_len else 16)
 
 
 def ended(job_id: int, tokens: list[int], at: float = 9.0, finish: str = "length") -> JobEnded:
@@ -78,5 +79,5 @@ def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
 
 def plain(job: StoredJob | None) -> StoredJob | None:
     """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
-    bare = job and replace(job, rounds=0, draft_tokens=0)
+    bare = job and replace(job, rounds=0, draft_tokens=0, cached_tokens=0)
     return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", origins=b"", logprobs=b"")

@@ -100,7 +100,7 @@ class ToyEngine:
     def free_slots(self) -> int:
         return self.info.kv_slots - sum(map(len, self.contexts.values()))
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         if session_id in self.contexts:
             raise EngineError("open twice")
         self.contexts[session_id] = []
@@ -202,7 +202,7 @@ class ToyProposer:
         self.nodes: dict[int, dict[int, list[int]]] = {}  # session -> node id -> its path of tokens
         self.pass_s, self.busy_s = 0.001, 0.0  # what a pass, and all passes, take by the clock of a simulated world
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         self.contexts[session_id], self.params[session_id] = token_ids.tolist(), params
         self.nodes[session_id] = {-1: []}
 
@@ -261,9 +261,9 @@ class ToyChains(ProposerChains):
         self.most_sessions = 1000  # that it has room for
         self.num_started: list[int] = []  # sessions of each round
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         assert self._begun is None
-        super().open(session_id, token_ids, params)
+        super().open(session_id, token_ids, params, owner)
 
     def close(self, session_id: int) -> None:
         assert self._begun is None

@@ -66,8 +66,8 @@ def admit(
             continue
         if _fits(session, parked, engine, num_open, is_alone=is_alone):
             with faults.of(session, "opened"):
-                session.kv_len = engine.open(session.session_id, session.context())
-                session.is_open, is_alone = True, False
+                session.open_in(engine)
+                is_alone = False
                 num_open += 1
                 prefixes.add(session, session.kv_len)
     if not may_evict and engine.free_slots < num_open:
@@ -143,14 +143,15 @@ def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int
 
 
 class _Prefixes:
-    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are from the first on.
+    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are from the first on. Nobody
+    waits for a session of another owner: the KV is not shared, and the wait would say what that one asked for.
 
     Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other needs. Nor for what a
     session computes that has waited for the same tokens itself: they are none that can be shared, as where they end in no whole block.
     """
 
     def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
-        self._known: dict[int, set[bytes]] = {}
+        self._known: dict[int, set[tuple[str, bytes]]] = {}
         for session, kv_len in prefilling:
             if session.is_open:
                 self.add(session, kv_len)
@@ -163,14 +164,14 @@ class _Prefixes:
         """Note what an open session is about to compute, so many of whose tokens have KV."""
         least = kv_len + SHARED_PREFIX
         if least < session.length and least != session.waited_for:
-            self._known.setdefault(least, set()).add(session.context()[:least].tobytes())
+            self._known.setdefault(least, set()).add((session.owner, session.context()[:least].tobytes()))
 
     def awaited_by(self, session: Session) -> int:
         """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which others compute; 0: of none. Its
         last token is computed in any case."""
         context, num_shared = session.context(), 0
         for least, prefixes in self._known.items():
-            if num_shared < least < len(context) and context[:least].tobytes() in prefixes:
+            if num_shared < least < len(context) and (session.owner, context[:least].tobytes()) in prefixes:
                 num_shared = least
         return num_shared
 

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.protocol import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, Int64Array, StepOutput, UInt8Array
+from specq.protocol import (
+    COUNTED_DEPTHS,
+    KNOWS_OWNERS,
+    PHASES,
+    ROW_LIMITS,
+    STEP_LIMITS_US,
+    Int64Array,
+    StepOutput,
+    UInt8Array,
+)
 from specq.verifier.arms import Arms
 from specq.verifier.rounds import Rounds
 from specq.verifier.shares import Shares
@@ -108,7 +117,7 @@ class StepMeter:
 def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, arms: Arms) -> dict[str, Any]:
     """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.worker_metrics`."""
     counts, verified_at = trees.totals()
-    others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
+    others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped, KNOWS_OWNERS: 1}
     return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()
 
 

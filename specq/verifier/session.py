@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from specq.drafting import longest_chain
+from specq.engines import Engine
 from specq.protocol import (
     MODES,
     NO_SCRATCH,
@@ -58,6 +59,8 @@ class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner.
 
     kv_len        tokens whose KV is there; is_open: in the engine
+    owner         whose sessions share KV and texts with it
+    cached_tokens of the prompt's tokens, how many had KV when it was first opened in the engine; None: it was not yet
     journaled     tokens that the broker has confirmed
     """
 
@@ -65,11 +68,14 @@ class Session:
     num_live = State(int)  # nodes on the tree
     explains = State(bool)  # verdicts say what was verified
     drafted_at = State(int)  # the newest position that a draft spoke of
+    cached_at = State(int)  # the base length of the verdict that has `cached_tokens`; NONE: none has
     beats_waited = State(int)  # heartbeats since a synchronous session began to wait for a draft
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.owner = message.owner
+        self.cached_tokens: int | None = None
+        self._says_cached = message.by_owner
         self.params: SamplingParams = message.params
         rule = strategy(message.params.strategy)
         self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses
@@ -120,7 +126,7 @@ class Session:
         t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS
         takes_chains = self.takes_drafts and not self.speculation.has_fixed_shape
         t.longest_chain[place] = longest_chain(self.speculation, MAX_LIVE_NODES) if takes_chains else 0
-        t.explains[place] = message.explain
+        t.explains[place], t.cached_at[place] = message.explain, NONE
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
         t.needs_history[place] = self.params.needs_history
         t.sampling[place] = make_rows([self.params], [0])[0]
@@ -163,6 +169,15 @@ class Session:
     @property
     def length(self) -> int:
         return len(self.token_ids)
+
+    def open_in(self, engine: Engine) -> None:
+        """Open it in the engine, which may share KV with sessions of the same owner; raises what the engine does."""
+        self.kv_len = engine.open(self.session_id, self.context(), self.owner)
+        self.is_open = True
+        if self.cached_tokens is None:
+            self.cached_tokens = min(self.kv_len, self.prompt_len)
+            if self._says_cached and self.cached_tokens:
+                self.cached_at = self.opened_len
 
     @property
     def num_pending(self) -> int:

@@ -101,6 +101,7 @@ def _alone(rounds: Rounds) -> Sequence[int]:
         return range(len(rounds))
     trees, places = rounds.sessions[0].trees, rounds.places
     is_special = trees.has_ended[places] | trees.explains[places] | (trees.traits[places] & WITH_LOGPROBS)
+    is_special |= trees.cached_at[places] == rounds.base_lens
     found: list[int] = is_special.nonzero()[0].tolist()
     return range(len(rounds)) if len(rounds) - len(found) < MANY else found
 
@@ -165,6 +166,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
         min_accept_prob=min_accept_prob,
         seen=session.trees.seen(session.place),
         stats=session.stats.to_dict() if session.finish else {},
+        cached_tokens=session.cached_tokens or 0 if session.cached_at == base_len else 0,
         token_ids=token_ids,
         **session.logprobs.arrays(base_len - session.opened_len),
         **of_round,

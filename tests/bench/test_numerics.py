@@ -26,7 +26,7 @@ class Counting:
     def __init__(self, flips: tuple[int, ...] = ()) -> None:
         self.flips, self.widths = flips, []
 
-    def open(self, session_id, token_ids):
+    def open(self, session_id, token_ids, owner=""):
         return 0
 
     def close(self, session_id):
@@ -95,7 +95,7 @@ class Mortal(Counting):
         super().__init__()
         self.opened = Counter()
 
-    def open(self, session_id, token_ids):
+    def open(self, session_id, token_ids, owner=""):
         self.opened[session_id] += 1
         if self.opened[16] == 3:
             raise RuntimeError("the machine is gone")

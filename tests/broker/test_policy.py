@@ -44,7 +44,7 @@ def test_the_least_loaded_takes_a_job() -> None:
 def test_equal_prompts_go_to_the_same_verifier_where_load_allows() -> None:
     """Completions of one prompt follow the first, until that verifier has too many more jobs than the others."""
     first, other = worker("a"), worker("b")
-    keys = job(1).request.prefix_keys
+    keys = job(1).request.prefix_keys("")
     for number in range(AFFINITY_SLACK + 1):
         assert choose([first, other], 100, keys) is first
         first.job_ids.add(number)
@@ -56,12 +56,12 @@ def test_the_longer_common_prefix_wins() -> None:
     """Prompts are compared at several lengths; another beginning is no affinity at all."""
     short, long = worker("short"), worker("long")
     wanted = job(1, 300)
-    short.take(0, job(2, 20).request.prefix_keys)
-    short.take(0, job(3, 30).request.prefix_keys)
-    long.take(0, job(4, 280).request.prefix_keys)
-    assert len(set(wanted.request.prefix_keys) & set(job(4, 280).request.prefix_keys)) == 3
-    assert choose([short, long], 100, wanted.request.prefix_keys) is long
-    assert not set(wanted.request.prefix_keys) & {hash(b"x")}
+    short.take(0, job(2, 20).request.prefix_keys(""))
+    short.take(0, job(3, 30).request.prefix_keys(""))
+    long.take(0, job(4, 280).request.prefix_keys(""))
+    assert len(set(wanted.request.prefix_keys("")) & set(job(4, 280).request.prefix_keys(""))) == 3
+    assert choose([short, long], 100, wanted.request.prefix_keys("")) is long
+    assert not set(wanted.request.prefix_keys("")) & {hash(b"x")}
 
 
 def test_a_verifier_without_kv_room_comes_last() -> None:

@@ -35,7 +35,7 @@ class MoodyEngine(SlowEngine):
         self.moods, self.rng = moods, rng
         self.mood: dict[int, int] = {}
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session in a mood."""
         self.mood[session_id] = self.rng.randrange(MOODS)
         self.moods[session_id].add(self.mood[session_id])

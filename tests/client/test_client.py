@@ -23,7 +23,11 @@ def test_generate(client):
     result = client.generate("two eggs", max_tokens=100, id="x")
     assert (result.id, result.prompt, result.text, result.token_ids) == ("x", "two eggs", ANSWER, ANSWER_IDS)
     assert (result.finish_reason, result.error) == ("stop", None)
-    assert result.usage == {"prompt_tokens": len(CODEC.encode("two eggs")), "completion_tokens": len(ANSWER_IDS)}
+    assert result.usage == {
+        "prompt_tokens": len(CODEC.encode("two eggs")),
+        "completion_tokens": len(ANSWER_IDS),
+        "cached_tokens": 2,
+    }
     stats = result.stats
     assert stats["tokens_per_second"] > 0
     assert stats["time_to_first_token_ms"] > 0

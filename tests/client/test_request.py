@@ -1,5 +1,6 @@
 """What is refused at the edge, and what a request becomes."""
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from specq.client.job_options import read_job_options
-from specq.client.parameters import read_parameters
+from specq.client.parameters import read_parameters, seed_used
 from specq.client.request import Served, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
@@ -38,6 +39,56 @@ def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):
         read_parameters({name: 3})
     assert str(refused.value).partition("; ")[2].startswith(hint)
     assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known are ")[2].split(", "))
+
+
+def hashed(seed: int) -> int:
+    """As docs/reference/jobs.md says it."""
+    digest = hashlib.blake2b(b"seed %d" % seed, digest_size=8).digest()
+    return sum(byte << 8 * place for place, byte in enumerate(digest)) // 2
+
+
+def test_any_seed_of_64_bits_is_taken():
+    """Those of [0, 2**63) as they are. The others meet neither one another, nor small seeds, nor those of completions, for patterns that people use."""
+    near = [*range(3000), *(1 << bit for bit in range(63)), *((1 << bit) - 1 for bit in range(64))]
+    others = [-1 - seed for seed in near] + [2**63 + seed for seed in near]
+    others += [-(1 << bit) for bit in range(64)] + [2**64 - 1 - seed for seed in range(3000)]
+    assert all(seed_used(seed) == seed for seed in near)
+    others = sorted(set(others))
+    used = {seed: seed_used(seed) for seed in others}
+    assert used == {seed: hashed(seed) for seed in others}
+    some = [*near[:200], *near[3000:], *(used[seed] for seed in others[::20])]
+    derived = {derived_seed(seed, index) for seed in some for index in range(4)}
+    assert len({*used.values()}) == len(others)
+    assert not {*used.values()} & {*near, *derived}
+
+
+def test_a_seed_of_any_sign_is_the_job_s_and_its_completions():
+    """The one that is shown, with which the text can be had again, is the one that is used."""
+    (alone,) = read_request({"prompt": "a", "seed": -1}, SERVED).submits
+    both = read_request({"prompt": "a", "seed": -1, "n": 2}, SERVED).submits
+    assert decode(encode(alone)).params.seed == hashed(-1)
+    assert [one.params.seed for one in both] == [derived_seed(hashed(-1), index) for index in (0, 1)]
+    assert read_request({"prompt": "a", "seed": hashed(-1)}, SERVED).submits[0].params == alone.params
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
+def test_what_is_no_seed_of_64_bits(seed):
+    with pytest.raises(JobError, match=r"seed is .*; it must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
+        read_parameters({"seed": seed})
+
+
+@pytest.mark.parametrize("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
+def test_what_is_no_salt(salt):
+    with pytest.raises(JobError, match=r"cache_salt is .*; it must be text of 1 to 1000 characters"):
+        read_job_options({"cache_salt": salt})
+
+
+def test_a_salt_goes_with_the_job_and_changes_nothing_else():
+    (plain,), (salted,) = (
+        read_request({"prompt": "a", "job_key": "k", "seed": 1} | salt, SERVED).submits
+        for salt in ({}, {"cache_salt": "pepper\n"})
+    )
+    assert decode(encode(salted)) == replace(plain, cache_salt="pepper\n")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +132,6 @@ def test_bad_prompts(source, reason):
         ({"min_p": math.nan}, "min_p"),
         ({"top_k": -1}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**63}, "seed"),
         ({"stop": [""]}, "non-empty strings of at most 256 characters"),
         ({"stop": ["x" * 257]}, "non-empty strings of at most 256 characters"),
         ({"stop": [str(i) for i in range(65)]}, "at most 64 non-empty strings"),

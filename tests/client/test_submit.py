@@ -49,6 +49,7 @@ def test_good_lines(broker, tmp_path):
     assert results[0]["usage"] == {
         "prompt_tokens": len(CODEC.encode("two eggs")),
         "completion_tokens": len(ANSWER_IDS),
+        "cached_tokens": 2,
     }
     assert results[1]["prompt"] == CODEC.render_chat(chat)
     assert {result["error"] for result in results} == {None}

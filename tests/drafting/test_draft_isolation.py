@@ -36,7 +36,7 @@ class Failing(ToyProposer):
         if where == self.where and BAD in session_ids:
             raise self.error
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         self._at("open", [session_id])
         super().open(session_id, token_ids, params)
 

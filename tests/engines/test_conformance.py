@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from specq.engines import ENGINES
+from specq.engines import ENGINES, Engine
+from specq.protocol import SamplingParams
 from specq.testing import EngineConformance, ReferenceConformance, load_reference, make_checkpoint
 from specq.testing.checkpoints import reference_logits
+from specq.testing.conformance.engines import generate
+from specq.testing.reference import plain
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 VARIANTS = {
@@ -37,3 +41,12 @@ def target(engine, tmp_path):
 
 class TestConformance(EngineConformance, ReferenceConformance):
     """With the fixtures above."""
+
+    def test_an_owner_finds_its_own(self, engine: Engine, request: pytest.FixtureRequest) -> None:
+        """All but what is driven by prompts: there the model's own library finds it, and says so to nobody."""
+        prompt = np.arange(56, dtype=np.int32)
+        for session_id, owner in ((1, "ann"), (2, "ann"), (3, "ben")):
+            generate(engine, session_id, prompt.tolist(), 1, SamplingParams(), plain, owner)
+        found = [engine.open(4 + i, prompt, owner) for i, owner in enumerate(("ann", "ben", "cat"))]
+        is_told = request.node.callspec.params["engine"] != "vllm-prompts"
+        assert [count >= 32 for count in found] == [is_told, is_told, False]

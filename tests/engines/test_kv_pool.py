@@ -162,8 +162,8 @@ NUM_SLOTS = 12 * BLOCK
 class PoolMachine(RuleBasedStateMachine):
     """Random schedules. The model: what each session holds, what is in flight, and whose KV each slot contains.
 
-    `contents` says which context (all tokens up to its own) a slot's KV was computed for. Sharing is right if and only
-    if every slot of every table contains the session's own context.
+    `contents` says for whom, and for which context (all tokens up to its own), a slot's KV was computed. Sharing is right if and only
+    if every slot of every table contains its owner's, and the session's own context.
     """
 
     COPIES = False
@@ -173,15 +173,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = KvPool(NUM_SLOTS, may_copy=self.COPIES)
         self.texts: dict[int, list[int]] = {}  # committed tokens of each open session that have KV
         self.flight: dict[int, list[tuple[int, int]]] = {}  # session -> (token, slot) of drafted nodes, a chain
-        self.contents: dict[int, tuple[int, ...]] = {}
+        self.owners: dict[int, str] = {}  # of all sessions
+        self.contents: dict[int, tuple[str | int, ...]] = {}
         self.next_id = 0
 
-    @rule(prefix=st.integers(0, 2), length=st.integers(1, 4 * BLOCK))
-    def open(self, prefix: int, length: int) -> None:
+    @rule(prefix=st.integers(0, 2), length=st.integers(1, 4 * BLOCK), owner=st.sampled_from(["", "ann"]))
+    def open(self, prefix: int, length: int, owner: str) -> None:
         """Few different texts, so that prefixes coincide."""
         text = [prefix * 1000 + i // (BLOCK * 2) for i in range(length)]
         session_id, self.next_id = self.next_id, self.next_id + 1
-        num_cached = self.pool.open(session_id, np.array(text, np.int32))
+        self.owners[session_id] = owner
+        num_cached = self.pool.open(session_id, np.array(text, np.int32), owner)
         assert num_cached <= length - 1
         self.texts[session_id] = text[:num_cached]
         self._append(session_id, text[num_cached:])
@@ -199,12 +201,12 @@ class PoolMachine(RuleBasedStateMachine):
     def _compute(self, session_id: int, new: list[int], slots: list[int]) -> None:
         self.contents = self._copied(self.pool.copies())
         self.pool.note_copied()
-        context = list(self.texts[session_id])
+        context = [self.owners[session_id], *self.texts[session_id]]
         for token, slot in zip(new, slots, strict=True):
             context.append(token)
             self.contents[slot] = tuple(context)
 
-    def _copied(self, copies: Int32Array) -> dict[int, tuple[int, ...]]:
+    def _copied(self, copies: Int32Array) -> dict[int, tuple[str | int, ...]]:
         """Return what slots contain when KV was copied."""
         sources, targets = copies.tolist()
         assert len(set(targets)) == len(targets)
@@ -264,7 +266,7 @@ class PoolMachine(RuleBasedStateMachine):
         for session_id, text in self.texts.items():
             assert self.pool.length(session_id) == len(text)
             for i, slot in enumerate(table(self.pool, session_id)):
-                assert contents[slot] == tuple(text[: i + 1])
+                assert contents[slot] == (self.owners[session_id], *text[: i + 1])
 
     @invariant()
     def every_slot_is_in_one_place(self) -> None:

@@ -20,9 +20,9 @@ SENTENCEPIECE = TextCodec(sentencepiece_files())
 HEAD = Head("chatcmpl-1", 0, "m", "f")
 
 
-def result(text, index=0):
+def result(text, index=0, cached=0):
     stats = {"rounds": 2, "draft_tokens": 4, "accepted_tokens": 1, "seed": index}
-    counts = {"prompt_tokens": 3, "completion_tokens": 2}
+    counts = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": cached}
     return Result(1, "p", text, finish_reason="stop", usage=counts, stats=stats)
 
 
@@ -161,10 +161,19 @@ def test_likeliest_tokens_never_merge():
         assert [bytes(one["bytes"]) for one in chat["top_logprobs"]] == [codec.tokens[i].data for i, _ in top]
 
 
+def test_what_was_cached_is_what_the_first_completion_of_each_prompt_found():
+    """The others find what that one computed, whichever of them was first."""
+    results = [result("a", cached=count) for count in (2, 0, 1, 2)]
+
+    assert usage(Call({}, num_prompts=2, n=2), results)["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert usage(Call({}, num_prompts=4), results)["prompt_tokens_details"] == {"cached_tokens": 5}
+
+
 def test_the_numbers_count_each_prompt_once():
     """Two prompts with two completions each."""
     counted = usage(Call({}, num_prompts=2, n=2), [result("a")] * 4)
 
     assert (counted["prompt_tokens"], counted["completion_tokens"], counted["total_tokens"]) == (6, 8, 14)
     assert counted["speculation"]["acceptance_rate"] == 0.25
+    assert counted["prompt_tokens_details"] == {"cached_tokens": 0}
     assert speculation([])["mean_accepted_length"] == 0.0

@@ -123,7 +123,7 @@ def test_specqs_own_options_are_taken():
     """All that a job may be asked for is a field, but for what the endpoint names otherwise."""
     from specq.client.parameters import NAMES
 
-    assert set(NAMES) - {"max_tokens", "logprobs"} == {*SAMPLING, *SPECULATION} - {"priority", "deadline"}
+    assert set(NAMES) - {"max_tokens", "logprobs"} == {*SAMPLING, *SPECULATION} - {"priority", "deadline", "cache_salt"}
 
 
 @pytest.mark.parametrize(

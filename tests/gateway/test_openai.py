@@ -5,6 +5,7 @@ import asyncio
 import openai
 import pytest
 
+from specq.client.parameters import seed_used
 from specq.protocol import Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS
 
@@ -156,6 +157,22 @@ def test_errors_are_of_openais_kinds(api):
         api.chat.completions.create(
             model="fake", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}]
         )
+
+
+def test_a_salt_and_any_seed_at_every_endpoint(api, broker):
+    """What is cached comes with the numbers, in vLLM's form and OpenAI's."""
+    own = {"model": "fake", "extra_body": {"cache_salt": "pepper", "seed": 2**64 - 1}}
+    chat = api.chat.completions.create(messages=CHAT, **own)
+    plain = api.completions.create(prompt="Hi", **own)
+    response = api.responses.create(input="Hi", **own)
+    submits = broker.wait_for(Submit, 3)
+
+    assert {(submit.cache_salt, submit.params.seed) for submit in submits} == {("pepper", seed_used(2**64 - 1))}
+    assert [one.usage.prompt_tokens_details.cached_tokens for one in (chat, plain)] == [2, 2]
+    assert response.usage.input_tokens_details.cached_tokens == 2
+    for salt in ("", 3, "x" * 1001):
+        with pytest.raises(openai.BadRequestError, match=r"cache_salt is .* it must be text of 1 to 1000"):
+            api.completions.create(model="fake", prompt="Hi", extra_body={"cache_salt": salt})
 
 
 def test_responses(api, broker):

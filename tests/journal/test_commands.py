@@ -98,7 +98,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     assert line["token_ids"] == toy_text([*PROMPT, 12], 8)
     assert line["text"] == CODEC.decode(line["token_ids"])
     assert line["prompt"] == CODEC.decode([*PROMPT, 12], skip_special=False)
-    assert line["usage"] == {"prompt_tokens": 4, "completion_tokens": 8}
+    assert line["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "cached_tokens": 0}
     assert line["stats"]["rounds"] == 8
     assert 0 < line["stats"]["tokens_per_second"] < 1000
 

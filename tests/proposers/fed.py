@@ -23,7 +23,7 @@ class Fed:
         self.proposer, self.info = proposer, proposer.info
         self.expand, self.close, self.commit = proposer.expand, proposer.close, proposer.commit
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         self.proposer.open(session_id, token_ids, params)
         states = np.random.default_rng(5).normal(0, 1, (NUM_KNOWN, self.proposer.width)).astype(np.float32)
         self.proposer.observe(session_id, 1, states)

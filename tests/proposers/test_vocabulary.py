@@ -54,7 +54,7 @@ class ScriptedDraft:
         self.nodes: dict[int, int] = {}
         self.num_passes = 0
 
-    def open(self, session_id, token_ids, params):
+    def open(self, session_id, token_ids, params, owner=""):
         self.context, self.nodes = token_ids.tolist(), {CONTEXT: 0}
 
     def close(self, session_id):

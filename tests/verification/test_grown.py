@@ -34,7 +34,7 @@ class Scripted:
         self.probability, self.num_drawn = 1.0, 0
         self.prefixes: dict[int, tuple[int, ...]] = {-1: ()}
 
-    def open(self, session_id: int, token_ids: np.ndarray, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: np.ndarray, params: SamplingParams, owner: str = "") -> None:
         pass
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:

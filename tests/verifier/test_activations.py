@@ -53,7 +53,7 @@ class ToyReader(ToyProposer):
             int, list[tuple[int, Float32Array]]
         ] = {}  # by session: the tokens' places, and the rows before them
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         super().open(session_id, token_ids, params)
         self.rows[session_id] = []
 

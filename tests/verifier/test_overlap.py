@@ -430,6 +430,21 @@ def test_a_step_that_fails_when_it_is_collected_is_repeated() -> None:
     assert engine.num_discarded == 1
 
 
+@pytest.mark.parametrize("owner", ["", "ann", "+digest ann"])
+def test_another_owner_s_prompt_is_not_waited_for(owner: str) -> None:
+    """Nothing of it can be shared, and the wait would tell that it is the same."""
+    verifier, prompt = make_verifier(LateEngine()), np.arange(1, 41, dtype=np.int32)
+    for session_id, own in ((7, "ben"), (8, owner)):
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=40, tokens_left=5, params=SamplingParams(), token_ids=prompt,
+            speculation=PLAIN, owner=own,
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    step(verifier)
+    assert verifier.sessions[7].is_open
+    assert verifier.sessions[8].is_open
+
+
 def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> None:
     engine = LateEngine()
     verifier = make_verifier(engine)
@@ -449,7 +464,7 @@ def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> No
 class KnowingEngine(LateEngine):
     """Has KV of the first 32 tokens of all contexts."""
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         start: int = super().open(session_id, token_ids) + 32
         self.contexts[session_id] = token_ids[:start].tolist()
         return start

@@ -311,7 +311,7 @@ class SharingEngine(ToyEngine):
 
     block_size = 16
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         known = [num_common(context, token_ids.tolist()) for context in self.contexts.values()]
         start: int = super().open(session_id, token_ids) + (
             min(max(known, default=0), len(token_ids) - 1) // self.block_size * self.block_size
@@ -419,7 +419,7 @@ def test_no_session_is_opened_to_be_evicted_at_once(kv_slots: int, monkeypatch: 
     engine, opened = ToyEngine(toy_info(kv_slots=kv_slots)), set[int]()
     verifier, texts = make_verifier(engine), {i: list[int]() for i in range(40)}
 
-    def noted(session_id: int, token_ids: Int32Array) -> int:
+    def noted(session_id: int, token_ids: Int32Array, owner: str) -> int:
         opened.add(session_id)
         return ToyEngine.open(engine, session_id, token_ids)
 

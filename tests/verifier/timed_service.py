@@ -127,7 +127,7 @@ class TimedTarget:
         self._mixed_s, self._attended_s = mixed_s, attended_s
         self._launch_s, self._collect_s, self._session_s = launch_s, collect_s, session_s
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """See `Engine`."""
         return 0
 
@@ -210,7 +210,7 @@ class TimedChains:
         self._begun: Sequence[int] = ()
         self._done_at = 0.0
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `ChainSource`."""
         self._texts[session_id], self._computed[session_id] = token_ids.tolist(), 0
 

@@ -48,6 +48,7 @@ class Commit:
     min_accept_prob: int
     us: tuple[int, ...]
     stats: dict[str, Any]
+    cached_tokens: int
     token_ids: list[int]
     raw: bytes
     origins: bytes
@@ -78,6 +79,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         min_accept_prob=header.get("min_accept_prob", 0),
         us=header.get("us", ()),
         stats=header.get("stats", {}),
+        cached_tokens=header.get("cached_tokens", 0),
         token_ids=token_ids,
         raw=tokens,
         origins=origins,
@@ -105,7 +107,7 @@ def commits_of(step: Verdicts) -> Iterator[Commit]:
     ):
         own, own_raw, own_origins = tokens[start:end], raw[4 * start : 4 * end], origins[start:end]
         yield Commit(
-            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, own, own_raw, own_origins, nodes, num_accepted, size
+            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, 0, own, own_raw, own_origins, nodes, num_accepted, size
         )  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def added_record(job: Job, commit: Commit, known: int) -> TokensAdded:
     base_len = commit.base_len - transcript.prompt_len + known
     logprobs = pack(transcript.logprobs, base_len) if transcript.logprobs.num_top >= 0 else b""
     raw, origins = commit.raw[4 * known :], commit.origins[known:]
-    return TokensAdded(job.job_id, base_len, raw, origins, logprobs, commit.num_nodes)
+    cached = 0 if base_len else job.stats.cached_tokens
+    return TokensAdded(job.job_id, base_len, raw, origins, logprobs, commit.num_nodes, cached)
 
 
 def ended_record(job: Job) -> JobEnded:
@@ -60,6 +61,7 @@ def restored(stored: StoredJob) -> Job:
     job.session.was_placed = bool(stored.weights)
     job.crashes = stored.crashes
     job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
+    job.stats.cached_tokens = stored.cached_tokens
     job.stats.accepted_tokens, job.stats.final = num_drafted(job.transcript.origins), stored.stats
     job.durable.note(job.transcript.num_tokens, ended=bool(stored.finish))
     return job

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from specq.protocol import Int32Array, SamplingParams, Speculation, Submit
 
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
+
+
+def sharers(owner: str, tenant: str, cache_salt: str) -> str:
+    """Return whose sessions a job shares KV of prefixes and earlier texts with, as `Open.owner` has it: no two (owner, tenant, salt) give the same,
+    since no owner's name begins with a plus. A salt is a secret of who chose it, so it goes no further."""
+    name = bucket(owner, tenant)
+    digest = hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return f"+{digest} {name}" if cache_salt else name
 
 
 def bucket(owner: str, tenant: str) -> str:
@@ -59,11 +67,11 @@ class JobRequest:
         """Return the tokens that the job may have in the end, the prompt included."""
         return self.prompt_len + self.params.max_tokens
 
-    @cached_property
-    def prefix_keys(self) -> tuple[int, ...]:
-        """Return hashes of the prompt's beginnings, which prompts that begin alike share: see `specq.broker.workers.policy`."""
+    def prefix_keys(self, sharers: str) -> tuple[int, ...]:
+        """Return hashes of the prompt's beginnings, which prompts of the same `sharers` that begin alike share: see
+        `specq.broker.workers.policy`."""
         lengths = [length for length in PREFIX_LENGTHS if length < self.prompt_len]
-        return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
+        return tuple(hash((sharers, self.prompt_ids[:length].tobytes())) for length in [*lengths, self.prompt_len])
 
     def has_content(self, message: Submit) -> bool:
         """Does the message ask for the same, under the same label? One without a model does not care which it is."""

@@ -13,11 +13,13 @@ class JobStats:
     """Counts of one job (a round is one step of one session, plain or not).
 
     accepted_lengths  [i] = rounds in which i nodes were accepted
+    cached_tokens     of the prompt: those whose KV was there when the session was opened that gave the first token
     verifier          what the verifier counts: `specq.protocol.session_stats.SessionStats`
     final             of a job that ended before the broker started: all its counts, which nothing is added to
     """
 
     rounds: int = 0
+    cached_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=list)

@@ -6,6 +6,7 @@ Once the journal has it, a verdict's text goes to the clients: see `specq.broker
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from specq.broker.jobs.commits import Commit, commits_of, fits_logprobs, read_commit
@@ -17,7 +18,7 @@ from specq.broker.jobs.relay import SILENT, StepRelay, relay
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
-from specq.protocol import Verdict, decode
+from specq.protocol import Verdict, decode, encode
 from specq.protocol import Verdicts as StepVerdicts
 
 
@@ -63,6 +64,8 @@ class Verdicts:
             return
         transcript = job.transcript
         verdict = cast("Verdict", decode(frames)) if job.has_details else None
+        if commit.cached_tokens:  # nobody else reads that, and older drafters would refuse it
+            frames = encode(replace(cast("Verdict", decode(frames)), cached_tokens=0))
         is_misfit = verdict is not None and not fits_logprobs(verdict, transcript.logprobs.num_top)
         known = self._commit(verifier, job, commit, is_misfit=is_misfit)
         if known < 0:
@@ -98,6 +101,8 @@ class Verdicts:
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
         elif num_new := len(commit.token_ids) - known:
+            if commit.base_len == job.transcript.prompt_len and not known:
+                job.stats.cached_tokens = min(commit.cached_tokens, job.transcript.prompt_len)
             job.stats.add(commit)
             self.state.rounds[job.request.model].add(job, commit, num_new)
             if (worker := self.state.workers.get(verifier)) is not None:

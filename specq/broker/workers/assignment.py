@@ -47,6 +47,8 @@ class DrafterAssignment:
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = self.state.workers.drafters_for(verifier.model)
+        if self.state.sharers(job.request):  # older ones share what they keep of texts with all
+            fitting = [worker for worker in fitting if worker.knows_owners]
         while len(job.drafters) < self.state.settings.drafters_per_job:
             drafter = least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
@@ -76,6 +78,7 @@ class DrafterAssignment:
                 params=drafting_params(request.params),
                 speculation=request.speculation,
                 trace=trace is not None and trace.in_all_processes,
+                owner=self.state.sharers(request) if worker.knows_owners else "",
                 token_ids=transcript.context(),
             ),
         )

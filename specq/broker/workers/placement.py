@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
 from specq.broker.jobs.lifecycle import JobEvent
-from specq.broker.jobs.request import bucket
 from specq.broker.state import GRACE_S, State
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
@@ -98,7 +97,7 @@ class Placement:
         return False
 
     def _best_of(self, job: Job, able: list[Worker]) -> Worker:
-        return choose(able, job.request.max_length, job.request.prefix_keys)
+        return choose(able, job.request.max_length, job.request.prefix_keys(self.state.sharers(job.request)))
 
     def hand_over(self, worker: Worker) -> None:
         """Let others go on with the jobs of a verifier that is about to leave; those without a place end there."""
@@ -146,7 +145,8 @@ class Placement:
             trace.expect(worker.identity, worker.name, "target")
             trace.note("opened", self.state.clock.now, verifier=worker.name, context_tokens=transcript.length)
         worker.job_ids.add(job.job_id)
-        worker.take(request.max_length, request.prefix_keys)
+        sharers = self.state.sharers(request)
+        worker.take(request.max_length, request.prefix_keys(sharers))
         weights = worker.binding(job.requirements.weights) or worker.weights
         self.bindings.bind(job, weights, worker.hello.incarnation)
         self.state.outbox.send_back(
@@ -160,7 +160,8 @@ class Placement:
                 speculation=request.speculation,
                 trace=trace is not None and trace.in_all_processes,
                 explain=request.submit.explain,
-                owner=bucket(self.state.roles.seen_by(request.owner), request.submit.tenant),
+                owner=sharers,
+                by_owner=worker.knows_owners or bool(request.submit.cache_salt),
                 former_ends=weights != worker.weights,
                 token_ids=transcript.context(),
             ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.broker.admission.roles import NOBODY, Shown
-from specq.protocol import Heartbeat, Hello, ModelInfo, fits
+from specq.protocol import KNOWS_OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # times the silence that is allowed anyway, that a step may add to it, whatever a worker says
@@ -51,6 +51,11 @@ class Worker:
     @property
     def model(self) -> ModelInfo:
         return self.hello.model
+
+    @property
+    def knows_owners(self) -> bool:
+        """Does it know the fields about owners? Workers of before that refuse messages that have them."""
+        return self.metrics.get(KNOWS_OWNERS) == 1
 
     @property
     def weights(self) -> str:

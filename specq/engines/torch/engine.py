@@ -108,10 +108,10 @@ class TorchEngine:
     def is_helped(self, is_helped: bool) -> None:
         self._is_helped = self._forward.is_helped = is_helped
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; see `Engine.open`."""
         self.tidy()
-        return self._pool.open(session_id, token_ids)
+        return self._pool.open(session_id, token_ids, owner)
 
     def close(self, session_id: int) -> None:
         """End a session; see `Engine.close`."""

@@ -5,7 +5,8 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one pla
     free        on the free stack
     taken       handed out by `take` and not yet given back or appended (rows in flight, tree nodes)
     private     in the unfinished last block of one session, and in those before it that `fill_blocks` has not come to yet
-    in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions
+    in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions; the first block of a
+                context by (owner, its tokens), so that nothing is shared between owners
 
 A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
 is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a block that
@@ -29,11 +30,11 @@ from specq.verification import ends_of
 
 BLOCK = 16  # tokens
 LEAST_ROOM = 4 * BLOCK  # of a session's table
-NO_BLOCK = -1  # the id before the first block of any context
 LEAST_COPIED = 4  # tokens: fewer are computed in no time
 NO_COPIES = np.zeros((2, 0), np.int32)
 
-_Key = tuple[int, bytes]  # (previous block's id, the block's token ids)
+_Previous = int | str  # a block's id, or the owner before the first block of a context
+_Key = tuple[_Previous, bytes]  # (what is before the block, the block's token ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,11 +166,12 @@ class KvPool:
         self._places: dict[int, int] = {}  # session -> its place among those that are open
         self._tables = TableMemory()
         self._blocks_of: list[list[_Block]] = []  # by place
+        self._owners: list[str] = []  # by place
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
-        # The newest block behind another one, by that one's id and its own first token.
-        self._beginning: dict[tuple[int, int], _Block] = {}
+        # The newest block behind another one, or an owner's first, by what is before it and its own first token.
+        self._beginning: dict[tuple[_Previous, int], _Block] = {}
         self._copies: dict[int, tuple[Int32Array, Int32Array]] = {}  # by session, from which slots to which
         self._unfilled: list[int] = []  # places of sessions that may have whole blocks among their private slots
 
@@ -196,8 +198,8 @@ class KvPool:
         first = int(self._tables.offsets[place])
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a session and share the cached blocks of its context, but for the last token; return their tokens, and those of which KV is
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
+        """Start a session and share the owner's cached blocks of its context, but for the last token; return their tokens, and those of which KV is
         to be copied."""
         if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
@@ -205,9 +207,11 @@ class KvPool:
         place = self._places[session_id] = self._tables.open(len(token_ids))
         if place == len(self._blocks_of):
             self._blocks_of.append([])
-        blocks, memory = self._blocks_of[place], self._tables
+            self._owners.append("")
+        self._owners[place] = owner
+        memory = self._tables
         for start in range(0, len(token_ids) - BLOCK, BLOCK):
-            block = self._blocks.get(_key(blocks, token_ids[start : start + BLOCK]))
+            block = self._blocks.get(self._key(place, token_ids[start : start + BLOCK]))
             if block is None:
                 break
             self._share(place, block)
@@ -220,8 +224,8 @@ class KvPool:
 
     def _copy_beginning(self, session_id: int, place: int, token_ids: Int32Array) -> None:
         """Let a session have its next tokens' KV as copies, as far as a block begins with them."""
-        blocks, memory = self._blocks_of[place], self._tables
-        block = self._beginning.get((_id(blocks), int(token_ids[0]))) if len(token_ids) else None
+        memory = self._tables
+        block = self._beginning.get((self._previous(place), int(token_ids[0]))) if len(token_ids) else None
         if block is None:
             return
         own = np.frombuffer(block.key[1], np.int32)[: len(token_ids)]
@@ -413,7 +417,7 @@ class KvPool:
         """Turn the first 16 private tokens into a block, or, if the same block is known, use that and free ours."""
         blocks, memory = self._blocks_of[place], self._tables
         start = int(memory.offsets[place]) + len(blocks) * BLOCK
-        key = _key(blocks, memory.token_ids[start : start + BLOCK])
+        key = self._key(place, memory.token_ids[start : start + BLOCK])
         slots = memory.slots[start : start + BLOCK].copy()
         known = self._blocks.get(key)
         if known is not None:
@@ -451,10 +455,11 @@ class KvPool:
             del self._beginning[beginning]
         self.give(block.slots)
 
+    def _key(self, place: int, token_ids: Int32Array) -> _Key:
+        """Return the key of the next block of a session with these tokens."""
+        return self._previous(place), token_ids.tobytes()
 
-def _key(previous: list[_Block], token_ids: Int32Array) -> _Key:
-    return _id(previous), token_ids.tobytes()
-
-
-def _id(previous: list[_Block]) -> int:
-    return previous[-1].id if previous else NO_BLOCK
+    def _previous(self, place: int) -> _Previous:
+        """Return what is before the next block of a session."""
+        blocks = self._blocks_of[place]
+        return blocks[-1].id if blocks else self._owners[place]

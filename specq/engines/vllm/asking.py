@@ -28,9 +28,10 @@ class Asker:
         self.max_length = int(config.model_config.max_model_len) - 1  # a request says one token, wanted or not
         self.kv_slots = int((config.cache_config.num_gpu_blocks - 1) * config.cache_config.block_size)
 
-    def ask(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
-        """Return vLLM's outputs, one a prompt."""
-        named = [{"prompt_token_ids": prompt} for prompt in prompts]
+    def ask(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], owners: Sequence[str]) -> list[Any]:
+        """Return vLLM's outputs, one a prompt; what is cached is shared among prompts of one owner only."""
+        each = zip(prompts, owners, strict=True)
+        named = [{"prompt_token_ids": prompt, **({"cache_salt": owner} if owner else {})} for prompt, owner in each]
         return list(self._llm.generate(named, list(params), use_tqdm=False))
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:

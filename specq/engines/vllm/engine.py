@@ -50,7 +50,7 @@ class Way(Loaded, Protocol):
     is_apart: bool  # whether workers have processes of their own
     has_graphs: bool  # for steps of more than a row a session
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int: ...
+    def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int: ...
 
     def close(self, session_id: int) -> None: ...
 
@@ -123,9 +123,9 @@ class VllmEngine:
         self.even_chains = self._way.even_chains  # as of `specq.engines.even_chains`
         self.info = model_info(arguments, self._way, name, tensors)
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; see `Engine.open`."""
-        return self._way.open(session_id, token_ids)
+        return self._way.open(session_id, token_ids, owner)
 
     def close(self, session_id: int) -> None:
         """End a session; see `Engine.close`."""

@@ -37,22 +37,24 @@ class Prompts:
         self.dtype, self.vocab_size = self._asker.dtype, self._asker.vocab_size
         self.max_length, self.kv_slots = self._asker.max_length, self._asker.kv_slots
         self._contexts: dict[int, list[int]] = {}  # of each session, the tokens that were in a step
+        self._owners: dict[int, str] = {}
 
     @property
     def free_slots(self) -> int:
         """KV slots besides those of open sessions; vLLM itself makes requests wait where they are short."""
         return self.kv_slots - sum(map(len, self._contexts.values()))
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int:
         """Start a session; what is cached of it, vLLM finds by itself."""
         if session_id in self._contexts:
             raise EngineError(f"session {session_id} is open already")
-        self._contexts[session_id] = []
+        self._contexts[session_id], self._owners[session_id] = [], owner
         return 0
 
     def close(self, session_id: int) -> None:
         """Forget a session; unknown ones are ignored."""
         self._contexts.pop(session_id, None)
+        self._owners.pop(session_id, None)
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
         """Return how many tokens of each session were in steps, i64[n]; EngineError for one that is not open."""
@@ -81,9 +83,10 @@ class Prompts:
 
     def _logits(self, steps: Sequence[SessionStep]) -> torch.Tensor:
         """Return f32[rows, vocab]: the logits of all judged rows; -inf for those that are not known and do not count."""
-        asked = [request for step in steps for request in self._requests(step)]
-        outputs = self._asker.ask([prompt for prompt, _, _ in asked], [params for _, params, _ in asked])
-        outputs = self._ask_again(asked, outputs)
+        each = [(request, self._owners[step.session_id]) for step in steps for request in self._requests(step)]
+        asked, owners = [request for request, _ in each], [owner for _, owner in each]
+        outputs = self._asker.ask([prompt for prompt, _, _ in asked], [params for _, params, _ in asked], owners)
+        outputs = self._ask_again(asked, owners, outputs)
         pairs = zip(asked, outputs, strict=True)
         return self._asker.logits([row for (_, _, num_rows), output in pairs for row in last_rows(output, num_rows)])
 
@@ -96,7 +99,9 @@ class Prompts:
             return [(context + chain, asking(top=1, of_prompt=bool(chain)), 1 + len(chain))]
         return [(context + chain[:count], asking(top=ALL), 1) for count in range(len(chain) + 1)]
 
-    def _ask_again(self, asked: list[tuple[list[int], SamplingParams, int]], outputs: list[Any]) -> list[Any]:
+    def _ask_again(
+        self, asked: list[tuple[list[int], SamplingParams, int]], owners: list[str], outputs: list[Any]
+    ) -> list[Any]:
         """Return the outputs, those again whose drafted tokens were in the prefix cache: their rows are garbage."""
         spoilt = [
             place
@@ -105,7 +110,7 @@ class Prompts:
         ]
         if spoilt:
             params = [asking(top=1, of_prompt=True, read_cache=False)] * len(spoilt)
-            fresh = self._asker.ask([asked[place][0] for place in spoilt], params)
+            fresh = self._asker.ask([asked[place][0] for place in spoilt], params, [owners[place] for place in spoilt])
             outputs = [*outputs]
             for place, output in zip(spoilt, fresh, strict=True):
                 outputs[place] = output

@@ -141,8 +141,8 @@ class Sessions:
             return free_slots(num_free, block_size, self._table.slacks())
         return self._slacks.free_slots(num_free)
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a request; return how many of its tokens have KV."""
+    def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int:
+        """Start a request; return how many of its tokens have KV. The owner is what vLLM calls a cache salt."""
         if session_id in self._table:
             raise EngineError(f"session {session_id} is open already")
         request = Request(
@@ -150,6 +150,7 @@ class Sessions:
             prompt_token_ids=token_ids.tolist(),
             sampling_params=self._sampling,
             pooling_params=None,
+            cache_salt=owner or None,
             block_hasher=self._core.request_block_hasher,
         )
         holding = self._scheduler.hold(request)

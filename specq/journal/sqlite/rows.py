@@ -14,8 +14,8 @@ from specq.protocol import ConfigError, JobError, RenamedCounts, SamplingParams,
 
 V = TypeVar("V", bound=Values)
 
-JOB = "job_id, owner, tenant, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
-COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens"
+JOB = "job_id, owner, tenant, cache_salt, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
+COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens"
 RESULT = "weights, finish, ended, code, reason, stats, token_ids, origins, logprobs"
 SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
 ROW_BYTES = 200  # what a result takes beside its arrays, about
@@ -28,6 +28,7 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
         submit.job_id,
         record.owner,
         submit.tenant,
+        submit.cache_salt,
         submit.label,
         submit.model,
         orjson.dumps(submit.params.to_dict()).decode(),
@@ -63,7 +64,16 @@ class Merged:
         rounds = self._rounds
         if len(rounds) == 1:
             one = rounds[0]
-            return (self.job_id, self.base_len, one.token_ids, one.origins, one.logprobs, 1, one.num_nodes)
+            return (
+                self.job_id,
+                self.base_len,
+                one.token_ids,
+                one.origins,
+                one.logprobs,
+                1,
+                one.num_nodes,
+                one.cached_tokens,
+            )
         return (
             self.job_id,
             self.base_len,
@@ -72,6 +82,7 @@ class Merged:
             b"".join([one.logprobs for one in rounds]),
             len(rounds),
             sum([one.num_nodes for one in rounds]),
+            max([one.cached_tokens for one in rounds]),
         )
 
 
@@ -95,7 +106,9 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
 
     One that an earlier broker took, with values that are out of bounds now, is a `misfit`.
     """
-    job_id, owner, tenant, label, model, params, speculation, priority, submitted, deadline, prompt_ids = row
+    job_id, owner, tenant, cache_salt, label, model, params, speculation, priority, submitted, deadline, prompt_ids = (
+        row
+    )
     try:
         (sampling, reason), (drafting, other) = _values(SamplingParams, params), _values(Speculation, speculation)
         submit = Submit(
@@ -105,6 +118,7 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
             model=model,
             label=label,
             tenant=tenant,
+            cache_salt=cache_salt,
             priority=priority,
             prompt_ids=np.frombuffer(prompt_ids, "<i4"),
         )
@@ -132,15 +146,16 @@ def _values(cls: type[V], text: str) -> tuple[V, str]:
     return cls.from_dict(kept), reason
 
 
-def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:
+def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int, int]) -> None:
     """Append a row of `COMMIT`. One that leaves a gap is left out: its tokens are generated again."""
-    _, base_len, token_ids, origins, logprobs, rounds, draft_tokens = row
+    _, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens = row
     if base_len == job.num_tokens:
         job.token_ids += token_ids
         job.origins += origins
         job.logprobs += logprobs
         job.rounds += rounds
         job.draft_tokens += draft_tokens
+        job.cached_tokens = max(job.cached_tokens, cached_tokens)
 
 
 def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:

@@ -76,6 +76,10 @@ STEPS = (
     """
     ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN cache_salt TEXT NOT NULL DEFAULT '';
+    ALTER TABLE commits ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

@@ -38,8 +38,8 @@ MOST_STALE = 20_000  # rows of commits that nobody needs any more, before they a
 FEW_STALE = 1000  # so few of them are left alone while there are results to forget
 _CHUNKS = (64, 16, 4, 1)  # rows that one statement inserts: fewer calls, and fewer waits of the loop's thread
 _COMMITS = f"INSERT INTO commits ({rows.COMMIT}) VALUES "  # noqa: S608 - the names are ours
-_COMMIT_ROW = "(?,?,?,?,?,?,?)"
-_JOBS = f"INSERT OR REPLACE INTO jobs ({rows.JOB}) VALUES (?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_COMMIT_ROW = "(?,?,?,?,?,?,?,?)"
+_JOBS = f"INSERT OR REPLACE INTO jobs ({rows.JOB}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
 _CRASHES = "UPDATE active SET deaths = ?, lone_deaths = ?, death_length = ? WHERE job_id = ?"
 _RESULTS = (
     "INSERT OR REPLACE INTO results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins, "

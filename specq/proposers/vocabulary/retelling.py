@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ class RetoldSession:
 
     params: SamplingParams
     text: Retold
+    owner: str = field(default="", kw_only=True)  # as of `Proposer.open`
 
     @property
     def lead(self) -> int:
@@ -41,10 +42,11 @@ class RetellingProposer(ABC, Generic[S]):
         self.draft, self.vocabularies, self.info = draft, vocabularies, info
         self._sessions: dict[int, S] = {}
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `Proposer.open`."""
         self._sessions[session_id] = session = self._session(token_ids.tolist(), params)
-        self.draft.open(session_id, np.array(session.text.draft_ids, np.int32), session.params)
+        session.owner = owner
+        self.draft.open(session_id, np.array(session.text.draft_ids, np.int32), session.params, session.owner)
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `Proposer.close`."""
@@ -77,4 +79,4 @@ class RetellingProposer(ABC, Generic[S]):
                 self.draft.commit(session_id, fresh, ())
         else:
             self.draft.close(session_id)
-            self.draft.open(session_id, np.array(text.draft_ids, np.int32), session.params)
+            self.draft.open(session_id, np.array(text.draft_ids, np.int32), session.params, session.owner)

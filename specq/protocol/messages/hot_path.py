@@ -81,6 +81,7 @@ class Verdict(Message):
     seen        (lane, newest node id that the verifier has received in it, lane, ...)
     us          (duration of the step, time that its oldest verified node had waited), microseconds
     stats       with the last verdict: what only the verifier counts (see `specq.protocol.session_stats.SessionStats`)
+    cached_tokens    with the first verdict, if `Open.by_owner`: tokens of the prompt whose KV was there when the session was first opened
     token_ids i32[m]  accepted path, then the correction or bonus
     node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
@@ -99,6 +100,7 @@ class Verdict(Message):
     seen: Annotated[tuple[int, ...], bounds.SEEN] = ()
     us: Annotated[tuple[int, ...], bounds.STEP_US] = ()
     stats: Annotated[dict[str, Any], SESSION_STATS] = field(default_factory=dict)
+    cached_tokens: Count = 0
     token_ids: Tokens32
     node_ids: NodeIds = empty("<i4")
     mask: NodeFlags = empty("<u1")

@@ -94,6 +94,7 @@ class Submit(Message):
     explain      the client wants to know what became of drafts; that does not outlive the broker's process
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
                  its own turns and its own share of the queue. With keys, only a client's key with the right `tenants` may name one
+    cache_salt   not "": the KV of its prompt, and what earlier texts say, are shared with jobs of the same owner, tenant and salt only
     """
 
     TYPE: ClassVar[str] = "submit"
@@ -106,6 +107,7 @@ class Submit(Message):
     deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
     label: Annotated[str, bounds.LABEL] = ""
     tenant: Annotated[str, bounds.TENANT] = ""
+    cache_salt: Annotated[str, bounds.CACHE_SALT] = ""
     trace: bool = False
     explain: bool = False
     prompt_ids: Tokens32

@@ -50,10 +50,16 @@ class Clock(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
-    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`:
-    as in `Submit`; `explain`: its verdicts say what was verified; `owner`: whoever may see a text of the same owner may
-    see this one; `former_ends`: the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do
-    not end it."""
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`.
+
+    trace        as in `Submit`; explain: its verdicts say what was verified
+    owner        whoever may see a text of the same owner may see this one: KV of prefixes, and earlier texts, are shared
+                 among its sessions only
+    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`. A verifier that does not know this field
+                 refuses the session, so it is set for those that say in `Heartbeat.metrics` that they do (KNOWS_OWNERS),
+                 and where the job has a `cache_salt`
+    former_ends  the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do not end it
+    """
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -66,6 +72,7 @@ class Open(Message):
     explain: bool = False
     owner: Name = ""
     former_ends: bool = False
+    by_owner: bool = False
     token_ids: Tokens32
 
 
@@ -110,7 +117,7 @@ class GetActivations(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
-    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`."""
+    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters that say that they know it."""
 
     TYPE: ClassVar[str] = "assign"
     session_id: Id
@@ -120,6 +127,7 @@ class Assign(Message):
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     trace: bool = False
+    owner: Name = ""
     token_ids: Tokens32
 
 

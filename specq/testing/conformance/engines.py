@@ -22,10 +22,11 @@ def generate(
     count: int,
     params: SamplingParams,
     draft: Callable[[list[int]], Tree],
+    owner: str = "",
 ) -> list[int]:
     """Run one session to `count` new tokens; `draft` turns the text so far into a tree."""
     text = list(prompt)
-    start = engine.open(session_id, np.array(prompt, np.int32))
+    start = engine.open(session_id, np.array(prompt, np.int32), owner)
     while len(text) < len(prompt) + count:
         step = SessionStep(session_id, start, np.array(text[start:], np.int32), params, draft(text))
         (judgement,) = engine.step([step]).judgements
@@ -68,6 +69,21 @@ class EngineConformance(StepOutputConformance):
         prompt = list(range(64))
         generate(engine, 1, prompt, 1, SamplingParams(), plain)
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
+
+    def test_nothing_is_shared_between_owners(self, engine: Engine) -> None:
+        """Whether the other's session is open or closed, and where the contexts part: else its count, or its time, would say what the other asked
+        for. What an owner shares with itself, and how much, is the engine's own affair; it changes no text."""
+        prompt = np.random.default_rng(5).integers(engine.info.vocab_size, size=56).tolist()
+        texts = [
+            generate(engine, i, prompt, 12, SAMPLED, plain, owner) for i, owner in enumerate(("ann", "ann", "bob"))
+        ]
+        assert texts[1:] == texts[:1] * 2
+        found = {
+            (owner, length): engine.open(100 * i + length, np.array(prompt[:length], np.int32), owner)
+            for i, owner in enumerate(("ann", "ben", "", "+ann", "ann/", "an"))
+            for length in (56, 40, 21)
+        }
+        assert {count for (owner, _), count in found.items() if owner != "ann"} == {0}
 
     @pytest.mark.parametrize("length", [17, 25, 32, 39])
     def test_a_context_that_parts_from_a_known_one_says_the_same(self, engine: Engine, length: int) -> None:

@@ -36,6 +36,13 @@ class ProposerConformance:
             assert ((children.token_ids >= 0) & (children.token_ids < (proposer.info.vocab_size or VOCAB))).all()
             assert (np.diff(children.scores) <= 0).all()
 
+    def test_whose_a_session_is_changes_no_draft(self, proposer: Proposer) -> None:
+        params = SamplingParams(seed=3)
+        for session_id, owner in ((1, ""), (2, "ann"), (3, "ann"), (4, "ben")):
+            proposer.open(session_id, CONTEXT, params, owner)
+        answers = proposer.expand([Expansion(i, -1, (10 * i, 10 * i + 1)) for i in (1, 2, 3, 4)])
+        assert len({tuple(children.token_ids.tolist()) for children in answers}) == 1
+
     def test_siblings_differ(self, proposer: Proposer) -> None:
         proposer.open(1, CONTEXT, SamplingParams(temperature=0.7, seed=3))
         (children,) = proposer.expand([Expansion(1, -1, tuple(range(8)))])

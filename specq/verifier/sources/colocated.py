@@ -381,7 +381,7 @@ class ColocatedDrafter(DraftSource):
         self._is_usual = False
         with faults.of(session, "drafted for"):
             params = drafting_params(session.params, session.speculation)
-            self.chains.open(session_id, np.array(session.token_ids, np.int32), params)
+            self.chains.open(session_id, np.array(session.token_ids, np.int32), params, session.owner)
         if session in faults:
             self.refuse(session)
         return session not in faults

@@ -84,6 +84,10 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "ends_by_text": ("u1", ()),  # where it ends is found by `Session.up_to_end`, one by one
     "explains": ("u1", ()),  # its verdicts say what was verified
     "mode": ("u1", ()),  # its place among MODES
+    "cached_at": (
+        "i4",
+        (),
+    ),  # the base length of its first verdict, if that says how much of the prompt had KV; else NONE
     "traits": ("u1", ()),
     "needs_history": ("u1", ()),  # what its next token may be depends on the last one, as the host knows it
     "sampling": (ROW, ()),

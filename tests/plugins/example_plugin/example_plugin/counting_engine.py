@@ -54,7 +54,7 @@ class CountingEngine:
     def free_slots(self) -> int:
         return self.info.kv_slots - sum(map(len, self._contexts.values()))
 
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         if session_id in self._contexts:
             raise EngineError(f"session {session_id} is open already")
         self._contexts[session_id] = []

@@ -31,7 +31,7 @@ class CountingProposer:
         self.info = INFO
         self._last: dict[int, dict[int, int]] = {}  # session -> node -> its token
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         self._last[session_id] = {CONTEXT: int(token_ids[-1])}
 
     def close(self, session_id: int) -> None:
