@@ -40,7 +40,8 @@ from specq.proposers import PROPOSERS, SAME
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, own_keys
-from workers.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
+from workers.deployment import divide_cores, notes, placed, this_machine, with_helpers
+from workers.missing import check_can_start
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed

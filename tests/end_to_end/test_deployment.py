@@ -13,13 +13,13 @@ from specq.testing.secured import make_all
 from workers.deployment import (
     CoreShares,
     Machine,
-    check_can_start,
     divide_cores,
     models_of,
     notes,
     placed,
     without_draft_model,
 )
+from workers.missing import check_can_start
 from workers.up import members, pages
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
