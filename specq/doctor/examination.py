@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specq.bench.machine import describe, gpu_free_bytes, gpus
-from specq.config import Config
-from specq.doctor import installation, pair
+from specq.config import Config, TargetConfig
+from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
+from specq.engines.vllm.installed import installed_version
 from specq.models import HEADS, default_model, draft_for, find_model
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
@@ -88,8 +89,10 @@ def examine(question: Question, tell: Tell) -> Examination:
     config = _with_models(question.config)
     checks = list(installation.look(config))
     memory = installation.available_memory()
-    found = pair.look(config.target.model, config.draft.model, memory, _gpu_bytes(), config.target.heads)
-    checks += found.checks
+    gpu_bytes = _gpu_bytes() * engines.num_devices(config)
+    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads)
+    target = found.target.path if found.target else None
+    checks += [*found.checks, *engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
     before, load = usage(cores), load_average()
@@ -101,7 +104,8 @@ def examine(question: Question, tell: Tell) -> Examination:
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    said = advise(_situation(question.config, found, here), predictions, disturbed) if found.target else []
+    situation = _situation(question.config, found, here)
+    said = advise(situation, predictions, disturbed, is_hindered=_hinders(checks)) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
 
 
@@ -144,7 +148,8 @@ def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured |
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - libraries raise many kinds for files that are cut short
         reason = f"{type(error).__name__}: {error}"
-    checks.append(Check("loading", WRONG, reason, "fetch the model again, or choose another"))
+    advice = "fetch the model again, choose another, or try the engine that runs more kinds: specq doctor --engine vllm"
+    checks.append(Check("loading", WRONG, reason, advice))
     return None
 
 
@@ -179,15 +184,16 @@ def _same_text(measured: Measured) -> Check:
 
 
 def _situation(asked: Config, found: pair.Pair, here: str) -> Situation:
-    named = (("--model", asked.target.model), ("--draft-model", asked.draft.model))
-    has_vllm = bool(describe("specq doctor")["versions"].get("vllm"))
+    engine = "" if asked.target.engine == TargetConfig().engine else asked.target.engine
+    named = (("--engine", engine), ("--model", asked.target.model), ("--draft-model", asked.draft.model))
     return Situation(
         models="".join(f" {option} {name}" for option, name in named if name),
         has_draft=found.draft is not None,
         num_bytes=found.target.num_bytes if found.target else 0,
         num_cores=len(available_cores()),
         has_gpu=bool(gpus()),
-        has_vllm=has_vllm,
+        engine=asked.target.engine,
+        has_vllm=bool(installed_version()),
         heads=f" --heads {asked.target.heads}" if asked.target.heads else "",
         runs_here=here,
     )
