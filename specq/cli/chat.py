@@ -125,9 +125,11 @@ def _answering(client: ClientConfig, model: str, *, is_named: bool, starts: bool
     if is_named:
         return model
     served = None if starts else _served_models(client)
-    if served is None or not (served or not model):
+    if served is None:  # no broker answers, or none is wanted
         return None
-    return model if not model or model in served else choose(model, served, client.broker) or None
+    if not model or model in served:
+        return model
+    return (served and choose(model, served, client.broker)) or None
 
 
 def _served_models(client: ClientConfig) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ def examine(question: Question, tell: Tell) -> Examination:
     cores, here = available_cores(), running()
     before, load = usage(cores), load_average()
     if not question.is_quick and found.target and not _hinders(checks):
-        measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks)
+        measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks, config.target.engine)
     if measured is not None:
         used = used_by_others(before, usage(cores), len(cores), load)
         calm = quiet(measured.figures()["steps_took_times_the_curve"], used, len(cores), here)
@@ -140,7 +141,7 @@ def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: T
     return measure(asked, max(sessions), tell, found.draft.num_places if found.draft else 1)
 
 
-def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured | None:
+def _attempt(measure: Callable[[], Measured], checks: list[Check], engine: str) -> Measured | None:
     """Measure, and note what that raises as what is wrong with the pair."""
     try:
         return measure()
@@ -148,7 +149,8 @@ def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured |
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - libraries raise many kinds for files that are cut short
         reason = f"{type(error).__name__}: {error}"
-    advice = "fetch the model again, choose another, or try the engine that runs more kinds: specq doctor --engine vllm"
+    other = f"{engines.VLLM}, which runs more kinds" if engine != engines.VLLM else TargetConfig().engine
+    advice = f"fetch the model again, choose another, or try another engine: --engine {other}"
     checks.append(Check("loading", WRONG, reason, advice))
     return None
 
@@ -185,9 +187,10 @@ def _same_text(measured: Measured) -> Check:
 
 def _situation(asked: Config, found: pair.Pair, here: str) -> Situation:
     engine = "" if asked.target.engine == TargetConfig().engine else asked.target.engine
-    named = (("--engine", engine), ("--model", asked.target.model), ("--draft-model", asked.draft.model))
+    further = (("--engine-option", one) for one in asked.target.engine_options)
+    named = (("--engine", engine), *further, ("--model", asked.target.model), ("--draft-model", asked.draft.model))
     return Situation(
-        models="".join(f" {option} {name}" for option, name in named if name),
+        models="".join(f" {option} {shlex.quote(name)}" for option, name in named if name),
         has_draft=found.draft is not None,
         num_bytes=found.target.num_bytes if found.target else 0,
         num_cores=len(available_cores()),

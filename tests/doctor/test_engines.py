@@ -92,14 +92,16 @@ def test_an_engine_that_cannot_start_is_wrong_as_up_says_it(ask):
     assert len(said) == 2
     assert (status, checks["engine"]["status"]) == (1, WRONG)
     assert all(one in checks["engine"]["advice"] for one in said)
-    assert advice[0] == "Set right what is wrong above; then start it: specq up --serve --engine vllm --model tiny"
+    assert advice[0] == (
+        "Set right what is wrong above; then start it: specq up --serve --engine vllm --engine-option model=x --model tiny"
+    )
     assert "vllm engine" not in checks
 
 
 def test_an_engine_that_can_is_advised_with_its_option(ask):
-    status, checks, advice = ask("--engine", "vllm", has_vllm=True)
+    status, checks, advice = ask("--engine", "vllm", "--max-model-len", "64", has_vllm=True)
     assert (status, checks["engine"]["status"]) == (0, OK)
-    assert advice[0] == "Start it: specq up --serve --engine vllm --model tiny"
+    assert advice[0] == "Start it: specq up --serve --engine vllm --engine-option max_model_len=64 --model tiny"
 
 
 def test_the_engine_that_is_there_anyway_is_named_and_vllm_beside_it(ask):
