@@ -73,6 +73,7 @@ PACKAGES = {
 # of packages that only commands use.
 DOORS = {
     *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
+    *("specq.engines.vllm.installed", "specq.engines.vllm.versions"),
     *(
         "specq.verification.ahead",
         "specq.verification.judge",

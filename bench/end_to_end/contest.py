@@ -14,7 +14,7 @@ import click
 
 from bench.end_to_end import table
 from bench.end_to_end.cut_short import CutShortError
-from bench.end_to_end.workload import JOBS_EACH, Workload
+from bench.end_to_end.workload import JOBS_EACH, Workload, check_engine
 from bench.report import Report, attempt, show
 from bench.suite import COUNT, options
 from specq.protocol import ConfigError
@@ -57,17 +57,22 @@ workload_options = options(
         help="Of own, one, two, two-own and ssd, which has two ways of its own besides; may be repeated.  [default: all of each]",
     ),
     click.option("--engine-option", "engine_options", multiple=True, metavar="NAME=VALUE", help="Handed on to their engine; may be repeated."),
-    click.option("--tensor-parallel", type=COUNT, default=1, show_default=True, help="GPUs for each layer, in vLLM."),
+    click.option("--tensor-parallel-size", type=COUNT, help="GPUs for each layer, in vLLM.  [default: 1]"),
+    click.option("--tensor-parallel", type=COUNT, hidden=True),  # its old name
     click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
 )  # fmt: skip
 Contestant = Callable[[Workload], dict[str, Any]]
 
 
 def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
-    """Make the pair if it is not there; return and report the workload. Raises ConfigError if the device is not here."""
+    """Make the pair if it is not there; return and report the workload.
+
+    Raises ConfigError if the device is not here, and for options that the engine does not take.
+    """
     from bench.gpu.models import check_device
 
     check_device(device)
+    check_engine(given["engine"], given["engine_options"], given.get("tensor_parallel_size", 1))
     made_of = {name: given.pop(name) for name in (*SHAPES, *SOURCES)} | {"model": given.pop("model")}
     _build(pair, device, made_of)
     work = Workload.of(pair, device=device, model=f"{pair}/target", **given)

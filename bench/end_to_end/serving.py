@@ -78,7 +78,7 @@ def _config(name: str, work: Workload) -> Config:
     config = verifier_config(work, draft if name in OWN else "")
     if name == "own":
         return replace(config, broker=replace(config.broker, heartbeat_ms=BRISK_MS))
-    device = f"cuda:{work.tensor_parallel}" if name in BESIDE and is_gpu(work) else config.target.device
+    device = f"cuda:{work.tensor_parallel_size}" if name in BESIDE and is_gpu(work) else config.target.device
     section = replace(
         config.draft, model=draft, device=device, dtype=config.target.dtype, kv_slots=work.kv_slots, nice=0
     )
@@ -102,7 +102,7 @@ def verifier_config(work: Workload, draft_model: str) -> Config:
 
 def _vllm_options(work: Workload) -> tuple[str, ...]:
     """Return what vLLM as an engine has of what vLLM as a rival has; its KV slots are those of the other engines."""
-    return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel}")
+    return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel_size}")
 
 
 def run(completer: Completer, split: StepSplit, work: Workload, load: Load, variant: int = 0) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def _arguments(work: Workload, depth: int, method: str) -> dict[str, Any]:
     )
     if depth:
         options["speculative_config"] = {"method": method, "num_speculative_tokens": depth, **DRAFTING[method](work)}
-    if work.tensor_parallel > 1:
-        options["tensor_parallel_size"] = work.tensor_parallel
+    if work.tensor_parallel_size > 1:
+        options["tensor_parallel_size"] = work.tensor_parallel_size
     return options | {
         "model": f"{work.pair}/target",
         "max_model_len": MAX_LEN,

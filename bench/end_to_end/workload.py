@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.end_to_end.streams import Load, Repetitions, Stream
+from specq.config import TargetConfig, own_options
+from specq.engines import ENGINES
 from specq.protocol import ConfigError
 from specq.samples import codec_of, load_prompts
 
@@ -30,13 +32,21 @@ WARM_LEN = 16  # tokens of each completion before the first repetition, for who 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
 
 
+def check_engine(engine: str, engine_options: Sequence[str], tensor_parallel_size: int) -> None:
+    """Raise ConfigError for options that the engine does not take, and for several GPUs where it runs on one."""
+    if tensor_parallel_size > 1 and engine != VLLM:
+        raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel-size needs --engine {VLLM}")
+    given = TargetConfig(engine=engine, engine_options=tuple(engine_options))
+    own_options(given, ENGINES.resolve(engine).options, ENGINES.names())
+
+
 @dataclass(frozen=True)
 class Workload:
     """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
 
     temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
     engine            of specq's verifiers
-    tensor_parallel   GPUs that vLLM divides each layer among, as a rival and as an engine
+    tensor_parallel_size  GPUs that vLLM divides each layer among, as a rival and as an engine
     settle_s          seconds of service before who learns meanwhile what pays is timed
     engine_options    name=value each, handed on to specq's engine
     modes             in which specq's deployments are measured; none: all of each
@@ -54,7 +64,7 @@ class Workload:
     temperatures: list[float] = field(default_factory=lambda: [0.0])
     sampled_sessions: list[int] = field(default_factory=list)
     engine: str = "torch"
-    tensor_parallel: int = 1
+    tensor_parallel_size: int = 1
     settle_s: float = 0.0
     engine_options: list[str] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
@@ -71,7 +81,7 @@ class Workload:
         output_len: int,
         repeats: int,
         engine: str = "torch",
-        tensor_parallel: int = 1,
+        tensor_parallel_size: int = 1,
         settle_s: float = 0.0,
         engine_options: Sequence[str] = (),
         modes: Sequence[str] = (),
@@ -84,16 +94,14 @@ class Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
 
         `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `sampling`: `temperatures` and
-        `sampled_sessions`. Raises ConfigError for an engine that cannot divide layers among GPUs.
+        `sampled_sessions`.
         """
-        if tensor_parallel > 1 and engine != VLLM:
-            raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel needs --engine {VLLM}")
         codec = codec_of(model)
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
         marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
         own: dict[str, Any] = {
             "engine": engine,
-            "tensor_parallel": tensor_parallel,
+            "tensor_parallel_size": tensor_parallel_size,
             "settle_s": settle_s,
             "marks": marks,
             "length_spread": length_spread,

@@ -17,6 +17,7 @@ from bench.end_to_end.far import far_options
 from bench.gpu.parts import PARTS, Task, measure_parts
 from bench.report import Report, tell
 from bench.suite import COUNT, suite
+from specq.config import with_new_names
 from specq.models import parse_shape
 from specq.protocol import SpecqError
 
@@ -52,7 +53,7 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     type=COUNT,
     default=1,
     show_default=True,
-    help="GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel.",
+    help="GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.",
 )
 @click.option(
     "--depths",
@@ -124,7 +125,8 @@ def command(
     The parts measure the torch engine and the draft model in this process, after the contestants: steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
     heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
-    names = _with_vllm(_contestants(only, gpus, options["tensor_parallel"]), only, options["engine"])
+    options = with_new_names("target.vllm", {name: value for name, value in options.items() if value is not None})
+    names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
     if resume:
         report.resume()
     failed: Sequence[str] = ()
@@ -143,15 +145,15 @@ def command(
         raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
 
 
-def _contestants(only: Sequence[str], gpus: int, tensor_parallel: int) -> list[str]:
+def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> list[str]:
     """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another GPU."""
-    has_another = gpus > tensor_parallel
+    has_another = gpus > tensor_parallel_size
     if not only:
         return [name for name in CONTESTANTS if name not in ON_REQUEST and (has_another or name not in serving.BESIDE)]
     for name in serving.BESIDE if not has_another else ():
         if name in only:
             raise click.UsageError(
-                f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel + 1}"
+                f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel_size + 1}"
             )
     return [name for name in only if name not in PARTS]
 

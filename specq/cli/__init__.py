@@ -61,7 +61,6 @@ SUMMARIES = {
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",
 }
-EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
 
 
 class _Specq(LazyGroup):
@@ -86,14 +85,12 @@ def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) ->
     try:
         return call(ctx)
     except ModuleNotFoundError as error:
+        from specq.protocol import ConfigError
+        from specq.runtime import EXTRAS, how_to_install
+
         if error.name not in EXTRAS:
             raise
-        from specq.protocol import ConfigError
-
-        extra = EXTRAS[error.name]
-        raise ConfigError(
-            f"this needs {error.name}, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[{extra}]'"
-        ) from None
+        raise ConfigError(how_to_install(error.name)) from None
 
 
 def exit_status(error: SpecqError) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from specq.chat import MOST_TOKENS, Chat, Settings, pen_for, with_history
+from specq.cli.choosing import choose
 from specq.cli.options import section_options
 from specq.cli.parameters import given
 from specq.cli.standard_input import is_terminal, read_all, read_piped
@@ -57,6 +58,7 @@ def chat(
     the question, or where QUESTION has a -; without a QUESTION it is the question.
 
     Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped after it.
+    Where one runs that serves other models, you are asked which to use.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, so that no process is left behind
@@ -73,10 +75,11 @@ def chat(
         draft=override(config.draft, model=draft_model),
     )
     with ExitStack() as stack:
-        if _is_named(client, broker) or (draft_model is None and _is_served(client, model or "")):
-            place = _connect(config, model or "", wait_seconds if wait else 0.0)
-        else:
+        answering = _answering(client, model or "", is_named=_is_named(client, broker), starts=draft_model is not None)
+        if answering is None:
             place = _start(config, stack, drafts=draft_model != "")
+        else:
+            place = _connect(config, answering, wait_seconds if wait else 0.0)
         _talk(place, settings, asked, stack)
 
 
@@ -114,10 +117,19 @@ def _is_named(client: ClientConfig, broker: str | None) -> bool:
     return broker is not None or client.broker != DEFAULT_BROKER or bool(client.keys)
 
 
-def _is_served(client: ClientConfig, model: str) -> bool:
-    """Tell whether a broker at the usual address has what was asked for."""
-    models = _served_models(client)
-    return models is not None and (not model or model in models)
+def _answering(client: ClientConfig, model: str, *, is_named: bool, starts: bool) -> str | None:
+    """Return which model of a running broker to use, "" for any; None to start processes.
+
+    `is_named`: the user has named the broker; `starts`: the user has said how started processes draft.
+    """
+    if is_named:
+        return model
+    served = None if starts else _served_models(client)
+    if served is None:  # no broker answers, or none is wanted
+        return None
+    if not model or model in served:
+        return model
+    return (served and choose(model, served, client.broker)) or None
 
 
 def _served_models(client: ClientConfig) -> list[str] | None:
@@ -144,7 +156,8 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
-    from specq.processes.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
+    from specq.processes.deployment import absent_sources, notes, placed, without_draft_model
+    from specq.processes.missing import check_can_start
     from specq.processes.servers import Servers, on_free_port  # here, since `--help` needs none of it
     from specq.processes.up import telling
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import click
 
-from specq.cli.options import config_option
-from specq.config import load, override
+from specq.cli.options import config_option, key_options, own_key_options
+from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
+from specq.config import TargetConfig, load, override, with_own
 from specq.runtime import log
 
 DEFAULT_SESSIONS = (1, 8)
@@ -22,6 +24,8 @@ DEFAULT_SESSIONS = (1, 8)
     "--heads",
     help="Medusa heads, or an EAGLE-3 head, for the target: a directory, or a name of `specq models`.  [default: none]",
 )
+@key_options(TargetConfig, RUNNING)
+@own_key_options({"target": OWN["target"]})
 @click.option(
     "--sessions",
     type=click.IntRange(1, 1024),
@@ -44,6 +48,7 @@ def doctor(
     *,
     quick: bool,
     as_json: bool,
+    **running: Any,
 ) -> None:
     """Check this installation and a pair of models, measure the pair, predict what each way of drafting brings here, and advise. The exit status is 1 where something is wrong."""
     from specq.doctor import Question, examine, lines  # here, since `--help` needs none of it
@@ -52,7 +57,7 @@ def doctor(
     config = load(config_file)
     config = replace(
         config,
-        target=override(config.target, model=model, heads=heads),
+        target=override(config.target, model=model, heads=heads, **with_own(running, OWN_NAMES)),
         draft=override(config.draft, model=draft_model),
     )
     question = Question(config, tuple(sorted(set(sessions))), is_quick=quick)

@@ -77,17 +77,30 @@ def section_options(
 ) -> Callable[[F], F]:
     """Add an option for each key of the sections, and `--config`; one that is not given is None.
 
-    `own`: also for each key that only some engines or proposers know, by the section that chooses them.
+    `own`: see `own_key_options`.
     """
 
     def decorate(command: F) -> F:
-        keys = _keys([(section_name(section), section) for section in sections])
-        own_keys = _keys([(name, kind) for name, types in (own or {}).items() for kind in types])
-        for name, (kind, owners) in reversed([*keys.items(), *own_keys.items()]):
+        command = own_key_options(own or {}, len(sections))(command)
+        named = [(section_name(section), section) for section in sections]
+        for name, (kind, owners) in reversed(_keys(named).items()):
             command = _option(name, kind, _help(owners, len(sections)))(command)
-        for old, kind in _old_names(sections).items():
-            command = _option(old, kind, hidden=True)(command)
-        return config_option(command)
+        return config_option(_with_old_names(named, command))
+
+    return decorate
+
+
+def own_key_options(own: Mapping[str, Sequence[type[OwnOptions]]], num_roles: int = 1) -> Callable[[F], F]:
+    """Add an option for each key that only some engines or proposers know, by the section that chooses them.
+
+    `num_roles`: how many sections the command has.
+    """
+
+    def decorate(command: F) -> F:
+        each = [(section, kind) for section, types in own.items() for kind in types]
+        for name, (kind, owners) in reversed(_keys(each).items()):
+            command = _option(name, kind, _help(owners, num_roles))(command)
+        return _with_old_names([(f"{section}.{kind.LABEL}", kind) for section, kind in each], command)
 
     return decorate
 
@@ -114,11 +127,12 @@ def _default(f: Field[Any]) -> str:
     return "" if f.default in ("", ()) or isinstance(f.default, bool) else f"  [default: {f.default}]"
 
 
-def _old_names(sections: tuple[type[Section], ...]) -> dict[str, Any]:
-    """Return the types of the keys that had another name before, by that name."""
-    keys = {name: kinds(section)[name] for section in sections for name in section.__dataclass_fields__}
-    names = {old: new for section in sections for old, new in RENAMED.get(section_name(section), {}).items()}
-    return {old: keys[new] for old, new in names.items()}
+def _with_old_names(sections: Iterable[tuple[str, type[Section]]], command: F) -> F:
+    """Add the options of keys that had another name before, under that name; help does not show them."""
+    for name, section in sections:
+        for old, new in RENAMED.get(name, {}).items():
+            command = _option(old, kinds(section)[new], hidden=True)(command)
+    return command
 
 
 def _option(name: str, kind: Any, text: str = "", *, hidden: bool = False) -> Callable[[F], F]:

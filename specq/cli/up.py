@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from specq.cli.options import key_options, log_options, section_options
-from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override
+from specq.cli.options import key_options, log_options, own_key_options, section_options
+from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
+from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
 
 # Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role target`.
 DRAFTING = (
@@ -22,7 +23,6 @@ DRAFTING = (
     "lookahead_ngram",
     "lookahead_guesses",
 )
-RUNNING = ("engine", "engine_options")  # and of [target], what runs the model
 SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [serve], as of `specq serve`
 
 
@@ -34,6 +34,7 @@ SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [se
     help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if it has one]",
 )
 @key_options(TargetConfig, RUNNING)
+@own_key_options({"target": OWN["target"]})
 @key_options(TargetConfig, DRAFTING)
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
@@ -59,7 +60,9 @@ def up(
 ) -> None:
     """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
-    of_target, of_serve = ({name: values.pop(name) for name in names} for names in ((*RUNNING, *DRAFTING), SERVING))
+    names_of_target = (*RUNNING, *DRAFTING, *(name for name in values if name in OWN_NAMES))
+    of_target, of_serve = ({name: values.pop(name) for name in names} for names in (names_of_target, SERVING))
+    of_target = with_own(of_target, OWN_NAMES)
     config = replace(config, up=override(config.up, **values))
     if not config.up.serve:
         _refuse_given(ctx, {"api_keys": api_keys, **of_serve})

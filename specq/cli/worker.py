@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import click
 
 from specq.cli.options import log_options, section_options
+from specq.cli.own_keys import OWN, OWN_NAMES
 from specq.config import DraftConfig, TargetConfig, load, override, with_own
-from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.runtime import log, resolve
 
 PROCESSES = {"target": "specq.processes.target:run", "draft": "specq.processes.draft:run"}
-# Keys of engines and proposers that come with specq are options, too; those of others are given by --engine-option.
-OWN = {
-    "target": [ENGINES.resolve(name).options for name in ENGINES],
-    "draft": [PROPOSERS.resolve(name).options for name in PROPOSERS],
-}
-OWN_NAMES = {f.name for kinds in OWN.values() for kind in kinds for f in fields(kind)}
 
 
 @click.command()

@@ -26,7 +26,7 @@ from specq.config.loading import (
 )
 from specq.config.options import Cores, Texts, hidden, option
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
-from specq.config.renamed import RENAMED
+from specq.config.renamed import RENAMED, with_new_names
 from specq.config.sections import (
     AUTO_DRAFTERS,
     DEFAULT_BROKER,
@@ -83,5 +83,6 @@ __all__ = [
     "state_dir",
     "to_arguments",
     "wants_colours",
+    "with_new_names",
     "with_own",
 ]

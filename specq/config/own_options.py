@@ -15,6 +15,7 @@ from typing import Any
 from specq.config import engine_options
 from specq.config.engine_options import Options
 from specq.config.options import Tables
+from specq.config.renamed import with_new_names
 from specq.config.sections import DraftConfig, Section, TargetConfig, kinds, section_name
 from specq.protocol import ConfigError, did_you_mean, known_names
 
@@ -41,9 +42,12 @@ class OwnOptions(Section):
 
 
 def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
-    """Return the options of what is chosen, as they were given: in its section of a file, and on the command line."""
-    in_file = dict(config.own).get(chosen(config), ())
-    return engine_options.parsed(in_file) | engine_options.parsed(config.engine_options)
+    """Return the options of what is chosen, under their new names: from its section of a file, and the command line."""
+    section = f"{section_name(type(config))}.{chosen(config)}"
+    in_file, further = dict(config.own).get(chosen(config), ()), config.engine_options
+    return with_new_names(section, engine_options.parsed(in_file)) | with_new_names(
+        section, engine_options.parsed(further)
+    )
 
 
 def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], known: Collection[str]) -> OwnOptions:

@@ -11,9 +11,10 @@ from typing import Any
 
 from specq.protocol import ConfigError
 
-RENAMED: Mapping[str, Mapping[str, str]] = {  # section: old name: new name
+RENAMED: Mapping[str, Mapping[str, str]] = {  # section, or section of an engine or proposer: old name: new name
     "target": {"backup": "prompt_lookup"},  # since wire version 2
     "draft": {"law_size": "distribution_size"},  # likewise
+    "target.vllm": {"tensor_parallel": "tensor_parallel_size"},  # `specq bench gpu` had it as --tensor-parallel
 }
 
 

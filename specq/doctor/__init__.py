@@ -3,6 +3,7 @@
     checks        one thing looked at: ok, a note, or wrong, and what to do about it
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: are they here and whole, do they fit each other and this machine
+    engines       the engine that is chosen: can it run this model here; and what vLLM would take
     measuring     the pair in this process, without sockets: what steps (curves) and drafts take; watching: what becomes of drafts
     neighbours    what else runs on this machine meanwhile
     prediction    what follows from that for each method and number of sessions: computed, not measured

@@ -13,12 +13,13 @@ PAYS = 1.25  # times plain decoding: less is within what a prediction is off
 LARGE_BYTES = 8e9  # weights from which a CPU is slow company
 MANY = 16  # sessions
 OF_HEADS = (HEADS, EAGLE)
+TORCH = "torch"
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's weights, the
-    machine, and what of specq runs there already."""
+    machine, the engine, and what of specq runs there already."""
 
     models: str
     has_draft: bool
@@ -26,13 +27,22 @@ class Situation:
     num_cores: int
     has_gpu: bool
     has_vllm: bool
+    engine: str = TORCH
     heads: str = ""
     runs_here: str = ""
 
 
-def advise(at: Situation, predictions: Sequence[Prediction], disturbed: str = "") -> list[str]:
-    """Return what to do, the command line first. `disturbed`: by what the measurement was, "" for nothing; then no way of drafting is advised."""
-    if predictions and disturbed:
+def advise(
+    at: Situation, predictions: Sequence[Prediction], disturbed: str = "", *, is_hindered: bool = False
+) -> list[str]:
+    """Return what to do, the command line first.
+
+    disturbed    what disturbed the measurement, "" for nothing; then no way of drafting is advised
+    is_hindered  something is wrong that keeps it from starting
+    """
+    if is_hindered:
+        said = [f"Set right what is wrong above; then start it: {command(at, '')}"]
+    elif predictions and disturbed:
         said = [_undecided(at, disturbed)]
     else:
         said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
@@ -92,10 +102,10 @@ def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
             "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 reads fewer bytes, "
             "and drafts bring the more, the longer a step takes."
         )
-    if at.has_gpu and not at.has_vllm:
+    if at.has_gpu and at.engine == TORCH:
+        how = "ask specq doctor --engine vllm" if at.has_vllm else "install vllm and start from configs/vllm.toml"
         yield (
-            "The torch engine was looked at here. For quantised models, and for those that do not fit one GPU, install vllm and start "
-            "from configs/vllm.toml."
+            f"The torch engine was looked at here. For quantised models, and for those that do not fit one GPU, {how}."
         )
     if not at.has_gpu and most_sessions >= MANY:
         yield f"With {most_sessions} sessions on a CPU rows are no longer free, so drafts bring little: a GPU, or more machines with a verifier each, do."

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.config import Config
-from specq.doctor import installation, pair
+from specq.config import Config, TargetConfig
+from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
+from specq.engines.vllm.installed import installed_version
 from specq.models import HEADS, default_model, draft_for, find_model
 from specq.processes.deployment import COLOCATING
 from specq.protocol import SpecqError
@@ -88,20 +90,23 @@ def examine(question: Question, tell: Tell) -> Examination:
     config = _with_models(question.config)
     checks = list(installation.look(config))
     memory = installation.available_memory()
-    found = pair.look(config.target.model, config.draft.model, memory, _gpu_bytes(), config.target.heads)
-    checks += found.checks
+    gpu_bytes = _gpu_bytes() * engines.num_devices(config)
+    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads)
+    target = found.target.path if found.target else None
+    checks += [*found.checks, *engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
     before, load = usage(cores), load_average()
     if not question.is_quick and found.target and not _hinders(checks):
-        measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks)
+        measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks, config.target.engine)
     if measured is not None:
         used = used_by_others(before, usage(cores), len(cores), load)
         calm = quiet(measured.figures()["steps_took_times_the_curve"], used, len(cores), here)
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    said = advise(_situation(question.config, found, here), predictions, disturbed) if found.target else []
+    situation = _situation(question.config, found, here)
+    said = advise(situation, predictions, disturbed, is_hindered=_hinders(checks)) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
 
 
@@ -136,7 +141,7 @@ def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: T
     return measure(asked, max(sessions), tell, found.draft.num_places if found.draft else 1)
 
 
-def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured | None:
+def _attempt(measure: Callable[[], Measured], checks: list[Check], engine: str) -> Measured | None:
     """Measure, and note what that raises as what is wrong with the pair."""
     try:
         return measure()
@@ -144,7 +149,9 @@ def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured |
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - libraries raise many kinds for files that are cut short
         reason = f"{type(error).__name__}: {error}"
-    checks.append(Check("loading", WRONG, reason, "fetch the model again, or choose another"))
+    other = f"{engines.VLLM}, which runs more kinds" if engine != engines.VLLM else TargetConfig().engine
+    advice = f"fetch the model again, choose another, or try another engine: --engine {other}"
+    checks.append(Check("loading", WRONG, reason, advice))
     return None
 
 
@@ -179,15 +186,17 @@ def _same_text(measured: Measured) -> Check:
 
 
 def _situation(asked: Config, found: pair.Pair, here: str) -> Situation:
-    named = (("--model", asked.target.model), ("--draft-model", asked.draft.model))
-    has_vllm = bool(describe("specq doctor")["versions"].get("vllm"))
+    engine = "" if asked.target.engine == TargetConfig().engine else asked.target.engine
+    further = (("--engine-option", one) for one in asked.target.engine_options)
+    named = (("--engine", engine), *further, ("--model", asked.target.model), ("--draft-model", asked.draft.model))
     return Situation(
-        models="".join(f" {option} {name}" for option, name in named if name),
+        models="".join(f" {option} {shlex.quote(name)}" for option, name in named if name),
         has_draft=found.draft is not None,
         num_bytes=found.target.num_bytes if found.target else 0,
         num_cores=len(available_cores()),
         has_gpu=bool(gpus()),
-        has_vllm=has_vllm,
+        engine=asked.target.engine,
+        has_vllm=bool(installed_version()),
         heads=f" --heads {asked.target.heads}" if asked.target.heads else "",
         runs_here=here,
     )

@@ -32,7 +32,7 @@ def look(config: Config) -> Iterator[Check]:
     yield compiled_kernels()
     yield cores(len(available_cores()), cpu_model())
     yield memory(available_memory())
-    yield accelerator(gpus(), versions, has_cuda=has_cuda(versions))
+    yield accelerator(gpus(), has_cuda=has_cuda(versions))
     yield from (writable(name, path) for name, path in (("cache", cache_dir()), ("state", state_dir())))
     yield broker_port(config)
     yield http_port(config.serve.bind, is_taken=_is_taken(config.serve.bind))
@@ -93,12 +93,11 @@ def has_cuda(versions: Mapping[str, str | None]) -> bool:
     return pick_device("auto").type == "cuda"
 
 
-def accelerator(names: list[str], versions: Mapping[str, str | None], *, has_cuda: bool) -> Check:
+def accelerator(names: list[str], *, has_cuda: bool) -> Check:
     """Check that a GPU that is there can be used."""
-    vllm = f"vllm {versions['vllm']}" if versions.get("vllm") else "no vllm"
     if not names:
-        return Check("GPU", OK, f"none; {vllm}; the CPU computes")
-    found = f"{', '.join(names)}; {vllm}"
+        return Check("GPU", OK, "none; the CPU computes")
+    found = ", ".join(names)
     if has_cuda:
         return Check("GPU", OK, found)
     return Check(

@@ -8,6 +8,7 @@ the table.
 from __future__ import annotations
 
 from specq.engines.checkpoint import (
+    check_no_gguf,
     describe,
     local_checkpoint,
     read_info,
@@ -40,6 +41,7 @@ __all__ = [
     "Launched",
     "OverlappingEngine",
     "check_asked",
+    "check_no_gguf",
     "check_works",
     "describe",
     "ends_told",

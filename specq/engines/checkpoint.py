@@ -50,11 +50,19 @@ def _fetched(model: str, *patterns: str) -> Path:
 
 
 def resolve_directory(model: str, needed_by: str) -> Path:
-    """Return the checkpoint's directory, for what takes no GGUF files; ConfigError, which names that, for one."""
-    found = resolve_checkpoint(model)
-    if is_gguf(found):
-        raise ConfigError(f"{found} is a GGUF file, which {needed_by} does not take; the torch engine does")
-    return found
+    """Return the checkpoint's directory, for what takes no GGUF files; raises as `check_no_gguf` does."""
+    check_no_gguf(model, needed_by)
+    return resolve_checkpoint(model)
+
+
+def check_no_gguf(model: str, needed_by: str, name: str = "") -> None:
+    """Raise ConfigError, which names what takes no GGUF files, for one. `name`: under which the model was asked for."""
+    if is_gguf(model):
+        shown = f"{name} ({model})" if name and name != model else model
+        raise ConfigError(
+            f"{shown} is a GGUF file, which {needed_by} does not take: choose a directory in Hugging Face layout or a "
+            "hub name, or the torch engine"
+        )
 
 
 def read_info(checkpoint: Path, name: str = "") -> ModelInfo:

@@ -117,6 +117,9 @@ class EngineSpec:
     renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
     prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says it
     package             what must be installed for `make` to work; "": nothing more
+    takes_gguf          whether it loads GGUF files
+    takes_heads         whether it returns the hidden states that heads draft from
+    takes_scratch       whether its steps take scratch rows, which lookahead decoding needs
     """
 
     make: Callable[..., Engine]
@@ -124,3 +127,6 @@ class EngineSpec:
     renumbers_devices: bool = False
     prefill_rows: int = 0
     package: str = ""
+    takes_gguf: bool = True
+    takes_heads: bool = True
+    takes_scratch: bool = True

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
-from specq.engines import ENGINES
-from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
+from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for
 from specq.proposers import PROPOSERS
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores
@@ -139,24 +137,6 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
-
-
-def check_can_start(asked: Config, machine: Machine | None = None) -> None:
-    """Look for what the processes that would be started for a configuration need: the packages that engine and proposer import, and the models.
-    Nothing is fetched, unpacked or loaded.
-
-    Raises ModuleNotFoundError, of which the command line says how to get the package; and ConfigError, with a worker's words, for an engine that is
-    unknown, and a name or path that is no model.
-    """
-    chosen = placed(asked, machine)
-    packages = [ENGINES.resolve(chosen.target.engine).package]
-    if chosen.up.drafters:
-        packages.append(PROPOSERS.resolve(chosen.draft.proposer).package)
-    for package in packages:
-        if package and find_spec(package) is None:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    for name, role in models_of(chosen):
-        find_model(name, role)
 
 
 def models_of(chosen: Config) -> list[tuple[str, str]]:

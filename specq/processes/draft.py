@@ -90,6 +90,9 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
     named = (config.model or default_model()) if spec.needs_model else config.model
+    own = own_options(
+        config, spec.options, PROPOSERS.names()
+    ).arguments()  # a wrong one is said before anything is fetched
     tell(f"loading {named if spec.needs_model else config.proposer}")
     model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
     proposer = spec.make(
@@ -101,7 +104,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         distribution_size=config.distribution_size,
         **_heads(config, spec),
         **(_target_of(config) if spec.reads_target else {}),
-        **own_options(config, spec.options, PROPOSERS.names()).arguments(),
+        **own,
     )
     if spec.needs_model:
         _check_kv(proposer.info, config)

@@ -222,12 +222,14 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     """Load the model, measure the step curve, and return the verifier."""
     started = time.monotonic()
     named = config.model or default_model()
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    own = own_options(
+        config, spec.options, ENGINES.names()
+    ).arguments()  # a wrong one is said before anything is fetched
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     heads = resolve_model(config.heads, HEADS) if config.heads else ""
-    spec: EngineSpec = ENGINES.resolve(config.engine)
-    own = own_options(config, spec.options, ENGINES.names()).arguments()
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
     engine = spec.make(
         model,

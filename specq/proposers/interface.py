@@ -135,6 +135,7 @@ class ProposerSpec:
     reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the directory, GGUF file or
                   hub name of the `target` and its `target_name`, too
     package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
+    takes_gguf    whether it loads GGUF files
     """
 
     make: Callable[..., Proposer]
@@ -143,3 +144,4 @@ class ProposerSpec:
     takes_heads: bool = False
     reads_target: bool = False
     package: str = ""
+    takes_gguf: bool = True

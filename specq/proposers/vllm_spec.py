@@ -14,4 +14,4 @@ def _make(model: str, **arguments: Any) -> Proposer:
     return VllmModel(model, **arguments)
 
 
-VLLM = ProposerSpec(_make, VllmModelOptions, package="vllm")
+VLLM = ProposerSpec(_make, VllmModelOptions, package="vllm", takes_gguf=False)

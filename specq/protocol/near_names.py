@@ -9,10 +9,10 @@ MOST_CHARACTERS = 64  # of a name that is compared: a comparison takes time with
 ALIKE = 0.6  # of two names; 1: the same
 
 
-def did_you_mean(name: str, known: Iterable[str], alike: float = ALIKE) -> str:
-    """Return "did you mean 'x'?" for the known name that is most like this one; "" where none is as much alike."""
-    near = get_close_matches(name[:MOST_CHARACTERS], list(known), n=1, cutoff=alike)
-    return f"did you mean {near[0]!r}?" if near else ""
+def did_you_mean(name: str, known: Iterable[str], alike: float = ALIKE, most: int = 1) -> str:
+    """Return "did you mean 'x' or 'y'?" for the `most` known names that are most like this one; "" where none is."""
+    near = get_close_matches(name[:MOST_CHARACTERS], list(known), n=most, cutoff=alike)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def known_names(name: str, known: Collection[str], alike: float = ALIKE) -> str:

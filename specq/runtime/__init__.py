@@ -7,6 +7,7 @@ columns     rows of values as text in columns
 compiler    C kernels, built at first use
 buffer      arrays whose addresses C knows
 whole_files  files that others see whole or not at all
+packages    those that are optional, and what brings them
 option_types  types of command-line options
 processes   those that this one has started
 table       names to "package.module:object", our own and those of other packages
@@ -21,6 +22,7 @@ from specq.runtime.cpu import apply_cpu, available_cores, give_way
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
+from specq.runtime.packages import EXTRAS, how_to_install
 from specq.runtime.processes import reap
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
@@ -28,6 +30,7 @@ from specq.runtime.tracing import ClockOffset, Tracer
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
+    "EXTRAS",
     "Buffer",
     "ClockOffset",
     "Faults",
@@ -45,6 +48,7 @@ __all__ = [
     "find_compiler",
     "give_way",
     "has_kernels",
+    "how_to_install",
     "in_halves",
     "library",
     "library_or_reason",

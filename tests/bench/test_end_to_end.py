@@ -17,7 +17,7 @@ from bench.end_to_end.contest import Part
 from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.step_split import StepSplit, split
 from bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
-from bench.end_to_end.workload import Workload
+from bench.end_to_end.workload import Workload, check_engine
 from bench.report import Report
 from bench.suites import gpu
 from specq.cli import main
@@ -119,6 +119,31 @@ def test_without_vllm_what_needs_it_is_refused_before_a_pair_is_made(tmp_path, m
     assert not (tmp_path / "pair").exists()
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--engine-option", "helper_core=1"), "torch has no option helper_core; did you mean 'helper_cores'?"),
+        (
+            ("--tensor-parallel-size", "2"),
+            "the torch engine runs on one GPU; --tensor-parallel-size needs --engine vllm",
+        ),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused_before_a_pair_is_made(tmp_path, asked, said):
+    outcome = bench("gpu", "--pair", tmp_path / "pair", "--device", "cpu", "--only", "own", *asked)
+    assert (outcome.exit_code, said in outcome.output) == (2, True)
+    assert not (tmp_path / "pair").exists()
+
+
+def test_gpus_of_a_layer_may_have_the_old_name(tmp_path):
+    """It counts as the new one does, and says so; both are refused."""
+    command = ("gpu", "--pair", tmp_path / "pair", "--device", "cpu", "--only", "own", "--tensor-parallel", "2")
+    with pytest.warns(FutureWarning, match="tensor_parallel is now target.vllm.tensor_parallel_size"):
+        assert "--tensor-parallel-size needs --engine vllm" in bench(*command).output
+    assert "are both given" in bench(*command, "--tensor-parallel-size", "2").output
+    assert "--tensor-parallel " not in bench("gpu", "--help").output
+
+
 def test_without_vllm_its_contestants_are_left_out_where_nobody_asked_for_them(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "find_spec", without_vllm)
     assert gpu._with_vllm(["own", "vllm", "vllm-spec"], (), "torch") == ["own"]
@@ -139,11 +164,15 @@ def test_who_drafts_on_a_gpu_of_its_own_is_refused_without_one():
         gpu._contestants(("two-own",), 4, 4)
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2, 4])
-def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel: int):
-    work = replace(WORK, device="cuda", engine="vllm", tensor_parallel=tensor_parallel)
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2, 4])
+def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel_size: int):
+    work = replace(WORK, device="cuda", engine="vllm", tensor_parallel_size=tensor_parallel_size)
     devices = {name: serving._config(name, work).draft.device for name in ("one", "two", "two-own")}
-    assert devices == {"one": "cuda:0", "two": f"cuda:{tensor_parallel}", "two-own": f"cuda:{tensor_parallel}"}
+    assert devices == {
+        "one": "cuda:0",
+        "two": f"cuda:{tensor_parallel_size}",
+        "two-own": f"cuda:{tensor_parallel_size}",
+    }
 
 
 def test_a_run_has_so_many_jobs_of_each_session_and_eight_at_least():
@@ -371,14 +400,14 @@ def test_both_models_have_room_for_all_that_the_largest_run_computes():
 def test_the_engine_in_vllm_has_the_rivals_context_and_gpus():
     """As an engine and as a rival, vLLM divides layers among as many GPUs; the torch engine is refused that."""
     work = Workload.of(
-        Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, engine="vllm", tensor_parallel=2
+        Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, engine="vllm", tensor_parallel_size=2
     )
     target = serving.verifier_config(work, "").target
     assert (target.engine, target.engine_options) == ("vllm", ("max_model_len=2048", "tensor_parallel_size=2"))
     assert vllm._arguments(work, 0, "draft_model")["tensor_parallel_size"] == 2
     assert serving.verifier_config(WORK, "").target.engine_options == ()
-    with pytest.raises(ConfigError, match="--tensor-parallel needs --engine vllm"):
-        Workload.of(Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, tensor_parallel=2)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size needs --engine vllm"):
+        check_engine("torch", (), 2)
 
 
 def test_deployments_take_further_engine_options_and_the_modes_that_are_asked_for():

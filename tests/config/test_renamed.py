@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from specq.cli.up import up
 from specq.cli.worker import worker
+from specq.config.arguments import to_arguments
 from specq.config.loading import load, override
+from specq.config.own_options import options_of, with_own
 from specq.config.renamed import RENAMED
 from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig, kinds
+from specq.engines import ENGINES
 from specq.protocol.errors import ConfigError
+
+
+def keys_of(section: str) -> set[str]:
+    """The keys of a section, or of one of an engine."""
+    name, _, engine = section.partition(".")
+    return set(kinds(ENGINES.resolve(engine).options if engine else SECTIONS[name]))
 
 
 def test_old_names_stand_for_keys_that_there_are():
     for section, names in RENAMED.items():
-        assert set(names.values()) <= set(kinds(SECTIONS[section]))
-        assert not set(names) & set(kinds(SECTIONS[section]))
+        assert set(names.values()) <= keys_of(section)
+        assert not set(names) & keys_of(section)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +69,51 @@ def test_the_command_line_may_have_the_old_name_of_a_key(write):
         pytest.raises(ConfigError, match="distribution_size is 0"),
     ):
         override(DraftConfig(), law_size=0)
+
+
+# --- keys of one engine ----------------------------------------------------------------------------------------------
+
+NOW = {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "[target]\nengine = 'vllm'\n[target.vllm]\ntensor_parallel = 2",
+        {"engine": "vllm", "engine_options": ("tensor_parallel=2",)},
+        {"engine": "vllm", "tensor_parallel": 2},
+    ],
+)
+def test_a_key_of_an_engine_may_have_its_old_name_wherever_it_may_stand(write, given):
+    """In a file, as an engine option, and as an option of its own; processes that are started get the new name."""
+    target = (
+        load(write(given)).target
+        if isinstance(given, str)
+        else override(TargetConfig(), **with_own(given, ("tensor_parallel",)))
+    )
+    moved = r"target\.vllm\.tensor_parallel is now target\.vllm\.tensor_parallel_size"
+    with pytest.warns(FutureWarning, match=moved):
+        assert options_of(target) == NOW
+    with pytest.warns(FutureWarning, match=moved):
+        assert "tensor_parallel_size=2" in to_arguments(target)
+
+
+def test_the_command_line_wins_over_a_file_whichever_name_each_has(write):
+    path = write("[target]\nengine = 'vllm'\n[target.vllm]\ntensor_parallel = 4")
+    target = override(load(path).target, engine_options=("tensor_parallel_size=2",))
+    with pytest.warns(FutureWarning, match="is now"):
+        assert options_of(target) == NOW
+    both = override(target, engine_options=("tensor_parallel_size=2", "tensor_parallel=2"))
+    with (
+        pytest.warns(FutureWarning, match="is now"),
+        pytest.raises(ConfigError, match="are both given; tensor_parallel is the old name of tensor_parallel_size"),
+    ):
+        options_of(both)
+
+
+@pytest.mark.parametrize(("command", "further"), [(worker, ("--role", "target")), (up, ())])
+def test_commands_have_one_flag_for_it_and_take_the_old_one(command, further):
+    for flag, name in (("--tensor-parallel-size", "tensor_parallel_size"), ("--tensor-parallel", "tensor_parallel")):
+        context = command.make_context(command.name, [*further, flag, "2"], resilient_parsing=True)
+        assert context.params[name] == 2
+    assert "--tensor-parallel " not in command.get_help(context)

@@ -75,10 +75,10 @@ def test_something_must_be_there_to_run_models():
 
 def test_a_lone_core_and_a_gpu_that_torch_does_not_see_are_noted():
     assert [installation.cores(count, "a cpu").status for count in (1, 2)] == [NOTE, OK]
-    names, versions = ["NVIDIA H200"], {"vllm": None}
-    assert installation.accelerator([], versions, has_cuda=False).status == OK
-    assert installation.accelerator(names, versions, has_cuda=True).status == OK
-    assert installation.accelerator(names, versions, has_cuda=False).status == NOTE
+    names = ["NVIDIA H200"]
+    assert installation.accelerator([], has_cuda=False).status == OK
+    assert installation.accelerator(names, has_cuda=True).status == OK
+    assert installation.accelerator(names, has_cuda=False).status == NOTE
 
 
 def test_directories_must_be_writable(tmp_path):

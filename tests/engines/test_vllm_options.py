@@ -33,7 +33,7 @@ def own_environment(monkeypatch):
     [
         (
             {"options": {"gpu_memory_utilisation": 0.5}},
-            "vLLM has no engine option gpu_memory_utilisation; it has .*gpu_m",
+            "vLLM has no engine option gpu_memory_utilisation; did you mean 'gpu_memory_utilization'",
         ),
         ({"options": {"max_num_seqs": 5}}, "max_num_seqs is given by --max-sessions"),
         ({"options": {"scheduler_cls": "x.Y"}}, "scheduler_cls is set by specq"),

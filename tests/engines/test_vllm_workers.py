@@ -145,6 +145,7 @@ def test_an_error_holds_no_queue_of_vllms(fails: bool) -> None:
     executor.is_failed, executor.futures_queue = False, deque()
     executor.rpc_broadcast_mq = SimpleNamespace(enqueue=lambda _: None, shutdown=lambda: None)
     executor.response_mqs = [Answers(fails=fails)]
+    executor.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(enable_fault_tolerance=False))
     answers = weakref.ref(executor.response_mqs[0])
     told = Workers(executor)
     told.launch(PLAN)

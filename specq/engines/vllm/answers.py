@@ -42,3 +42,6 @@ class Answer(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types
                 log_decisions(self._batch.known(), self._logits, self._judging)
             self._done, self._logits = None, None
             return self._judging
+
+    def get_kv_connector_output(self) -> None:
+        """Return None, since there is no KV connector. vLLM asks for this from 0.33 on."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specq.engines.checkpoint import describe
+from specq.engines.vllm.names import check_names
 from specq.protocol import ConfigError, ModelInfo
 
 CPU_KV_BYTES = 1 << 30
@@ -30,21 +31,7 @@ _WISHED = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # is compiled at start-up, and never used: specq samples
 }
 
-# Set by specq: the way in which vLLM is driven would break, or there is a verifier's own option for it.
-RESERVED = {
-    "model": "--model",
-    "dtype": "--dtype",
-    "max_num_seqs": "--max-sessions",
-    "max_num_batched_tokens": "--max-prefill-rows",
-    "num_gpu_blocks_override": "--kv-slots",
-    "scheduler_cls": "",
-    "worker_extension_cls": "",
-    "speculative_config": "",
-    "async_scheduling": "",
-    "pipeline_parallel_size": "",
-}
-
-# Of the rest, those by which another text may come than the checkpoint's files say.
+# Arguments by which another text may come than the checkpoint's files say.
 CHANGES_TEXT = (
     "hf_config_path",
     "hf_overrides",
@@ -113,7 +100,9 @@ def make_options(
 
     Raises ConfigError for options that vLLM does not have, and for those that are specq's own.
     """
-    _check_names(given)
+    from vllm.engine.arg_utils import EngineArgs
+
+    check_names(given, {field.name for field in fields(EngineArgs)})
     kind = _device_kind(device)
     options: dict[str, Any] = {
         "model": str(directory),
@@ -145,18 +134,6 @@ def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dic
         return {}
     largest = {rows for rows in (most_rows, most_sessions) if rows <= GRAPH_ROWS[-1]}
     return {"cudagraph_capture_sizes": sorted({rows for rows in GRAPH_ROWS if rows <= most_rows} | largest)}
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    known = {field.name for field in fields(EngineArgs)}
-    for name in given:
-        if name in RESERVED:
-            own = RESERVED[name]
-            raise ConfigError(f"engine option {name} is {f'given by {own}' if own else 'set by specq'}")
-        if name not in known:
-            raise ConfigError(f"vLLM has no engine option {name}; it has {', '.join(sorted(known - set(RESERVED)))}")
 
 
 def _device_kind(device: str) -> str:

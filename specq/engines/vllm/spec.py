@@ -1,14 +1,23 @@
-"""The `vllm` engine as the table has it, and its own options; nothing here imports vLLM."""
+"""The `vllm` engine as the table has it, and its own options; nothing here imports vLLM.
+
+Rule: the names of options are checked when they are read, so that a wrong one is found before anything starts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specq.config import Options, OwnOptions, hidden, option, parsed
+from specq.config import Options, OwnOptions, option, parsed
 from specq.engines.interface import Engine, EngineSpec
+from specq.engines.vllm.installed import argument_names
+from specq.engines.vllm.names import check_names
 
 PREFILL_ROWS = 2048  # the ends of some hundred prompts whose blocks are cached fit in
+
+
+def _check_further(_key: str, options: Options) -> None:
+    check_names(parsed(options), argument_names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +28,7 @@ class VllmModelOptions(OwnOptions):
 
     gpu_memory_utilization: float = option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
     max_model_len: int = option(0, "longest context that vLLM takes; 0: the model's")
-    further: Options = hidden()
+    further: Options = option((), "", check=_check_further, is_hidden=True)
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `EngineArgs` as `options`: those that were given."""
@@ -41,4 +50,13 @@ def _make(model: str, **arguments: Any) -> Engine:
     return VllmEngine(model, **arguments)
 
 
-VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True, prefill_rows=PREFILL_ROWS, package="vllm")
+VLLM = EngineSpec(
+    _make,
+    VllmOptions,
+    renumbers_devices=True,
+    prefill_rows=PREFILL_ROWS,
+    package="vllm",
+    takes_gguf=False,
+    takes_heads=False,
+    takes_scratch=False,
+)

@@ -1,0 +1,94 @@
+"""`specq chat --model X` beside a broker that serves other models: it is said, and the user chooses."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from specq.cli import chat, choosing, main, standard_input
+from specq.protocol import EngineError
+
+SERVED = ["smollm2", "mine"]
+
+
+@pytest.fixture
+def outcome(monkeypatch):
+    """Run `specq chat` beside a broker that serves SERVED; return what it did, and all that it said."""
+    done: list[str] = []
+
+    def note(text):
+        done.append(text)
+        raise EngineError("enough is known")
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(chat, "_served_models", lambda _client: SERVED)
+    monkeypatch.setattr(chat, "_connect", lambda _config, model, _wait_s: note(f"connected for {model!r}"))
+    monkeypatch.setattr(
+        chat, "_start", lambda config, _stack, *, drafts: note(f"started {config.target.model}, {drafts}")
+    )
+
+    def run(*arguments: str, typed: str = "", at_terminal: bool = True) -> tuple[list[str], str, int]:
+        done.clear()
+        for module in (choosing, standard_input):
+            monkeypatch.setattr(module, "is_terminal", lambda: at_terminal)
+        ended = CliRunner().invoke(main, ["chat", *arguments, "hi"], input=typed)
+        return list(done), ended.stderr, ended.exit_code
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("1\n", ["started tiny, True"]),
+        ("2\n", ["connected for 'smollm2'"]),
+        ("3\n", ["connected for 'mine'"]),
+        ("4\n", []),
+        ("9\nx\n3\n", ["connected for 'mine'"]),
+        ("", []),
+    ],
+)
+def test_the_user_chooses(outcome, typed, expected):
+    """What is none of the choices is asked for again; the end of input gives up. The answer's own place, standard output, stays free."""
+    done, said, status = outcome("--model", "tiny", typed=typed)
+    assert done == expected
+    assert status == 1
+    assert "the model 'tiny' is not served by the broker at tcp://127.0.0.1:5750; served are smollm2, mine" in said
+    assert ["Aborted" in said, "enough is known" in said] == [not expected, bool(expected)]
+
+
+def test_where_nobody_can_be_asked_it_is_said_what_to_do(outcome):
+    done, said, status = outcome("--model", "tiny", at_terminal=False)
+    assert (done, status, said.count("\n")) == ([], 2, 1)
+    assert "--model smollm2" in said
+    assert "specq up --model tiny --broker tcp://127.0.0.1:PORT" in said
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--model", "smollm2"), "connected for 'smollm2'"),
+        ((), "connected for ''"),
+        (("--model", "tiny", "--draft-model", "tiny"), "started tiny, True"),
+        (("--model", "tiny", "--draft-model", ""), "started tiny, False"),
+        (("--model", "tiny", "--broker", "tcp://127.0.0.1:5999"), "connected for 'tiny'"),
+    ],
+)
+def test_nobody_is_asked_where_it_was_said(outcome, arguments, expected, at_terminal):
+    """What is served, processes of one's own with what drafts in them, or which broker."""
+    done, said, _ = outcome(*arguments, at_terminal=at_terminal)
+    assert done == [expected]
+    assert said == "specq: enough is known\n"
+
+
+def test_a_name_that_no_model_could_have_is_refused_with_the_served_one_that_is_like_it(outcome):
+    done, said, status = outcome("--model", "smolm2")
+    assert (done, status) == ([], 2)
+    assert said.endswith("served are smollm2, mine; did you mean 'smollm2'?\n")
+
+
+@pytest.mark.parametrize("served", [None, []])
+def test_where_nothing_is_served_the_model_is_started(outcome, monkeypatch, served):
+    monkeypatch.setattr(chat, "_served_models", lambda _client: served)
+    assert outcome("--model", "tiny")[0] == ["started tiny, True"]
