@@ -220,7 +220,7 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
 
 def internal_counts(counts: dict[str, Any]) -> dict[str, Any]:
     """Return the other counts, for those who study specq itself."""
-    rest = {name: value for name, value in counts.items() if name not in _COUNTED}
+    rest = {name: value for name, value in counts.items() if name not in (*_COUNTED, "cached_tokens")}
     return _means(counts, int(counts.get("rounds", 0))) | rest
 
 

@@ -210,7 +210,8 @@ def _what_becomes_of(job: Submit) -> list[Message]:
         job_id=job.job_id, params=job.params, model=WIDE * NAME.most, label=job.label, ended=True, elapsed_ms=2**53,
         prompt_ids=job.prompt_ids,
     )  # fmt: skip
-    return [Open(tokens_left=MAX_INT32, owner=WIDE * NAME.most, **own), Assign(lane=255, **own), info]
+    ends = {"owner": WIDE * NAME.most, "by_owner": True, "former_ends": True}
+    return [Open(tokens_left=MAX_INT32, **ends, **own), Assign(lane=255, **own), info]
 
 
 def _job(num_banned: int, stop: str, label: str = "") -> Submit:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from specq.drafting.session import drafting_params
 from specq.protocol.bounds import MIN_TEMPERATURE
 from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.oracle import RULES
 from specq.testing.random_steps import packed_logits, sampled_trees, sampling_params, split, steps
 from specq.verification import STRATEGIES
 from specq.verification.drafting import truncated_distributions
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens, target_probs
-from tests.verification.test_strategies import ORACLES
 
 TINY = (0.99e-5, 1e-6, 1e-45, 1e-50, 5e-324)
 ALLOWED = (MIN_TEMPERATURE, 1e-4, 100.0)
@@ -37,7 +37,7 @@ def judged(batch, logits):
 
 
 def by_oracle(batch, logits):
-    found = [ORACLES[step.params.strategy](step, rows) for step, rows in split(batch, logits)]
+    found = [RULES[step.params.strategy](step, rows) for step, rows in split(batch, logits)]
     return [(tuple(path), [int(token) for token in tokens]) for path, tokens in found]
 
 

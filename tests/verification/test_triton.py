@@ -12,6 +12,7 @@ import torch
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import DraftDistributions, SessionStep, Tree
+from specq.testing.oracle import RULES
 from specq.testing.random_steps import check_against_naive
 from specq.verification import cuda_paths, cuda_rows
 from specq.verification.cuda_rows import CudaRows
@@ -19,7 +20,6 @@ from specq.verification.judge import judge
 from specq.verification.row_params import make_rows
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
-from tests.verification.test_strategies import ORACLES
 
 pytestmark = [
     pytest.mark.skipif(
@@ -165,10 +165,10 @@ def test_what_has_no_largest_logit_is_refused():
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize("names", [["probabilistic"], ["threshold", "typical"], list(ORACLES)])
+@pytest.mark.parametrize("names", [["probabilistic"], ["threshold", "typical"], list(RULES)])
 def test_trees_are_judged_as_the_oracle_does_one_by_one(names):
     """At T = 0 and above, with and without cuts and draft distributions; some sessions without nodes."""
-    check_against_naive({name: ORACLES[name] for name in names}, max_examples=6)
+    check_against_naive({name: RULES[name] for name in names}, max_examples=6)
 
 
 def bushy(count, strategy):

@@ -1,5 +1,6 @@
 """The verifier's handling of messages, beyond what the pipeline tests show."""
 
+from dataclasses import replace
 from itertools import count, takewhile
 
 import numpy as np
@@ -282,7 +283,7 @@ def test_verifier_and_client_find_the_same_stop_strings() -> None:
                 session_id=7, epoch=1, prompt_len=len(prompt), tokens_left=len(answer) - num_there, params=params,
                 token_ids=np.array(prompt + answer[:num_there], np.int32),
             )  # fmt: skip
-            session = Session.of(message, (), DraftTrees(), codec)
+            session = Session.of(message, replace(toy_info(), eos_ids=()), DraftTrees(), codec)
             num_kept, found = session.up_to_end(answer[num_there:])
             tokens = answer[: num_there + num_kept]
             assert (stop, found) == (stop, finish)
