@@ -74,7 +74,8 @@ def _salt(salt: Any) -> str:
         return ""
     is_text = isinstance(salt, str) and salt.encode(errors="ignore").decode() == salt  # no half of a surrogate pair
     if not is_text or not salt or not CACHE_SALT.admits(salt):
-        raise JobError(f"cache_salt is {shown(salt)}; it must be text of 1 to {CACHE_SALT.most} characters")
+        reason = f"cache_salt is {shown(salt)}; it must be text of 1 to {CACHE_SALT.most} characters"
+        raise JobError(reason, field="cache_salt")
     return str(salt)
 
 
