@@ -348,7 +348,7 @@ def _check_http(section: ServeConfig) -> None:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
             f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, or allow "
-            "it with --insecure (`insecure = true` in [serve] of a --config)"
+            "it with --insecure of specq serve, or `insecure = true` in [serve] of a --config, which specq up reads too"
         )
 
 
