@@ -69,7 +69,7 @@ def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workloa
 
     Raises ConfigError if the device is not here, and for options that the engine does not take.
     """
-    from bench.gpu.models import check_device
+    from bench.device import check_device
 
     check_device(device)
     check_engine(given["engine"], given["engine_options"], given.get("tensor_parallel_size", 1))

@@ -1,9 +1,8 @@
-"""`specq bench gpu`: specq end to end beside vLLM and transformers on the same GPU, and the parts of a step by themselves."""
+"""`specq bench gpu`: specq end to end beside vLLM and transformers on the same GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -14,11 +13,9 @@ from bench.end_to_end import far, method_serving, serving
 from bench.end_to_end.children import measure_in_child
 from bench.end_to_end.contest import Part, prepare, run, workload_options
 from bench.end_to_end.far import far_options
-from bench.gpu.parts import PARTS, Task, measure_parts
 from bench.report import Report, tell
 from bench.suite import COUNT, suite
 from specq.config import with_new_names
-from specq.models import parse_shape
 from specq.protocol import SpecqError
 
 CONTESTANTS = (
@@ -45,8 +42,8 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*CONTESTANTS, *method_serving.METHODS, *PARTS]),
-    help="Contestants, ways to draft and parts; may be repeated.  [default: all contestants but vllm-eagle3 and ssd]",
+    type=click.Choice([*CONTESTANTS, *method_serving.METHODS]),
+    help="Contestants and ways to draft; may be repeated.  [default: all contestants but vllm-eagle3 and ssd]",
 )
 @click.option(
     "--gpus",
@@ -89,7 +86,6 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
 )
 @far_options
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
-@click.option("--limit", type=COUNT, default=8, show_default=True, help="Prompts of each data set for `text`.")
 def command(
     report: Report,
     *,
@@ -105,10 +101,9 @@ def command(
     rtt_ms: tuple[float, ...],
     turn_s: float,
     resume: bool,
-    limit: int,
     **options: Any,
 ) -> None:
-    """Measure specq's deployments and its rivals, one after the other, since each fills the GPU; or parts of a step.
+    """Measure specq's deployments and its rivals, one after the other, since each fills the GPU.
 
     The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
     for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
@@ -121,26 +116,16 @@ def command(
     Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with plain decoding on it;
     --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
     EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
-
-    The parts measure the torch engine and the draft model in this process, after the contestants: steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
-    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
     options = with_new_names("target.vllm", {name: value for name, value in options.items() if value is not None})
     names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
     if resume:
         report.resume()
-    failed: Sequence[str] = ()
-    if names:
-        settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
-        vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
-        method_options = {"drafts": drafts, "in_shapes": shapes}
-        contest_parts = [
-            part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)
-        ]
-        failed = run(report, prepare(report, **options), contest_parts)
-    parts = [name for name in PARTS if name in only]
-    if parts:
-        measure_parts(report, parts, _task(report, limit, **options))
+    settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
+    vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
+    method_options = {"drafts": drafts, "in_shapes": shapes}
+    parts = [part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)]
+    failed = run(report, prepare(report, **options), parts)
     if failed:
         raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
 
@@ -155,7 +140,7 @@ def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> l
             raise click.UsageError(
                 f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel_size + 1}"
             )
-    return [name for name in only if name not in PARTS]
+    return list(only)
 
 
 def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[str]:
@@ -189,25 +174,3 @@ def _parts(
         return [Part(name, partial(far.CONTESTANTS[name], settings))]
     return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
 
-
-def _task(
-    report: Report,
-    num_prompts: int,
-    *,
-    target: str,
-    draft: str,
-    target_shape: str,
-    draft_shape: str,
-    device: str,
-    sessions: tuple[int, ...],
-    output_len: int,
-    **_others: Any,
-) -> Task:
-    """Return and report what the parts are asked to do."""
-    from bench.gpu.models import Pair, check_device
-
-    check_device(device)
-    shapes = {"target": parse_shape(target, target_shape), "draft": parse_shape(draft, draft_shape)}
-    asked = {"device": device, "sessions": sessions, "limit": num_prompts, "output_len": output_len}
-    report.update(settings=asked | {f"{role}_model": asdict(shape) for role, shape in shapes.items()})
-    return Task(Pair(shapes, device), sessions, num_prompts, output_len)
