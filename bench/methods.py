@@ -23,13 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.contestants import LOOKUP, PLAIN
+from bench.deployments import deployment
 from specq.checkpoints import draft_form, eagle_form, medusa_form, weight_bytes
 from specq.config import Config
 from specq.models import HEADS, resolve_model
-from specq.processes.servers import pair_config
 from specq.protocol import ConfigError
 
-PLAIN, LOOKUP, DRAFT, EVERYTHING = "plain", "lookup", "draft-colocated", "everything"
+DRAFT, EVERYTHING = "draft-colocated", "everything"
 MEDUSA, EAGLE, EAGLE_SUFFIX = "medusa", "eagle3", "eagle3-suffix"
 KINDS = {  # with what each needs
     PLAIN: "",
@@ -106,9 +107,7 @@ def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
 
 def config_of(method: Method, target: str) -> Config:
     """Return the deployment of a method: a broker without a journal, a verifier, and its draft worker if it has one."""
-    made = pair_config(target, method.worker, 1 if method.worker else 0)
-    verifier = replace(made.target, **method.target)
-    return replace(made, target=verifier, broker=replace(made.broker, journal="none"))
+    return deployment(target, method.worker, int(bool(method.worker)), **method.target)
 
 
 def _all(files: DraftFiles) -> Iterator[Method]:

@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.contestants import PLAIN
 from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, until_one_fails, verifier_config
-from bench.end_to_end.step_split import StepSplit
 from bench.end_to_end.streams import Load
 from bench.end_to_end.workload import Workload
-from bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, PLAIN, DraftFiles, choose, config_of
+from bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, DraftFiles, choose, config_of
+from bench.step_split import StepSplit
 from specq.config import Config
 from specq.processes.servers import Servers
 

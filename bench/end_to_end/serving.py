@@ -10,11 +10,11 @@ from typing import Any
 
 from bench.end_to_end.cut_short import keeping
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.step_split import StepSplit
 from bench.end_to_end.streams import Load, Stream
 from bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from bench.report import attempt, tell
-from bench.variants import SSD
+from bench.step_split import StepSplit
+from bench.suites.grids import SSD
 from specq.client import Result
 from specq.config import Config
 from specq.processes.servers import Servers, pair_config

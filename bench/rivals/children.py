@@ -81,7 +81,7 @@ class Child:
 
 def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complete]:
     from bench.rivals.transformers import Rivals
-    from bench.settings import Settings
+    from bench.scenario import Settings
     from specq.samples import Prompt
 
     rivals = Rivals(model, draft_model)
@@ -89,9 +89,10 @@ def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complet
     def complete(
         token_ids: list[int], max_tokens: int, *, assisted: bool = False, k: int = 5, **options: Any
     ) -> dict[str, Any]:
-        settings = Settings(datasets=(), output_len=max_tokens, k=k, **options)
+        settings = Settings(output_len=max_tokens, k=k, **options)
         found = rivals.generate(Prompt("", "", tuple(token_ids)), settings, assisted=assisted)
-        return {"token_ids": found.token_ids, "first_s": found.first_token_ms / 1e3, **found.stats}
+        noted = {"first_s": found.first_token_ms / 1e3, "num_first": found.num_first, "seconds": found.seconds}
+        return {"token_ids": found.token_ids, **noted, **found.stats}
 
     return {"threads": rivals.num_threads}, complete
 

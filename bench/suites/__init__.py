@@ -7,8 +7,8 @@ one in `SUMMARIES`.
 
 SUITES = {
     "pair": "bench.suites.pair:command",
-    "strategies": "bench.suites.strategies:command",
-    "shapes": "bench.suites.shapes:command",
+    "strategies": "bench.suites.grids:strategies_command",
+    "shapes": "bench.suites.grids:shapes_command",
     "methods": "bench.suites.methods:command",
     "never-slower": "bench.suites.never_slower:command",
     "roundtrip": "bench.suites.roundtrip:command",

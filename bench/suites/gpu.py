@@ -173,4 +173,3 @@ def _parts(
     if name in far.CONTESTANTS:
         return [Part(name, partial(far.CONTESTANTS[name], settings))]
     return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
-

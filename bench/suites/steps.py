@@ -96,4 +96,3 @@ def _loaded(engine: str, model: str, *, engine_option: tuple[str, ...], **option
         yield running
     finally:
         running.shutdown()
-

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
 from bench.end_to_end.contest import Part
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.step_split import StepSplit, split
 from bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
 from bench.end_to_end.workload import Workload, check_engine
 from bench.report import Report
+from bench.step_split import StepSplit, split
 from bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
