@@ -100,7 +100,7 @@ RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
-    *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/device", "bench/host_time"),
+    *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))

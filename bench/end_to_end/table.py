@@ -91,23 +91,12 @@ def _compared(key: str, plain: float, spec: Mapping[str, Found], others: Sequenc
 
 
 def figures(name: str, found: Found) -> dict[str, Figure]:
-    """Return rates, and the step times of models by themselves."""
-    rates = {f"{name} {variant} S={key}": figure("tokens/s", one["rates"]) for variant, key, one in _measured(found)}
-    steps = {
-        f"{name} {variant} {key}": figure("ms", [one["step_ms"]])
-        for variant, key, one in _each(found)
-        if "rates" not in one and "step_ms" in one
-    }
-    return rates | steps
+    """Return the rates."""
+    return {f"{name} {variant} S={key}": figure("tokens/s", one["rates"]) for variant, key, one in _measured(found)}
 
 
 def _measured(found: Found) -> Iterator[tuple[str, str, Found]]:
-    """Yield (variant, load, figures) of what completed prompts."""
-    return (found_one for found_one in _each(found) if RATE in found_one[2])
-
-
-def _each(found: Found) -> Iterator[tuple[str, str, Found]]:
-    """Yield (variant, key, figures); a contestant that failed has none."""
+    """Yield (variant, load, figures) of what completed prompts; a contestant that failed has none."""
     for variant, by_load in found.items():
         if isinstance(by_load, dict):
-            yield from ((variant, key, one) for key, one in by_load.items() if isinstance(one, dict))
+            yield from ((variant, key, one) for key, one in by_load.items() if isinstance(one, dict) and RATE in one)

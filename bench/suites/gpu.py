@@ -1,4 +1,4 @@
-"""`specq bench gpu`: specq end to end beside vLLM and transformers on the same GPU."""
+"""`specq bench gpu`: specq end to end beside vLLM on the same GPU."""
 
 from __future__ import annotations
 
@@ -9,80 +9,42 @@ from typing import Any
 
 import click
 
-from bench.end_to_end import far, method_serving, serving
-from bench.end_to_end.children import measure_in_child
+from bench.end_to_end import far, method_serving, serving, vllm
 from bench.end_to_end.contest import Part, prepare, run, workload_options
 from bench.end_to_end.far import far_options
 from bench.report import Report, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.config import with_new_names
 from specq.protocol import SpecqError
 
-CONTESTANTS = (
-    "alone",
-    "own",
-    "one",
-    "two",
-    "two-own",
-    "ssd",
-    "far",
-    "far-own",
-    "vllm",
-    "vllm-spec",
-    "vllm-eagle3",
-    "vllm-ngram",
-    "transformers",
-)
+CONTESTANTS = ("own", "one", "two", "two-own", "ssd", "far", "vllm", "vllm-spec", "vllm-eagle3", "vllm-ngram")
 ON_REQUEST = ("vllm-eagle3", "ssd")  # only where they are asked for
 SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram": "ngram"}  # vLLM's own
 
 
 @suite("gpu")
 @workload_options
-@click.option(
+@repeatable(
     "--only",
-    multiple=True,
-    type=click.Choice([*CONTESTANTS, *method_serving.METHODS]),
-    help="Contestants and ways to draft; may be repeated.  [default: all contestants but vllm-eagle3 and ssd]",
+    click.Choice([*CONTESTANTS, *method_serving.METHODS]),
+    (),
+    "Contestants, and ways to draft.",
+    show_default="all contestants but vllm-eagle3 and ssd",
 )
-@click.option(
-    "--gpus",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.",
-)
-@click.option(
-    "--depths",
-    type=COUNT,
-    multiple=True,
-    default=(2, 3, 5),
-    show_default=True,
-    help="Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`; may be repeated.",
-)
-@click.option(
-    "--vllm-processes",
-    type=click.IntRange(1, 2),
-    default=2,
-    show_default=True,
-    help="Of vLLM: with 2 its engine has its own, as vLLM itself does it.",
-)
-@click.option(
+@option("--gpus", COUNT, 1, "GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.")
+@repeatable("--depths", COUNT, (2, 3, 5), "Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
+@option("--vllm-processes", click.IntRange(1, 2), 2, "Of vLLM: with 2 its engine has its own, as vLLM itself does it.")
+@option(
     "--vllm-scheduling",
-    type=click.Choice(["async", "default"]),
-    default="async",
-    show_default=True,
-    help="Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
+    click.Choice(["async", "default"]),
+    "async",
+    "Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
 )
-@click.option(
+@option(
     "--drafts",
-    type=click.Choice(method_serving.DRAFTS),
-    default="always",
-    show_default=True,
-    help="Whether a way to draft is always used, or where it is measured to pay.",
-)
-@click.option(
-    "--shapes", is_flag=True, help="Of each way to draft also a chain and a tree of as many levels, with one session."
+    click.Choice(method_serving.DRAFTS),
+    "always",
+    "Whether a way to draft is always used, or where it is measured to pay.",
 )
 @far_options
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
@@ -95,7 +57,6 @@ def command(
     vllm_processes: int,
     vllm_scheduling: str,
     drafts: str,
-    shapes: bool,
     far_drafters: int,
     far_model: str,
     rtt_ms: tuple[float, ...],
@@ -108,10 +69,9 @@ def command(
     The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
     for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
     verifier's process; one: in a process of its own on the same GPU; two: on a GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
-    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
-    in the verifier's process, likewise; alone: steps of both models by themselves; vllm, vllm-spec (its own draft model, in a new
-    process for each of the depths), vllm-ngram (its prompt lookup, likewise) and transformers (generate and assisted generation),
-    where they are installed. With --engine vllm specq's verifiers run the target in vLLM, too.
+    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding;
+    vllm, vllm-spec (its own draft model, in a new process for each of the depths) and vllm-ngram (its prompt lookup, likewise),
+    where vllm is installed. With --engine vllm specq's verifiers run the target in vLLM, too.
 
     Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with plain decoding on it;
     --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
@@ -123,8 +83,7 @@ def command(
         report.resume()
     settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
     vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
-    method_options = {"drafts": drafts, "in_shapes": shapes}
-    parts = [part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)]
+    parts = [part for name in names for part in _parts(name, settings, depths, vllm_options, drafts)]
     failed = run(report, prepare(report, **options), parts)
     if failed:
         raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
@@ -160,16 +119,16 @@ def _parts(
     settings: far.Settings,
     depths: Sequence[int],
     vllm_options: dict[str, Any],
-    method_options: dict[str, Any],
+    drafts: str,
 ) -> list[Part]:
     """Return what is measured of a contestant: of vLLM's speculation each depth by itself."""
     if name in SPECULATION:
-        in_child = partial(measure_in_child, "vllm", method=SPECULATION[name], **vllm_options)
+        in_child = partial(vllm.measure_in_child, method=SPECULATION[name], **vllm_options)
         return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
     if name == "vllm":
-        return [Part(name, partial(measure_in_child, name, **vllm_options))]
+        return [Part(name, partial(vllm.measure_in_child, **vllm_options))]
     if name in method_serving.METHODS:
-        return [Part(name, partial(method_serving.measure, name, **method_options))]
-    if name in far.CONTESTANTS:
-        return [Part(name, partial(far.CONTESTANTS[name], settings))]
-    return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
+        return [Part(name, partial(method_serving.measure, name, drafts=drafts))]
+    if name == "far":
+        return [Part(name, partial(far.measure_far, settings))]
+    return [Part(name, partial(serving.measure, name))]

@@ -168,7 +168,9 @@ def measure_methods(
         splits[method.name].begin()
     turns = measure(everybody, blocks_of(prompts, settings.concurrency), settings, tell)
     worker_s = {
-        one.name: float(sum(one.cpu_s.values())) for one, method in zip(everybody, methods, strict=True) if method.worker
+        one.name: float(sum(one.cpu_s.values()))
+        for one, method in zip(everybody, methods, strict=True)
+        if method.worker
     }
     return Measured(turns, {name: split.figures() for name, split in splits.items()}, worker_s)
 

@@ -196,7 +196,10 @@ def _starter(cell: Cell, name: str) -> Starter:
 def _config(cell: Cell, name: str, draft: str) -> Config:
     """Return the deployment of that name."""
     drafters, is_colocated = (0, False) if name == "alone" else PLACEMENTS[cell.placement]
-    own: dict[str, Any] = {"draft_model": draft if is_colocated else "", "drafts": "measured" if name == "default" else "always"}
+    own: dict[str, Any] = {
+        "draft_model": draft if is_colocated else "",
+        "drafts": "measured" if name == "default" else "always",
+    }
     return deployment(cell.pair.target, draft, drafters, max_step_rows=MAX_STEP_ROWS, **own)
 
 

@@ -1,13 +1,10 @@
-"""`specq bench gpu` without a GPU, and chains of draft steps on the CPU."""
+"""`specq bench gpu` without a GPU."""
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from bench import chain_steps
 from specq.cli import main
-from specq.models import resolve_model
-from specq.proposers import PROPOSERS
 
 
 def bench(*arguments):
@@ -27,10 +24,3 @@ def test_a_device_that_is_none_is_refused(tmp_path):
     outcome = bench("--device", "nope", "--only", "own", "--pair", tmp_path / "pair")
     assert outcome.exit_code == 2
     assert "device is 'nope'; torch has here" in outcome.stderr
-
-
-def test_chains_are_timed():
-    """A step in a chain is what deeper chains take more, for each level."""
-    drafter = PROPOSERS.resolve("draft-model").make(resolve_model("tiny", "draft"), device="cpu", kv_slots=1024)
-    both = chain_steps.measure(drafter, 1, context=8, width=2)
-    assert both["step_ms"] == pytest.approx((both["chain_ms"][10] - both["chain_ms"][2]) / 8, abs=2e-3)
