@@ -1,4 +1,4 @@
-"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `bench.broker_rate`.
+"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `specq bench broker-rate`.
 
 One process is a verifier, the clients and, if asked, drafters. The verifier says of all sessions at once that each has some more tokens,
 and goes on as soon as the clients have those of the steps before; a few steps are under way, so that the broker never waits.

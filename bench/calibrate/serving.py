@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +12,10 @@ from typing import Any
 
 from bench.calibrate.compare import WARM_LEN
 from bench.calibrate.steps import since
-from bench.processes import PYTHON
+from bench.deployments import deployment
+from bench.processes import first_line, process
 from specq.client import Client, Result
-from specq.processes.servers import Servers, pair_config
-from specq.protocol import EngineError
+from specq.processes.servers import Servers
 from specq.runtime.usage import Usage
 
 PROXY = "bench.delay_proxy"
@@ -88,9 +87,7 @@ class Service:
 @contextmanager
 def serving(setting: Setting, rtt_ms: float = 0.0, drafts: str = "measured") -> Iterator[Service]:
     """Start everything, the drafters `rtt_ms` away; stop it all at the end. `drafts` as of `TargetConfig`."""
-    config = pair_config(setting.model, setting.draft_model, setting.drafters)
-    target, broker = replace(config.target, drafts=drafts), replace(config.broker, journal="none")
-    config = replace(config, target=target, broker=broker)
+    config = deployment(setting.model, setting.draft_model, setting.drafters, drafts=drafts)
     with ExitStack() as stack:
         is_far = rtt_ms or setting.line
         far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else ""
@@ -102,17 +99,8 @@ def serving(setting: Setting, rtt_ms: float = 0.0, drafts: str = "measured") -> 
 @contextmanager
 def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [*PYTHON, PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None, "it was asked for"
-        address = process.stdout.readline().strip()
-        if not address:
-            raise EngineError(f"the delay proxy ended with status {process.wait()}")
-        yield address
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
+    with process(PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line) as started:
+        yield first_line(started)
 
 
 def measure(

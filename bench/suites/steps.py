@@ -11,7 +11,7 @@ import click
 
 from bench.engine_steps import greedy_steps, measure
 from bench.report import Figure, Report, figure, show, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.config import parsed, read_own
 from specq.engines import ENGINES, Engine, EngineSpec
 from specq.models import SHOWN_PAIR, default_pair, resolve_model
@@ -20,18 +20,15 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
 
 @suite("steps")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="torch", show_default=True, help="What runs it.")
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
-@click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
-@click.option("--dtype", default="auto", show_default=True, help="Likewise.")
-@click.option("--engine-option", multiple=True, metavar="NAME=VALUE", help="Handed on to the engine; may be repeated.")
-@click.option("--sessions", type=COUNT, multiple=True, default=(1, 8), show_default=True, help="May be repeated.")
-@click.option(
-    "--drafts", type=click.IntRange(0), multiple=True, default=(0, 4, 8), show_default=True,
-    help="Drafted tokens of each session; may be repeated.",
-)  # fmt: skip
-@click.option("--context", type=click.IntRange(2), default=256, show_default=True, help="Tokens before the step.")
-@click.option("--repeats", type=COUNT, default=22, show_default=True, help="Steps of each kind that count.")
+@option("--engine", click.Choice(list(ENGINES)), "torch", "What runs it.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--device", str, "auto", "As of `specq worker --role target`.")
+@option("--dtype", str, "auto", "Likewise.")
+@repeatable("--engine-option", str, (), "Handed on to the engine.", metavar="NAME=VALUE", show_default=False)
+@repeatable("--sessions", COUNT, (1, 8), "")
+@repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Drafted tokens of each session.")
+@option("--context", click.IntRange(2), 256, "Tokens before the step.")
+@option("--repeats", COUNT, 22, "Steps of each kind that count.")
 @click.option(
     "--kernels",
     is_flag=True,

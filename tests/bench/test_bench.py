@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from bench import deployments, scenario
 from bench.contestants import Specq
-from bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
 from bench.scenario import Settings
 from bench.stubs import Verdicts, draft_frames, encode_key, open_session
 from bench.suites.pair import NAMES, default_names, kinds
+from bench.suites.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
 from specq.cli import main
 from specq.client import Client
 from specq.processes import up
