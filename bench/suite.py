@@ -50,13 +50,18 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 
 def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
-    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between."""
-    return click.option(*names.split(), type=kind, **{"default": default, "show_default": True, "help": text, **more})
+    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between; `show_default`: what the help
+    says of a default that is found out later."""
+    shown = more.pop("show_default", default not in ("", ()))
+    if isinstance(shown, str) and not callable(default):
+        text, shown = f"{text}  [default: {shown}]", False
+    return click.option(*names.split(), type=kind, default=default, show_default=shown, help=text, **more)
 
 
 def repeatable(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
     """Return an option that may be repeated."""
-    return option(names, kind, default, f"{text} May be repeated.".lstrip(), multiple=True, **more)
+    text = f"{text.removesuffix('.')}; may be repeated." if text else "May be repeated."
+    return option(names, kind, default, text, multiple=True, **more)
 
 
 serving_options = options(
