@@ -73,42 +73,15 @@ class Workload:
     jobs_each: int = JOBS_EACH
 
     @staticmethod
-    def of(
-        pair: Path,
-        *,
-        device: str,
-        sessions: Sequence[int],
-        output_len: int,
-        repeats: int,
-        engine: str = "torch",
-        tensor_parallel_size: int = 1,
-        settle_s: float = 0.0,
-        engine_options: Sequence[str] = (),
-        modes: Sequence[str] = (),
-        model: str = "tiny",
-        fresh_prompts: bool = False,
-        length_spread: float = 0.0,
-        jobs_each: int = JOBS_EACH,
-        **sampling: Sequence[Any],
-    ) -> Workload:
+    def of(pair: Path, *, model: str = "tiny", fresh_prompts: bool = False, **given: Any) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
 
-        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `sampling`: `temperatures` and
-        `sampled_sessions`.
+        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `given`: the other fields, tuples for lists.
         """
         codec = codec_of(model)
-        lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
         marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
-        own: dict[str, Any] = {
-            "engine": engine,
-            "tensor_parallel_size": tensor_parallel_size,
-            "settle_s": settle_s,
-            "marks": marks,
-            "length_spread": length_spread,
-            "jobs_each": jobs_each,
-        }
-        own |= {"engine_options": list(engine_options), "modes": list(modes)}
-        asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        asked = Workload(str(pair), prompts=[], marks=marks, **fields)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         turns = islice(zip(*map(cycle, sets), strict=True), each)
