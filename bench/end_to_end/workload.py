@@ -80,7 +80,9 @@ class Workload:
         """
         codec = codec_of(model)
         marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        fields: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+        }
         asked = Workload(str(pair), prompts=[], marks=marks, **fields)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
