@@ -7,7 +7,8 @@
 specq beside other ways to serve the same prompts, in one run; suites are short files over these:
 
     scenario      what is asked (models, prompts, sessions, temperature, lengths), and what one completion gives
-    contestants   who completes: specq over its own processes; rivals: transformers, llama.cpp, vLLM, in processes of theirs
+    contestants   who completes: specq over its own processes; rivals: transformers, llama.cpp, vLLM, in processes of
+                  theirs
     deployments   specq's processes, by what drafts; started one by one, kept while they are asked for
     turns         interleaved repetitions: everybody on the same block, in rotating order
     figures       medians, paired ratios with intervals, speculation figures, and their table

@@ -32,7 +32,8 @@ class Difference:
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter one's length."""
+    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter
+    one's length."""
     both = min(len(one), len(other))
     return next((i for i in range(both) if one[i] != other[i]), both)
 

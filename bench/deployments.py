@@ -28,7 +28,8 @@ def deployment(
 
 
 def starter(made: Callable[[str], Config], draft: str = "", made_of: str = MADE_OF) -> Starter:
-    """Return what starts the deployment that `made` says for a draft model, which may be made for the while: see `draft_model`."""
+    """Return what starts the deployment that `made` says for a draft model, which may be made for the while: see
+    `draft_model`."""
 
     @contextmanager
     def start() -> Iterator[Servers]:

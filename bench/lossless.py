@@ -1,15 +1,17 @@
 """Drafts change speed and never text: the same jobs served in many ways, over real sockets.
 
-What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter, three, one of random
-weights, the verifier's colocated drafter; so do the jobs in flight: 1 and 16.
+What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter,
+three, one of random weights, the verifier's colocated drafter; so do the jobs in flight: 1 and 16.
 
-A text is read by transformers in one forward pass, in float32 on the values that the file has; at each position specq's rule (the best logit; the
-best perturbed one if T > 0) says which token follows what is there. If that is the text's own everywhere, the text is what transformers would
-have written. Where it is not, the two tokens' scores are compared: near ties fall either way.
+A text is read by transformers in one forward pass, in float32 on the values that the file has; at each position
+specq's rule (the best logit; the best perturbed one if T > 0) says which token follows what is there. If that is the
+text's own everywhere, the text is what transformers would have written. Where it is not, the two tokens' scores are
+compared: near ties fall either way.
 
-Texts of the `vllm` engine are held against those of vLLM itself, which completes each prompt alone, in a process of its own, and tells the logits
-of its two best tokens at each place. Where a text leaves vLLM's, their distance says why: arithmetic of that precision cannot tell two logits
-apart that are a few of its steps from each other, and vLLM's own text changes there with the size of its batches.
+Texts of the `vllm` engine are held against those of vLLM itself, which completes each prompt alone, in a process of
+its own, and tells the logits of its two best tokens at each place. Where a text leaves vLLM's, their distance says
+why: arithmetic of that precision cannot tell two logits apart that are a few of its steps from each other, and vLLM's
+own text changes there with the size of its batches.
 """
 
 from __future__ import annotations
@@ -167,7 +169,8 @@ def check(
 
 
 def _tally(results: Sequence[Result], differing: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many texts are equal, what differs, and what drafts did; `passed`: where each difference is a near tie."""
+    """Return how many texts are equal, what differs, and what drafts did; `passed`: where each difference is a near
+    tie."""
     equal = len(results) - len({one["prompt"] for one in differing})
     counts = {name: sum(result.stats[name] for result in results) for name in COUNTED}
     is_passed = all(one["near_tie"] for one in differing)
@@ -189,8 +192,8 @@ def step_of(logit: float, dtype: str) -> float:
 
 
 def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[Best], dtype: str) -> dict[str, Any]:
-    """Return where a text first leaves vLLM's: the place, both tokens, the gap of vLLM's two best logits there, that gap in steps of the
-    precision, and whether it is a near tie of just these two; {} where the texts are equal."""
+    """Return where a text first leaves vLLM's: the place, both tokens, the gap of vLLM's two best logits there, that
+    gap in steps of the precision, and whether it is a near tie of just these two; {} where the texts are equal."""
     at = parting(said, wanted)
     if at == len(said) == len(wanted):
         return {}
@@ -206,7 +209,8 @@ def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[
 def check_vllm(
     prompts: Sequence[Prompt], theirs: Sequence[Mapping[str, Any]], results: Sequence[Result], dtype: str
 ) -> dict[str, Any]:
-    """Return how many texts are vLLM's, and the first difference of each that is not; `theirs` as of `rivals.vllm.Vllm.complete`."""
+    """Return how many texts are vLLM's, and the first difference of each that is not; `theirs` as of
+    `rivals.vllm.Vllm.complete`."""
     differing = [
         {"prompt": number, **found}
         for number, (_, own, result) in enumerate(zip(prompts, theirs, results, strict=True))

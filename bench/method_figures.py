@@ -1,4 +1,5 @@
-"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether texts are the same. Pure."""
+"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether
+texts are the same. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The turns of all methods at one temperature; of each method its steps (`StepSplit`), and the processor seconds of its draft worker."""
+    """The turns of all methods at one temperature; of each method its steps (`StepSplit`), and the processor seconds
+    of its draft worker."""
 
     turns: list[Turn]
     steps: dict[str, dict[str, Any]]
@@ -68,7 +70,8 @@ def cells_of(methods: Sequence[Method], measured: Measured, concurrency: int) ->
 
 
 def accepted_by_depth(accepted_lengths: Sequence[int]) -> list[float]:
-    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were accepted."""
+    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were
+    accepted."""
     rounds = sum(accepted_lengths)
     at_least = list(accumulate(reversed(accepted_lengths[1:])))[::-1]
     return [round(count / rounds, 4) for count in at_least]
@@ -85,7 +88,8 @@ def costs_of(own: Mapping[str, Any], plain: Mapping[str, Any], worker_s: float |
 
 
 def to_best(turns: Sequence[Turn]) -> tuple[str, Figure] | None:
-    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not both were measured."""
+    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not
+    both were measured."""
     own = of_contestants(turns)
     everything = own.pop(EVERYTHING, None)
     if not everything:
@@ -134,7 +138,8 @@ def ratio_text(found: Figure | None) -> str:
 
 
 def dataset_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header first."""
+    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header
+    first."""
     cells = [(at, name, cell, one["methods"]) for at, one in results.items() for name, cell in one["methods"].items()]
     datasets = list(dict.fromkeys(dataset for _, _, cell, _ in cells for dataset in cell["by_dataset"]))
     rows: list[Row] = [("", "METHOD", *(dataset.upper() for dataset in datasets))]

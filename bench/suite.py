@@ -50,8 +50,8 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 
 def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
-    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between; `show_default`: what the help
-    says of a default that is found out later."""
+    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between;
+    `show_default`: what the help says of a default that is found out later."""
     shown = more.pop("show_default", default not in ("", ()))
     if isinstance(shown, str) and not callable(default):
         text, shown = f"{text}  [default: {shown}]", False

@@ -1,4 +1,5 @@
-"""Real processes on this machine, the drafters behind a delay proxy: what they do with the prompts, and what it takes them."""
+"""Real processes on this machine, the drafters behind a delay proxy: what they do with the prompts, and what it takes
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the proxy."""
+    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the
+    proxy."""
 
     model: str
     draft_model: str
@@ -61,7 +63,8 @@ class Service:
         self.client, self._pids = client, pids
 
     def counts(self) -> tuple[dict[str, Any], Counter[str]]:
-        """Return what the first verifier counts, and all drafters together, when they have said so since this was asked for."""
+        """Return what the first verifier counts, and all drafters together, when they have said so since this was
+        asked for."""
         asked, workers = time.monotonic(), self._workers()
         seconds = 0.0  # until the report was asked for
         while any(worker["heard_s_ago"] >= seconds for worker in workers):
@@ -134,7 +137,8 @@ def _complete(client: Client, prompt: Prompt, setting: Setting, mode: str) -> Re
 
 
 def figures(results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in service."""
+    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in
+    service."""
     sums = {name: sum(int((result.stats | result.internal).get(name, 0)) for result in results) for name in COUNTS}
     num_tokens = sum(len(result.token_ids) for result in results)
     return {

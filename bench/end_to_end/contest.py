@@ -91,7 +91,8 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put together."""
+    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put
+    together."""
 
     name: str
     measure: Contestant
@@ -108,8 +109,9 @@ class Part:
 
 
 def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
-    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
-    the others go on. Return which failed. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
+    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is
+    reported, and the others go on. Return which failed. Of one that is interrupted the loads before that are reported,
+    and `--resume` measures it again."""
     results, failed = report.content["results"], list[str]()
     for part in parts:
         if part.is_in(results):

@@ -1,11 +1,11 @@
-"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large target on its
-device.
+"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large
+target on its device.
 
 far       draft workers as processes, each on a core of its own; all of them `rtt_ms` away, one delay after the other
 
-Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns. Turns are about as long at
-each load, so that one session is told as well as many. A broker and a verifier are started once; draft workers and the proxy
-are started anew for each delay.
+Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns.
+Turns are about as long at each load, so that one session is told as well as many. A broker and a verifier are started
+once; draft workers and the proxy are started anew for each delay.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ class Cores:
 
     @staticmethod
     def of(here: tuple[int, ...], drafters: int) -> Cores:
-        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers share theirs."""
+        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers
+        share theirs."""
         num_others = min(VERIFIER_CORES + OTHER_CORES, max(len(here) // 2, 1))
         verifier = here[: max(num_others - OTHER_CORES, 1)]
         rest = here[num_others:] or here

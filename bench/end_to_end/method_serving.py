@@ -1,9 +1,11 @@
-"""Ways to draft in the verifier's process, each on a verifier of its own: those of `bench.methods` that need no draft worker.
+"""Ways to draft in the verifier's process, each on a verifier of its own: those of `bench.methods` that need no draft
+worker.
 
-They find what they draft with beside the target, as `specq models inflate` writes it. Plain decoding is measured on each verifier, too.
+They find what they draft with beside the target, as `specq models inflate` writes it. Plain decoding is measured on
+each verifier, too.
 
-Rule: a method's drafts are always used (`drafts` says otherwise) and nothing else drafts; no text is drafted from an earlier text of the
-same prompt.
+Rule: a method's drafts are always used (`drafts` says otherwise) and nothing else drafts; no text is drafted from an
+earlier text of the same prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ DRAFTS = ("always", "measured")
 
 
 def measure(kind: str, work: Workload, drafts: str = "always") -> dict[str, Any]:
-    """Return {"drafts" and "plain": {load: figures}} of a method. Raises ConfigError where what it drafts with is not there."""
+    """Return {"drafts" and "plain": {load: figures}} of a method. Raises ConfigError where what it drafts with is not
+    there."""
     config = method_config(kind, work, drafts)
     with Servers(config) as servers, ListeningClient(servers.address) as client:
         servers.wait_ready(READY_S)

@@ -38,7 +38,8 @@ COLUMNS = {
 
 
 def table(name: str, found: Found) -> list[Row]:
-    """Return a row for each variant and load that was measured, a header first; columns without anything are left out."""
+    """Return a row for each variant and load that was measured, a header first; columns without anything are left
+    out."""
     rows = [_row(name, variant, found, key, one) for variant, key, one in _measured(found)]
     used = [i for i in range(len(COLUMNS) + 1) if any(row[i] != "" for row in rows)]
     header: Row = ("CONTESTANT", *COLUMNS)
@@ -62,8 +63,8 @@ def notes(name: str, found: Found) -> list[str]:
 
 
 def summary(results: Mapping[str, Found]) -> list[Row]:
-    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that, and the
-    ratios of all others to vLLM plain and to the best of vLLM's."""
+    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that,
+    and the ratios of all others to vLLM plain and to the best of vLLM's."""
     plain = {key: one[RATE] for variant, key, one in _measured(results.get(VLLM, {})) if variant == PLAIN}
     others = {
         f"{name} {variant}": {key: one[RATE] for of, key, one in _measured(found) if of == variant}

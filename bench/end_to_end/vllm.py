@@ -1,10 +1,12 @@
-"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
+"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm
+bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
 
-Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA graphs, and, on a GPU,
-asynchronous scheduling, which is asked for since some versions leave it off beside a draft model: a step is launched while the device
-runs the last one, in one process (its `step_with_batch_queue`) as in two. It samples with the engine's seed: with a seed for each
-request its sampler would handle the requests one by one. What it really ran with stands in the report (`engine plain`, `engine K=3`).
-It runs in a process of its own, so that the GPU is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
+Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA
+graphs, and, on a GPU, asynchronous scheduling, which is asked for since some versions leave it off beside a draft
+model: a step is launched while the device runs the last one, in one process (its `step_with_batch_queue`) as in two.
+It samples with the engine's seed: with a seed for each request its sampler would handle the requests one by one. What
+it really ran with stands in the report (`engine plain`, `engine K=3`). It runs in a process of its own, so that the
+GPU is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
 
 
 def measure_in_child(work: Workload, **options: Any) -> dict[str, Any]:
-    """Return what `measure` does, in a process of its own. Raises EngineError, with what the process printed, if it fails."""
+    """Return what `measure` does, in a process of its own. Raises EngineError, with what the process printed, if it
+    fails."""
     with TemporaryDirectory(prefix="specq-vllm-") as folder:
         workload, result, log = (Path(folder) / file for file in ("workload.json", "result.json", "log"))
         work.save(workload)

@@ -44,7 +44,8 @@ def check_engine(engine: str, engine_options: Sequence[str], tensor_parallel_siz
 class Workload:
     """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
 
-    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
+    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are
+                      none
     engine            of specq's verifiers
     tensor_parallel_size  GPUs that vLLM divides each layer among, as a rival and as an engine
     settle_s          seconds of service before who learns meanwhile what pays is timed
@@ -118,8 +119,8 @@ class Workload:
     def prompts_for(self, num_sessions: int, run: int = 0) -> list[list[int]]:
         """Return the prompts of a run with `num_sessions`.
 
-        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks each prompt has one behind
-        what all prompts begin with, another in each run and each time it comes.
+        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks
+        each prompt has one behind what all prompts begin with, another in each run and each time it comes.
         """
         own = len(self.prompts)
         found = [self.prompts[i % own] for i in range(self._num_jobs(num_sessions))]
@@ -131,8 +132,9 @@ class Workload:
         return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
 
     def lengths(self, num_jobs: int, num_tokens: int) -> list[int]:
-        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each run. Jobs of one length end together
-        where nothing is drafted, and so begin together, which no users' jobs do."""
+        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each
+        run. Jobs of one length end together where nothing is drafted, and so begin together, which no users' jobs
+        do."""
         spread = self.length_spread
         return [max(round(num_tokens * (1 + spread * (2 * (i * TURN % 1) - 1))), 1) for i in range(num_jobs)]
 
@@ -161,9 +163,9 @@ class Workload:
         warmed: Callable[[], object] = lambda: None,
         variant: int = 0,
     ) -> dict[str, Any]:
-        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and until it has settled;
-        call `warmed`, and complete them `repeats` times. Return the figures of these repetitions. `variant`: which one of a contestant's,
-        whose marks differ."""
+        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and
+        until it has settled; call `warmed`, and complete them `repeats` times. Return the figures of these
+        repetitions. `variant`: which one of a contestant's, whose marks differ."""
         first = (variant * len(self.loads) + self.loads.index(load)) * (self.repeats + 1)
         runs = (self.prompts_for(load.sessions, run) for run in range(first, first + self.repeats + 1))
         found = Repetitions(load)

@@ -1,7 +1,8 @@
 """A rival in a process of its own, so that its memory can be told, and nothing of it runs while others are measured.
 
-Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process loads its
-model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs the rival nothing.
+Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process
+loads its model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs
+the rival nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Child:
         return self._process.pid
 
     def wait_ready(self) -> dict[str, Any]:
-        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if it fails."""
+        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if
+        it fails."""
         ready: dict[str, Any] = self._answer()["ready"]
         return ready
 
@@ -118,7 +120,8 @@ KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {
 
 
 def main() -> None:
-    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the log."""
+    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the
+    log."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,8 +1,8 @@
-"""Cells of temperature and sessions, and the turns in each: the unit of a cell is a handful of prompts that everybody completes
-in turn, seconds apart, in rotating order. With one session a unit is one prompt.
+"""Cells of temperature and sessions, and the turns in each: the unit of a cell is a handful of prompts that everybody
+completes in turn, seconds apart, in rotating order. With one session a unit is one prompt.
 
-Rule: units are measured in an order in which any beginning is a fair sample, and each is kept when it is done: a run that is
-stopped goes on where it was.
+Rule: units are measured in an order in which any beginning is a fair sample, and each is kept when it is done: a run
+that is stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Cell:
         return [tuple(islice(following, size)) for _ in range(count)]
 
     def takes_part(self, name: str, number: int) -> bool:
-        """Whether a contestant is measured in unit `number`: several sessions are about specq's default beside its parts."""
+        """Whether a contestant is measured in unit `number`: several sessions are about specq's default beside its
+        parts."""
         if self.sessions > 1:
             return name in SPECQ or name == llama_on_all_cores()
         return name not in RIVALS or number % SLOW_EVERY == 0
@@ -78,7 +79,8 @@ class Grid:
     def run(
         self, contestants: Sequence[Contestant], done: Mapping[str, Unit], end: float, tell: Tell
     ) -> Iterator[tuple[str, Unit]]:
-        """Yield the name of each unit that is not done, and what everybody did in it; start none after `end` (monotonic)."""
+        """Yield the name of each unit that is not done, and what everybody did in it; start none after `end`
+        (monotonic)."""
         settled = None
         for cell, number, unit in self.missing(done):
             if time.monotonic() > end:
@@ -110,7 +112,8 @@ def name_of(cell: Cell, number: int) -> str:
 def figures_of(turn: Turn, num_at_once: int) -> dict[str, Any]:
     """Return tokens, seconds and the rate of a turn.
 
-    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, prompts in memory.
+    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, prompts in
+    memory.
     """
     one_by_one, first_s = num_at_once == 1, [one.first_token_ms / 1e3 for one in turn.completions]
     tokens = turn.num_tokens - (sum(one.num_first for one in turn.completions) if one_by_one else 0)
@@ -125,7 +128,8 @@ def figures_of(turn: Turn, num_at_once: int) -> dict[str, Any]:
 
 
 def begin(everybody: Sequence[Contestant], prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Warm everybody up; a verifier computes all prompts where several sessions run, and finds out whether its drafts pay."""
+    """Warm everybody up; a verifier computes all prompts where several sessions run, and finds out whether its drafts
+    pay."""
     for one in everybody:
         one.run(prompts[:1], replace(settings, output_len=8))
         if one.name in SPECQ and settings.concurrency > 1:

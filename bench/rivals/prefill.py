@@ -1,4 +1,5 @@
-"""How fast a long prompt is computed: the seconds to the first token of a text that nobody has seen, everybody in turn."""
+"""How fast a long prompt is computed: the seconds to the first token of a text that nobody has seen, everybody in
+turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Units to figures: rates, ratios paired unit by unit, and beside them what was asked.
 
-Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval; units in which somebody said
-less than LEAST_TOKENS are left out, since their seconds are mostly noise.
+Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval; units in which somebody
+said less than LEAST_TOKENS are left out, since their seconds are mostly noise.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _asked_row(one: Asked, found: dict[str, Any] | None) -> Row:
 
 
 def dataset_table(units: Mapping[str, Unit]) -> list[Row]:
-    """Return the ratio of specq with its drafter to llama.cpp and to plain decoding by data set, for cells of one session."""
+    """Return the ratio of specq with its drafter to llama.cpp and to plain decoding by data set, for cells of one
+    session."""
     rows: list[Row] = [("CELL", "DATA SET", "COLOCATED / LLAMA.CPP", "COLOCATED / PLAIN", "TOKENS/ROUND")]
     for cell, own in by_cell(units).items():
         for dataset in _datasets(own) if cell.endswith("/1") else ():

@@ -1,7 +1,7 @@
 """transformers on the same pair: `generate`, and assisted generation.
 
-Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are fastest;
-specq's processes are idle meanwhile.
+Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are
+fastest; specq's processes are idle meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`specq bench broker-rate`: how many tokens a second pass through a broker on one core: `bench.broker_load` asks for all it can.
+"""`specq bench broker-rate`: how many tokens a second pass through a broker on one core: `bench.broker_load` asks for
+all it can.
 
 A real broker on one core, its threads included; on the other cores one process that is verifier and clients.
 """
@@ -63,7 +64,8 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is measured: sessions of `tokens` a step each, shared among `clients`; `journal`: its durability, or none."""
+    """What is measured: sessions of `tokens` a step each, shared among `clients`; `journal`: its durability, or
+    none."""
 
     sessions: int
     tokens: int
@@ -79,8 +81,8 @@ class Kind:
 def broker_rate(
     kinds: list[Kind], repeats: int, seconds: float, tell: Tell = bool
 ) -> Iterator[tuple[Kind, dict[str, float]]]:
-    """Yield what each kind gave, in turns, `repeats` times: tokens and messages a second, cores that the broker used, and
-    microseconds of them for a token. Raises EngineError if a token is lost or doubled."""
+    """Yield what each kind gave, in turns, `repeats` times: tokens and messages a second, cores that the broker used,
+    and microseconds of them for a token. Raises EngineError if a token is lost or doubled."""
     for repeat in range(repeats):
         for kind in rotated(kinds, repeat):
             tell(f"{repeat + 1} of {repeats}: {kind}")

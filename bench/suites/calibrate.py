@@ -1,9 +1,9 @@
 """`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
 
-The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with help and
-without; the drafter is asked what it would have said along the target's own texts; what the processes take besides is measured while
-they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be
-quiet; what others computed during a run stands beside it.
+The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with
+help and without; the drafter is asked what it would have said along the target's own texts; what the processes take
+besides is measured while they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the
+runs that are predicted. The machine must be quiet; what others computed during a run stands beside it.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _run(
 def _measure(
     setting: Setting, models: hardware.Models, texts: Texts, repeats: int, others: Sequence[Prompt]
 ) -> Measured:
-    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take besides the models
-    while they serve the others' jobs, and a hop; sum the models' times up."""
+    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take
+    besides the models while they serve the others' jobs, and a hop; sum the models' times up."""
     choices = models.choices(texts)
     tell("timing each of the pair beside the other")
     stretches = _stretches(setting, models, repeats)
@@ -174,7 +174,8 @@ def _measure(
 
 
 def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
-    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help, too."""
+    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help,
+    too."""
     target, draft = _cores(setting)
     found = {}
     with hardware.pinned(target):
@@ -192,8 +193,8 @@ def _draft_cores(setting: Setting) -> int:
 
 
 def _ascending(points: list[list[float]]) -> list[list[float]]:
-    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts with the least time
-    that it or a larger one took."""
+    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts
+    with the least time that it or a larger one took."""
     times = np.minimum.accumulate([milliseconds for _, milliseconds in points][::-1])[::-1]
     return [[load, round(float(ms), 4)] for (load, _), ms in zip(points, times, strict=True)]
 

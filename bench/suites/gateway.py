@@ -1,7 +1,8 @@
-"""`specq bench gateway`: what the HTTP gateway adds to the Python client: time to the first text and a token, and many streams at once.
+"""`specq bench gateway`: what the HTTP gateway adds to the Python client: time to the first text and a token, and many
+streams at once.
 
-Both ask the same broker and verifier, in turn. The HTTP reader is a few lines over asyncio's streams, so that what is measured
-is the gateway and not a library for HTTP.
+Both ask the same broker and verifier, in turn. The HTTP reader is a few lines over asyncio's streams, so that what is
+measured is the gateway and not a library for HTTP.
 """
 
 from __future__ import annotations

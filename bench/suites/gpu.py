@@ -66,16 +66,18 @@ def command(
 ) -> None:
     """Measure specq's deployments and its rivals, one after the other, since each fills the GPU.
 
-    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
-    for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
-    verifier's process; one: in a process of its own on the same GPU; two: on a GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
-    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding;
-    vllm, vllm-spec (its own draft model, in a new process for each of the depths) and vllm-ngram (its prompt lookup, likewise),
-    where vllm is installed. With --engine vllm specq's verifiers run the target in vLLM, too.
+    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and
+    HumanEval), --jobs-each for each session, and generate as many tokens, at each of the temperatures, without being
+    started anew. own: the drafter in the verifier's process; one: in a process of its own on the same GPU; two: on a
+    GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round
+    that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
+    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; vllm,
+    vllm-spec (its own draft model, in a new process for each of the depths) and vllm-ngram (its prompt lookup,
+    likewise), where vllm is installed. With --engine vllm specq's verifiers run the target in vLLM, too.
 
-    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with plain decoding on it;
-    --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
-    EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
+    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with
+    plain decoding on it; --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head.
+    For them --fresh-prompts: an EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
     """
     options = with_new_names("target.vllm", {name: value for name, value in options.items() if value is not None})
     names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
@@ -90,7 +92,8 @@ def command(
 
 
 def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> list[str]:
-    """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another GPU."""
+    """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another
+    GPU."""
     has_another = gpus > tensor_parallel_size
     if not only:
         return [name for name in CONTESTANTS if name not in ON_REQUEST and (has_another or name not in serving.BESIDE)]
@@ -103,7 +106,8 @@ def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> l
 
 
 def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[str]:
-    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for. ModuleNotFoundError for what needs it, before a pair is made."""
+    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for.
+    ModuleNotFoundError for what needs it, before a pair is made."""
     its_own = [name for name in names if name.startswith("vllm")]
     if find_spec("vllm") is not None:
         return list(names)

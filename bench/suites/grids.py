@@ -1,8 +1,9 @@
 """`specq bench strategies` and `specq bench shapes`: ways to judge drafts, and shapes to draft in, side by side.
 
-Every pair of models, every temperature, every variant, on the same prompts. The variants of a pair are served by the same processes
-(those without drafters by processes of their own) and take turns; only what their jobs ask for differs. Each is compared with plain
-decoding (no speculation at all) in the same run, in speed and token by token, and in speed with the verifier's own lookups.
+Every pair of models, every temperature, every variant, on the same prompts. The variants of a pair are served by the
+same processes (those without drafters by processes of their own) and take turns; only what their jobs ask for differs.
+Each is compared with plain decoding (no speculation at all) in the same run, in speed and token by token, and in speed
+with the verifier's own lookups.
 
 To add a variant: a line here. `options` are parameters of the jobs, as `specq.Client.generate` takes them.
 """
@@ -83,8 +84,9 @@ def strategies() -> list[Variant]:
 
 def shapes() -> list[Variant]:
     """Return plain decoding, lookup alone, and each shape drafted ahead of the verdicts and, as in synchronous rounds,
-    after them; and SSD's way: its fixed fan-outs, where a round that was not foreseen goes without drafts, and where one waits for a chain that is
-    drafted just in time. Only `best-first` is helped out by lookups where drafters have sent nothing."""
+    after them; and SSD's way: its fixed fan-outs, where a round that was not foreseen goes without drafts, and where
+    one waits for a chain that is drafted just in time. Only `best-first` is helped out by lookups where drafters have
+    sent nothing."""
     just_in_time, rounds = ({"mode": mode} for mode in ("jit", "sync"))
     return [
         PLAIN,
@@ -111,14 +113,16 @@ grid_options = options(
 @suite("strategies")
 @grid_options
 def strategies_command(report: Report, **options: Any) -> None:
-    """Measure each strategy beside plain decoding and lookup alone: acceptance, speed, and whether the text is the same."""
+    """Measure each strategy beside plain decoding and lookup alone: acceptance, speed, and whether the text is the
+    same."""
     _measure_grid(report, strategies(), strategy_table, **options)
 
 
 @suite("shapes")
 @grid_options
 def shapes_command(report: Report, **options: Any) -> None:
-    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, and the verified trees."""
+    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, and the verified
+    trees."""
     _measure_grid(report, shapes(), shape_table, **options)
 
 
@@ -211,7 +215,8 @@ def _cell(variant: Variant, own: dict[str, Any], turns: Sequence[Turn], temperat
 
 
 def same_text(turns: Sequence[Turn], name: str) -> float:
-    """Return the share of a contestant's completions, of all repetitions, that are plain decoding's first of the prompt."""
+    """Return the share of a contestant's completions, of all repetitions, that are plain decoding's first of the
+    prompt."""
     plain, own = texts_of(turns, PLAIN.name), texts_of(turns, name)
     same = [tokens == plain[prompt][0] for prompt, texts in own.items() for tokens in texts]
     return round(sum(same) / len(same), 4)

@@ -40,10 +40,10 @@ def command(
 ) -> None:
     """Check on a bundled pair, over real sockets, that drafts change speed and never text.
 
-    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from the
-    logits that transformers computes in float32: greedy, that is what its `generate` says.
-    generate: the same on `tiny`, in more ways to serve.
-    vllm: greedy text of the vllm engine is compared with that of vLLM itself, which must be installed.
+    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from
+    the logits that transformers computes in float32: greedy, that is what its `generate` says. generate: the same on
+    `tiny`, in more ways to serve. vllm: greedy text of the vllm engine is compared with that of vLLM itself, which
+    must be installed.
 
     A text may differ where the two best scores nearly tie; the exit status is 1 if one differs elsewhere.
     """

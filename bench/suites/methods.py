@@ -1,8 +1,9 @@
 """`specq bench methods`: every way to draft side by side, on one target, each on processes of its own.
 
-Rules: no prompt that counts comes twice to a verifier, so that none is found in its KV memory (of which an EAGLE-3 head has no hidden states)
-and no text is drafted from an earlier copy of itself. So each repetition has prompts of its own, all others are for warming up (what a method learns of
-few texts says little of others), and for each temperature processes start anew. All processes of a temperature run at a time; whoever is not asked waits without work.
+Rules: no prompt that counts comes twice to a verifier, so that none is found in its KV memory (of which an EAGLE-3
+head has no hidden states) and no text is drafted from an earlier copy of itself. So each repetition has prompts of its
+own, all others are for warming up (what a method learns of few texts says little of others), and for each temperature
+processes start anew. All processes of a temperature run at a time; whoever is not asked waits without work.
 """
 
 from __future__ import annotations
@@ -82,10 +83,12 @@ def command(
     shared_tokens: int,
     **given: Any,
 ) -> None:
-    """Serve the same prompts by every way to draft, each in processes of its own, in turns; compare speed, acceptance and texts.
+    """Serve the same prompts by every way to draft, each in processes of its own, in turns; compare speed, acceptance
+    and texts.
 
-    Drafts are always used, and of one source at a time, so that the method is measured; `everything` has all sources at once and uses those
-    that it measures to pay. Each text must be plain decoding's, at every temperature: the exit status is 1 if one is not.
+    Drafts are always used, and of one source at a time, so that the method is measured; `everything` has all sources
+    at once and uses those that it measures to pay. Each text must be plain decoding's, at every temperature: the exit
+    status is 1 if one is not.
     """
     draft = draft_for(target) if draft is None else draft
     parallel = parallel_for(target) if parallel is None else parallel
@@ -131,8 +134,8 @@ def _settings(target: str, bench: Path | None, *, sessions: int, limit: int, max
 
 
 def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Prompt]]:
-    """Return lists of prompts with `limit` of each data set, none twice, as many as there are; raises ConfigError for a data set with fewer than `least`
-    lists need."""
+    """Return lists of prompts with `limit` of each data set, none twice, as many as there are; raises ConfigError for
+    a data set with fewer than `least` lists need."""
     groups = {dataset: list(group) for dataset, group in groupby(prompts, key=lambda prompt: prompt.dataset)}
     for dataset, own in groups.items():
         if len(own) < least * limit:
@@ -151,7 +154,8 @@ def measure_methods(
     methods: Sequence[Method], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion], settle_s: float,
     deployments: Deployments, tell: Tell,
 ) -> Measured:  # fmt: skip
-    """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`: lists of other prompts.
+    """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`:
+    lists of other prompts.
 
     settle_s   seconds of service, at least, in which a method that measures which drafts pay learns that
     """
@@ -185,8 +189,8 @@ def _contestant(method: Method, servers: Servers) -> Specq:
 
 
 def _settle(contestant: Specq, warming: Sequence[Portion], settings: Settings, seconds: float, tell: Tell) -> None:
-    """Complete the first of these lists; all, again and again, for so long where it is to be learned which drafts pay. What ended jobs of
-    other tenants said is not drafted from."""
+    """Complete the first of these lists; all, again and again, for so long where it is to be learned which drafts pay.
+    What ended jobs of other tenants said is not drafted from."""
     tell(f"warming up {contestant.name}")
     contestant.run(warming[0], settings)
     end = time.perf_counter() + seconds

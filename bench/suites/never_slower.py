@@ -7,9 +7,10 @@ lookup    the same verifier's prompt lookups, always used
 default   the drafters of the cell, and a verifier that measures whether they and its lookups pay (`--drafts measured`)
 forced    the same drafters, and a verifier that always uses them (`--drafts always`)
 
-Rules: ratios are of turns of one repetition, seconds apart; a cell says their median and its confidence interval. All verifiers
-have computed all prompts before: else whoever comes second on a verifier would find them in its KV memory. Processes stay for the
-next cell where it asks for the same ones, so that a default also knows what it learned at another load, as in service.
+Rules: ratios are of turns of one repetition, seconds apart; a cell says their median and its confidence interval. All
+verifiers have computed all prompts before: else whoever comes second on a verifier would find them in its KV memory.
+Processes stay for the next cell where it asks for the same ones, so that a default also knows what it learned at
+another load, as in service.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a cell takes: `turn_s` of each turn of `plain`, `repeats` turns of each, and `settle_s` of the default before.
+    """How long a cell takes: `turn_s` of each turn of `plain`, `repeats` turns of each, and `settle_s` of the default
+    before.
 
     output_len  tokens of each job; fewer where a single job would take longer than a turn
     """
@@ -120,9 +122,9 @@ def command(
 ) -> None:
     """Measure whether the default is ever slower than no speculation and lookups alone, and keeps what drafts bring.
 
-    A cell passes if the default reaches 0.98 of the better of plain and lookup, and 0.97 of drafts that are always used where
-    those win by 5%. Each cell takes about 45 seconds, up to three minutes with a slow model; cells that follow each other and
-    differ in the sessions only share their processes.
+    A cell passes if the default reaches 0.98 of the better of plain and lookup, and 0.97 of drafts that are always
+    used where those win by 5%. Each cell takes about 45 seconds, up to three minutes with a slow model; cells that
+    follow each other and differ in the sessions only share their processes.
     """
     grid = _chosen(cells(parse_pairs(pair or DEFAULT_PAIRS), placement, sessions), only)
     if resume:
@@ -164,14 +166,16 @@ def _figures(name: str, found: dict[str, Any]) -> dict[str, Figure]:
 
 
 def cells(pairs: Sequence[Pair], placements: Sequence[str], sessions: Sequence[int]) -> list[Cell]:
-    """Return the grid; without drafters the draft model makes no difference, so pairs of one target count once there."""
+    """Return the grid; without drafters the draft model makes no difference, so pairs of one target count once
+    there."""
     found = [Cell(pair, placement, count) for pair in pairs for placement in placements for count in sessions]
     first = {pair.target: pair for pair in reversed(pairs)}
     return [cell for cell in found if cell.placement != "none" or first[cell.pair.target] == cell.pair]
 
 
 def measure_cell(cell: Cell, pace: Pace, deployments: Deployments, tell: Tell) -> dict[str, Any]:
-    """Start the processes of a cell that do not run yet, let everybody take turns, and return what was found as JSON-able values."""
+    """Start the processes of a cell that do not run yet, let everybody take turns, and return what was found as
+    JSON-able values."""
     settings = Settings(output_len=pace.output_len, ignore_eos=True, concurrency=cell.sessions, repeats=pace.repeats)
     each = max(cell.sessions, LEAST_PROMPTS) // 2
     sets = [load_prompts((name,), each, codec_of(cell.pair.target)) for name in ("gsm8k", "humaneval")]
@@ -183,7 +187,8 @@ def measure_cell(cell: Cell, pace: Pace, deployments: Deployments, tell: Tell) -
 
 
 def names_of(cell: Cell) -> dict[str, str]:
-    """Return what the groups of a cell are called among all that run; `alone` has no drafters, so that many cells share it."""
+    """Return what the groups of a cell are called among all that run; `alone` has no drafters, so that many cells
+    share it."""
     of_cell = f"{cell.pair.name}/{cell.placement}"
     found = {"alone": f"{cell.pair.target} alone", "default": f"{of_cell} default"}
     return found if cell.placement == "none" else found | {"forced": f"{of_cell} forced"}
@@ -212,8 +217,8 @@ def _contestants(running: dict[str, Servers]) -> list[Specq]:
 def take_turns(
     cell: Cell, pace: Pace, everybody: Sequence[Specq], prompts: Sequence[Prompt], settings: Settings, tell: Tell
 ) -> dict[str, Any]:
-    """Warm everybody up, choose the turns, let the default find out what pays, and let everybody take turns; return how the default
-    fared meanwhile, rates, ratios, and what the processes of the default took of the processors."""
+    """Warm everybody up, choose the turns, let the default find out what pays, and let everybody take turns; return
+    how the default fared meanwhile, rates, ratios, and what the processes of the default took of the processors."""
     following, (plain, *others) = cycle(prompts), everybody
     with ThreadPoolExecutor() as pool:  # one contestant of each verifier
         list(pool.map(lambda one: one.run(prompts, replace(settings, output_len=1)), others))

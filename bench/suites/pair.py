@@ -4,7 +4,8 @@ transformers   transformers `generate`; assisted: its assisted generation
 plain          specq without any speculation: no drafters, and no lookups by the verifier
 plain-1        the same, one session at a time (where more are asked for)
 lookup         specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
-lookahead      specq without drafters, whose verifier always drafts by lookahead decoding and by nothing else (if asked for)
+lookahead      specq without drafters, whose verifier always drafts by lookahead decoding and by nothing else (if
+               asked for)
 specq          specq with drafters, and lookups where they have sent nothing
 random         specq with a drafter of random weights (if asked for)
 """
@@ -60,10 +61,11 @@ NOTES = {
 def command(
     report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, **options: Any
 ) -> None:
-    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with drafters.
+    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with
+    drafters.
 
-    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has drafters, and
-    lookups where they have sent nothing.
+    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has
+    drafters, and lookups where they have sent nothing.
     """
     settings = Settings(datasets=dataset or tuple(shipped()), num_prompts=numseqs, **options)
     result = run(settings, only or default_names(settings, random_draft=random_draft), tell)

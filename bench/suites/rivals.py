@@ -53,11 +53,12 @@ NOTES = (
 def command(
     report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:
-    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of their own.
+    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of
+    their own.
 
-    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with one
-    thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the draft model
-    in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
+    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with
+    one thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the
+    draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)

@@ -1,4 +1,5 @@
-"""`specq bench roundtrip`: what the broker adds to a round trip: draft up, verdict down, against the same messages without a broker.
+"""`specq bench roundtrip`: what the broker adds to a round trip: draft up, verdict down, against the same messages
+without a broker.
 
 A real broker, a stub verifier and a stub drafter run as processes of their own; one client is subscribed to all the
 sessions and reads their tokens. Both ways are measured in turn by the same two workers.
@@ -38,7 +39,8 @@ _PATIENCE_S = 60.0
 @option("--seconds", Number(0.01), 2.0, "Of each, with all outstanding.")
 @option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
 def command(report: Report, *, repeats: int, count: int, seconds: float, keys: str) -> None:
-    """Measure a draft up and a verdict down: straight from a stub drafter to a stub verifier, and through the broker."""
+    """Measure a draft up and a verdict down: straight from a stub drafter to a stub verifier, and through the
+    broker."""
     report.update(settings={"repeats": repeats, "count": count, "seconds": seconds, "keys": bool(keys)})
     result = roundtrip(repeats=repeats, count=count, seconds=seconds, keys=keys, tell=tell)
     figures = {

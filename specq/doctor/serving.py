@@ -1,7 +1,7 @@
 """A running deployment: do drafts leave its texts as they are, and how fast is it with them and without?
 
-Each bundled prompt is completed plainly and with drafts, greedy and with a seed, seconds apart and in changing order, when the deployment has
-computed it once; a ratio is of two such turns.
+Each bundled prompt is completed plainly and with drafts, greedy and with a seed, seconds apart and in changing order,
+when the deployment has computed it once; a ratio is of two such turns.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a deployment did: how many texts, which are not equal (with the gap of plain decoding's two best tokens where they part, in
-    log-probability; None for sampled texts), and tokens a second of each turn."""
+    """What a deployment did: how many texts, which are not equal (with the gap of plain decoding's two best tokens
+    where they part, in log-probability; None for sampled texts), and tokens a second of each turn."""
 
     texts: int
     differing: dict[str, float | None]
@@ -43,7 +43,8 @@ class Served:
 
     @property
     def check(self) -> Check:
-        """Whether drafts left the texts as they are; with rounding that depends on the batch, near ties may fall either way."""
+        """Whether drafts left the texts as they are; with rounding that depends on the batch, near ties may fall
+        either way."""
         said = f"{self.texts - len(self.differing)} of {self.texts} texts with drafts are plain decoding's"
         if not self.differing:
             return Check("same text", OK, said)
