@@ -1,33 +1,30 @@
 """Measuring: the suites of `specq bench`, a report of one format each.
 
     suites        one file a suite: its options, what it measures, its table
-    suite, report what suites have in common: the command around them, and the report
+    suite, report what suites have in common: the command around them with its options, and the report
     ratios        two reports of one suite side by side
-    servers       specq's own processes: started, waited for, stopped
-    machine       what a figure was measured on
 
-specq and its rivals on the same prompts, the same pair of models and the same cores, in one run:
+specq beside other ways to serve the same prompts, in one run; suites are short files over these:
 
-    prompts       data sets by name or file
-    contestants   who is measured: specq over its own processes (servers), transformers
-    measure       interleaved repetitions
+    scenario      what is asked (models, prompts, sessions, temperature, lengths), and what one completion gives
+    contestants   who completes: specq over its own processes; rivals: transformers, llama.cpp, vLLM, in processes of
+                  theirs
+    deployments   specq's processes, by what drafts; started one by one, kept while they are asked for
+    turns         interleaved repetitions: everybody on the same block, in rotating order
+    figures       medians, paired ratios with intervals, speculation figures, and their table
     agreement     do all say the same?
-    figures       medians, ratios, speculation figures, and their table
-    grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
-    rivals        specq, transformers and llama.cpp on processors, each rival in a process of its own
-    never_slower  what the default makes of drafters: cells of models, drafters and sessions
-    roundtrip     what the broker adds to a round trip
-    demo          what `specq demo` shows: a few prompts in colours, then with and without drafters
-    delay_proxy   a slow network in front of a broker, as a process
+    methods       the ways to draft, each a deployment; method_figures: what they cost and bring
+    step_split    where the time of a verifier's steps went
+    drafts        draft models that are worse than the bundled one
 
 The rest, a suite each:
 
-    lossless      drafts change speed and never text; lossless_tokens: token by token beside transformers' logits
+    lossless      drafts change speed and never text
     numerics      how often text depends on how a step was batched
-    engine_steps  verify steps of any engine; chain_steps: chains of draft steps
-    end_to_end    specq's deployments and its rivals on one GPU
-    gpu           the parts of a step on that GPU by themselves
-    journal_cost  what the journal costs
+    engine_steps  verify steps of any engine; device: what their kernels took
+    end_to_end    specq's deployments and vLLM on one GPU
+    broker_load, stubs   peers without a model, for the broker alone
+    delay_proxy   a slow network in front of a broker, as a process
     calibrate     this machine and a pair, beside the simulator's prediction
 
 In: options. Out: a table, and a report as JSON. To add a suite: see `bench.suites`.

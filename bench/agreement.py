@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.measure import Turn
+from bench.turns import Turn
 from specq.samples import Prompt
 
 NEAR_TIE = 1e-4  # logits closer than this may fall either way in float32
@@ -32,7 +32,8 @@ class Difference:
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter one's length."""
+    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter
+    one's length."""
     both = min(len(one), len(other))
     return next((i for i in range(both) if one[i] != other[i]), both)
 
@@ -41,8 +42,8 @@ def differences(turns: Sequence[Turn], gap: Gap | None) -> list[Difference]:
     """Return the first difference of each contestant and prompt from the first contestant's first repetition."""
     if not turns:
         return []
-    reference = _texts([turn for turn in turns if turn.contestant == turns[0].contestant])
-    others = {name: _texts([t for t in turns if t.contestant == name]) for name in _names(turns)}
+    reference = texts_of(turns, turns[0].contestant)
+    others = {name: texts_of(turns, name) for name in dict.fromkeys(turn.contestant for turn in turns)}
     found = [
         _first(name, prompt, tokens, reference[prompt][0], gap)
         for name, texts in others.items()
@@ -63,14 +64,11 @@ def summary(turns: Sequence[Turn], found: Sequence[Difference]) -> dict[str, Any
     }
 
 
-def _names(turns: Sequence[Turn]) -> list[str]:
-    return list(dict.fromkeys(turn.contestant for turn in turns))
-
-
-def _texts(turns: Sequence[Turn]) -> dict[Prompt, list[list[int]]]:
+def texts_of(turns: Sequence[Turn], name: str) -> dict[Prompt, list[list[int]]]:
+    """Return what a contestant said after each prompt, one text for each repetition."""
     texts: dict[Prompt, list[list[int]]] = {}
     for turn in turns:
-        for prompt, completion in zip(turn.prompts, turn.completions, strict=True):
+        for prompt, completion in zip(turn.prompts, turn.completions, strict=True) if turn.contestant == name else ():
             texts.setdefault(prompt, []).append(completion.token_ids)
     return texts
 

@@ -1,9 +1,11 @@
-"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `bench.broker_rate`.
+"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `specq bench broker-rate`.
 
-One process is a verifier, the clients and, if asked, drafters. The verifier says of all sessions at once that each has some more tokens,
-and goes on as soon as the clients have those of the steps before; a few steps are under way, so that the broker never waits.
+One process is a verifier, the clients and, if asked, drafters. The verifier says of all sessions at once that each has
+some more tokens, and goes on as soon as the clients have those of the steps before; a few steps are under way, so that
+the broker never waits.
 
-Rule: this side does as little as it can, but it looks at each token that clients receive: none is missing, doubled or out of place.
+Rule: this side does as little as it can, but it looks at each token that clients receive: none is missing, doubled or
+out of place.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _BASE_LENS = array_frame(Verdicts, "base_lens")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a broker; `seconds` of each of `repeats` measurements; `pid`: its process; `cores`: those of the load itself."""
+    """What is asked of a broker; `seconds` of each of `repeats` measurements; `pid`: its process; `cores`: those of
+    the load itself."""
 
     broker: str
     pid: int

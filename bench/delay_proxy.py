@@ -4,9 +4,9 @@
     specq worker --role draft --broker ADDRESS          # the address that the proxy prints
 
 Each connection to the proxy becomes one to the broker. What an end sends arrives in order, late by the rule of
-`specq.simulate.network`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass through
-it like anything else. TCP does not lose bytes, it loses connections: with --cut-every-s both ends lose theirs now and then,
-with all that is in flight, and the next connection waits until --cut-s are over.
+`specq.simulate.network`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass
+through it like anything else. TCP does not lose bytes, it loses connections: with --cut-every-s both ends lose theirs
+now and then, with all that is in flight, and the next connection waits until --cut-s are over.
 """
 
 from __future__ import annotations

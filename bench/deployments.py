@@ -1,22 +1,46 @@
-"""Groups of specq's processes that several measurements use one after the other: started when first asked for, kept while asked for.
+"""specq's own processes for a suite: what a deployment is, and several of them, kept while they are asked for.
 
 Rule: they start one by one, since a verifier measures its steps when it starts, and drafters their passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from specq.processes.servers import READY_S, Servers
+from bench.scenario import MADE_OF, draft_model
+from specq.config import Config
+from specq.processes.servers import READY_S, Servers, pair_config
 
 Starter = Callable[[], AbstractContextManager[Servers]]
 
 
+def deployment(
+    target: str, draft: str = "", drafters: int = 0, *, keys: str = "", has_journal: bool = False, **verifier: Any
+) -> Config:
+    """Return a broker, a verifier with further options, and draft workers."""
+    made = pair_config(target, draft, drafters, keys)
+    made = replace(made, target=replace(made.target, **verifier))
+    return made if has_journal else replace(made, broker=replace(made.broker, journal="none"))
+
+
+def starter(made: Callable[[str], Config], draft: str = "", made_of: str = MADE_OF) -> Starter:
+    """Return what starts the deployment that `made` says for a draft model, which may be made for the while: see
+    `draft_model`."""
+
+    @contextmanager
+    def start() -> Iterator[Servers]:
+        with draft_model(draft, made_of) as model, Servers(made(model)) as servers:
+            yield servers
+
+    return start
+
+
 class Deployments:
-    """The groups that run, by a name that says what they run."""
+    """Those that run, by a name that says what they run."""
 
     def __init__(self, ready_s: float = READY_S) -> None:
         """`ready_s`: within which each must be ready."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.measure import Turn
-from bench.settings import Completion
+from bench.scenario import Completion
+from bench.turns import Turn
 
 RESAMPLES, CONFIDENCE = 2000, 0.95  # of an interval
 
@@ -171,6 +171,21 @@ def _row(name: str, own: dict[str, Any]) -> Row:
         or_dash(told["acceptance_rate"], "{:.0%}".format),
         or_dash(told["bytes_per_token"], "{:.0f}".format),
     )
+
+
+def of_contestants(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
+    """Return the turns of each contestant by name."""
+    return {
+        name: [turn for turn in turns if turn.contestant == name] for name in dict.fromkeys(t.contestant for t in turns)
+    }
+
+
+def interval_text(found: dict[str, Any] | None, digits: int = 2) -> str:
+    """Return what `paired` found: the median and its interval; a dash for nothing."""
+    if found is None:
+        return "-"
+    low, high = found["interval"]
+    return f"{found['median']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def or_dash(value: float | None, text: Callable[[float], str]) -> str:

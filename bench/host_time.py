@@ -1,8 +1,8 @@
 """What a step costs the host: a verifier and the torch engine's own work, around a forward pass that takes no time.
 
-The forward looks its logits up, so that a token says which one follows; the source of drafts knows that, too. Everything else is
-what a verifier's process runs, but for the sockets: drafts hung onto the trees, the plan, packed rows, KV slots, judging on
-the CPU, commits, verdicts and their frames.
+The forward looks its logits up, so that a token says which one follows; the source of drafts knows that, too.
+Everything else is what a verifier's process runs, but for the sockets: drafts hung onto the trees, the plan, packed
+rows, KV slots, judging on the CPU, commits, verdicts and their frames.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Served:
 def measure(
     sessions: Sequence[int], drafts: Sequence[int], repeats: int
 ) -> Iterator[tuple[int, int, dict[str, list[float]], float]]:
-    """Yield, for each number of sessions and of drafted tokens, the milliseconds of each phase and in all, of each step; and the tokens
-    that a session's step committed in the mean."""
+    """Yield, for each number of sessions and of drafted tokens, the milliseconds of each phase and in all, of each
+    step; and the tokens that a session's step committed in the mean."""
     for num_drafts, num_sessions in product(drafts, sessions):
         served = Served(num_sessions, num_drafts)
         for _ in range(WARM_UP):

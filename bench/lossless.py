@@ -1,29 +1,44 @@
-"""Drafts change speed and never text: the same jobs served in many ways, over real sockets, on the bundled pair.
+"""Drafts change speed and never text: the same jobs served in many ways, over real sockets.
 
-Greedy text is compared with transformers' own `generate`; sampled text (a seed a prompt) with specq's own plain decoding,
-which is no speculation at all. What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter, three, one of random weights,
-the verifier's colocated drafter; so do the jobs in flight: 1 and 16. A text that differs is explained: the gap of the two
-best (perturbed) scores at the first differing token, by transformers.
+What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter,
+three, one of random weights, the verifier's colocated drafter; so do the jobs in flight: 1 and 16.
+
+A text is read by transformers in one forward pass, in float32 on the values that the file has; at each position
+specq's rule (the best logit; the best perturbed one if T > 0) says which token follows what is there. If that is the
+text's own everywhere, the text is what transformers would have written. Where it is not, the two tokens' scores are
+compared: near ties fall either way.
+
+Texts of the `vllm` engine are held against those of vLLM itself, which completes each prompt alone, in a process of
+its own, and tells the logits of its two best tokens at each place. Where a text leaves vLLM's, their distance says
+why: arithmetic of that precision cannot tell two logits apart that are a few of its steps from each other, and vLLM's
+own text changes there with the size of its batches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from bench.agreement import NEAR_TIE, parting
+from bench.agreement import NEAR_TIE, PRECISIONS, parting
+from bench.deployments import deployment
+from bench.scenario import draft_model
 from specq.client import Client, Result
-from specq.config import Config
+from specq.engines.torch import load_network
 from specq.models import resolve_model
-from specq.processes.servers import Servers, pair_config
+from specq.processes.servers import Servers
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores
 
+STEPS = 4  # of the precision at the best logit, within which two logits of vLLM count as a near tie
+COUNTED = ("draft_tokens", "accepted_tokens")
+
 Prompt = list[int]
+Best = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -66,25 +81,24 @@ SAMPLED = (
 )
 
 
-def load_reference() -> Any:
-    """Return the bundled target in transformers."""
-    auto: Any = AutoModelForCausalLM
-    return auto.from_pretrained(resolve_model("tiny", "target"), dtype=torch.float32).eval()
+VARIANTS = (  # of another pair than `tiny`
+    SAMPLED[0],
+    Variant("lookup alone, 4 in flight", 0, 4),
+    Variant("1 drafter, 4 in flight", 1, 4),
+    Variant("a colocated drafter, 1 in flight", 0, 1, colocated=True),
+    Variant("a colocated drafter, 16 in flight", 0, 16, colocated=True),
+)
 
 
-def serve(
-    variant: Variant, prompts: Sequence[Prompt], params: dict[str, Any], random_draft: str = "", pair: str = "tiny"
-) -> list[Result]:
+def serve(variant: Variant, prompts: Sequence[Prompt], params: dict[str, Any], pair: str = "tiny") -> list[Result]:
     """Run all prompts through a broker, a verifier and the variant's drafters, each a process; seed i for prompt i."""
-    with Servers(_config(variant, random_draft, pair)) as servers:
+    own = {"draft_model": pair if variant.colocated else "", **variant.target}
+    with (
+        draft_model("random" if variant.random_draft else pair, pair) as draft,
+        Servers(deployment(pair, draft, variant.drafters, has_journal=True, **own)) as servers,
+    ):
         servers.wait_ready()
         return _run(servers.client, variant.in_flight, prompts, params | {"mode": variant.mode})
-
-
-def _config(variant: Variant, random_draft: str, pair: str) -> Config:
-    config = pair_config(pair, random_draft if variant.random_draft else pair, variant.drafters)
-    target = {"draft_model": pair if variant.colocated else "", **variant.target}
-    return replace(config, target=replace(config.target, **target))
 
 
 def _run(client: Client, in_flight: int, prompts: Sequence[Prompt], params: dict[str, Any]) -> list[Result]:
@@ -96,45 +110,110 @@ def _run(client: Client, in_flight: int, prompts: Sequence[Prompt], params: dict
     return results + [job.result(600) for job in jobs]
 
 
-def reference(model: Any, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
-    """Return what transformers' greedy `generate` says after each prompt."""
-    texts = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens)
-        texts.append(out[0, len(prompt) :].tolist())
-    return texts
-
-
-def explain(model: Any, prompt: Prompt, wanted: list[int], got: list[int], params: SamplingParams) -> dict[str, Any]:
-    """Return where two texts part, and the gap of the two best scores there (perturbed ones if T > 0)."""
-    at = parting(wanted, got)
-    context = prompt + wanted[:at]
-    with torch.inference_mode():
-        logits = model(torch.tensor([context])).logits[0, -1:].float()
-    best = perturbed_scores(logits, [params], [len(context)])[0].topk(2).values
-    gap = float(best[0] - best[1])
-    return {"token": at, "gap": gap, "near_tie": gap < NEAR_TIE}
-
-
-def compare(
-    model: Any, prompts: Sequence[Prompt], wanted: Sequence[list[int]], results: Sequence[Result], temperature: float
-) -> dict[str, Any]:
-    """Return how many texts are equal, each difference explained, and what the drafters did."""
-    differing = []
-    for seed, (prompt, text, result) in enumerate(zip(prompts, wanted, results, strict=True)):
-        if text != result.token_ids:
-            params = SamplingParams(temperature=temperature, seed=seed)
-            differing.append({"prompt": seed, **explain(model, prompt, text, result.token_ids, params)})
-    names = ("rounds", "drafted", "draft_tokens", "accepted_tokens")
-    counts = {name: sum((result.stats | result.internal)[name] for result in results) for name in names}
-    return {"texts": len(results), "equal": len(results) - len(differing), "differing": differing, **counts}
-
-
-def passed(variant: Variant, report: dict[str, Any]) -> bool:
+def passed(variant: Variant, found: dict[str, Any]) -> bool:
     """Is every difference a near-tie, and did the drafters do what the check is about?"""
-    same = all(case["near_tie"] for case in report["differing"])
+    same = all(case["near_tie"] for case in found["differing"])
     has_drafts = (variant.drafters or variant.colocated) and not variant.random_draft
     if not has_drafts:  # then only the verifier's lookups help, if any
         return same
-    return same and 0 < report["accepted_tokens"] < report["draft_tokens"]
+    return same and 0 < found["accepted_tokens"] < found["draft_tokens"]
+
+
+class Reader:
+    """The target in transformers, and the texts that it has read already."""
+
+    def __init__(self, model: str) -> None:
+        self._network = load_network(Path(resolve_model(model, "target")), torch.device("cpu"), "auto").float()
+        self._found: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+        ending = self._network.generation_config.eos_token_id
+        self._endings = {*(ending if isinstance(ending, list) else [ending])} - {None}
+
+    def ends_well(self, token_ids: Sequence[int], max_tokens: int) -> bool:
+        """Return whether a text ends where `generate` would: with the first end of text, else after so many tokens."""
+        is_ended = bool(token_ids) and token_ids[-1] in self._endings
+        return not self._endings & {*token_ids[:-1]} and (is_ended or len(token_ids) == max_tokens)
+
+    def differences(self, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> list[dict[str, Any]]:
+        """Return the tokens that differ from the target's: where, which two, and the gap of their scores."""
+        key = (*prompt, None, *token_ids, params.temperature, params.seed)
+        if key not in self._found:
+            self._found[key] = self._read(prompt, list(token_ids), params)
+        return self._found[key]
+
+    def _read(self, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> list[dict[str, Any]]:
+        with torch.inference_mode():
+            logits = self._network(torch.tensor([prompt + token_ids[:-1]])).logits[0, len(prompt) - 1 :].float()
+        positions = [len(prompt) + i for i in range(len(token_ids))]
+        scores = perturbed_scores(logits, [params] * len(token_ids), positions)  # [num_tokens, vocab]
+        best = scores.argmax(-1).tolist()
+        return [
+            {"token": i, "said": said, "target": target, "gap": gap, "near_tie": gap < NEAR_TIE}
+            for i, (said, target) in enumerate(zip(token_ids, best, strict=True))
+            if said != target
+            for gap in [float(scores[i, target] - scores[i, said])]
+        ]
+
+
+def check(
+    reader: Reader, prompts: Sequence[Prompt], results: Sequence[Result], temperature: float, max_tokens: int
+) -> dict[str, Any]:
+    """Return how many texts and tokens are the target's, and each token and end that is not; seed i is prompt i's."""
+    differing = []
+    for seed, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        params = SamplingParams(temperature=temperature, seed=seed)
+        differing += [{"prompt": seed, **one} for one in reader.differences(prompt, result.token_ids, params)]
+        if not reader.ends_well(result.token_ids, max_tokens):
+            differing.append({"prompt": seed, "token": len(result.token_ids), "near_tie": False})
+    found = {"tokens": sum(len(result.token_ids) for result in results)}
+    return found | _tally(results, differing)
+
+
+def _tally(results: Sequence[Result], differing: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how many texts are equal, what differs, and what drafts did; `passed`: where each difference is a near
+    tie."""
+    equal = len(results) - len({one["prompt"] for one in differing})
+    counts = {name: sum(result.stats[name] for result in results) for name in COUNTED}
+    is_passed = all(one["near_tie"] for one in differing)
+    return {"texts": len(results), "equal": equal, "differing": differing, "passed": is_passed, **counts}
+
+
+# --- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def vllm_variants(dtype: str, options: Mapping[str, Any]) -> tuple[Variant, ...]:
+    """Return the ways to serve with the vllm engine, all drafts in use; `options` are further ones of the verifier."""
+    target = {"engine": "vllm", "dtype": dtype, "drafts": "always", **options}
+    return tuple(replace(variant, target=target) for variant in VARIANTS)
+
+
+def step_of(logit: float, dtype: str) -> float:
+    """Return the distance of a logit to the next larger one that a precision can tell."""
+    return math.ldexp(1.0, math.frexp(logit)[1] - PRECISIONS[dtype])
+
+
+def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[Best], dtype: str) -> dict[str, Any]:
+    """Return where a text first leaves vLLM's: the place, both tokens, the gap of vLLM's two best logits there, that
+    gap in steps of the precision, and whether it is a near tie of just these two; {} where the texts are equal."""
+    at = parting(said, wanted)
+    if at == len(said) == len(wanted):
+        return {}
+    if at == min(len(said), len(wanted)):
+        return {"token": at, "said": len(said), "wanted": len(wanted), "near_tie": False}  # one ends before the other
+    (first, high), (second, low) = best[at]
+    steps = (high - low) / step_of(high, dtype)
+    is_tie = {said[at], wanted[at]} == {first, second} and steps <= STEPS
+    found = {"token": at, "said": said[at], "wanted": wanted[at], "gap": high - low, "steps": round(steps, 2)}
+    return found | {"near_tie": is_tie}
+
+
+def check_vllm(
+    prompts: Sequence[Prompt], theirs: Sequence[Mapping[str, Any]], results: Sequence[Result], dtype: str
+) -> dict[str, Any]:
+    """Return how many texts are vLLM's, and the first difference of each that is not; `theirs` as of
+    `rivals.vllm.Vllm.complete`."""
+    differing = [
+        {"prompt": number, **found}
+        for number, (_, own, result) in enumerate(zip(prompts, theirs, results, strict=True))
+        if (found := first_difference(result.token_ids, own["token_ids"], own["best"], dtype))
+    ]
+    return _tally(results, differing)

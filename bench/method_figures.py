@@ -1,18 +1,20 @@
-"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether texts are the same. Pure."""
+"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether
+texts are the same. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 from typing import Any
 
 from bench import agreement
-from bench.figures import Row, figures, or_dash, ratios
-from bench.measure import Turn
-from bench.method_turns import Measured, StepTimes
-from bench.methods import DRAFT, EVERYTHING, LOOKUP, PLAIN, Method
+from bench.contestants import LOOKUP, PLAIN
+from bench.figures import Row, figures, of_contestants, or_dash, ratios
+from bench.methods import DRAFT, EVERYTHING, Method
 from bench.report import Figure, figure
+from bench.turns import Turn
 
 SHOWN_DEPTHS = 6
 NOTES = (
@@ -24,9 +26,19 @@ NOTES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The turns of all methods at one temperature; of each method its steps (`StepSplit`), and the processor seconds
+    of its draft worker."""
+
+    turns: list[Turn]
+    steps: dict[str, dict[str, Any]]
+    worker_s: dict[str, float]
+
+
 def cells_of(methods: Sequence[Method], measured: Measured, concurrency: int) -> dict[str, dict[str, Any]]:
     """Return what was found of each method, by name, as JSON-able values."""
-    by_name = {method.name: [turn for turn in measured.turns if turn.contestant == method.name] for method in methods}
+    by_name = of_contestants(measured.turns)
     found = figures(measured.turns, dict.fromkeys(by_name, concurrency))
     plain = measured.steps[PLAIN]
     different = agreement.differences(measured.turns, None)
@@ -58,34 +70,32 @@ def cells_of(methods: Sequence[Method], measured: Measured, concurrency: int) ->
 
 
 def accepted_by_depth(accepted_lengths: Sequence[int]) -> list[float]:
-    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were accepted."""
+    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were
+    accepted."""
     rounds = sum(accepted_lengths)
     at_least = list(accumulate(reversed(accepted_lengths[1:])))[::-1]
     return [round(count / rounds, 4) for count in at_least]
 
 
-def costs_of(own: StepTimes, plain: StepTimes, worker_s: float | None) -> dict[str, float | None]:
+def costs_of(own: Mapping[str, Any], plain: Mapping[str, Any], worker_s: float | None) -> dict[str, float | None]:
     """Return the milliseconds of a method's steps, see NOTES; None for what it does not have."""
-    steps, plain_steps = max(own.steps, 1), max(plain.steps, 1)
+    between, of_plain = (one["phases_ms"]["wait"] + one["phases_ms"]["host"] for one in (own, plain))
     return {
-        "forward_ms": round(1e3 * own.forward_s / steps, 3),
-        "draft_ms": round(1e3 * (own.between_s / steps - plain.between_s / plain_steps), 3),
-        "worker_ms": None if worker_s is None else round(1e3 * worker_s / steps, 3),
+        "forward_ms": round(own["phases_ms"]["forward"], 3),
+        "draft_ms": round(between - of_plain, 3),
+        "worker_ms": None if worker_s is None else round(1e3 * worker_s / max(own["num_steps"], 1), 3),
     }
 
 
-def to_best(turns: Sequence[Turn], methods: Sequence[Method]) -> tuple[str, Figure] | None:
-    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not both were measured."""
-    rates = {
-        method.name: [turn for turn in turns if turn.contestant == method.name]
-        for method in methods
-        if method.kind != EVERYTHING
-    }
-    everything = [turn for turn in turns if turn.contestant == EVERYTHING]
+def to_best(turns: Sequence[Turn]) -> tuple[str, Figure] | None:
+    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not
+    both were measured."""
+    own = of_contestants(turns)
+    everything = own.pop(EVERYTHING, None)
     if not everything:
         return None
-    best = max(rates, key=lambda name: median(ratios(rates[name], rates[PLAIN])))
-    return best, figure("ratio", ratios(everything, rates[best]))
+    best = max(own, key=lambda name: median(ratios(own[name], own[PLAIN])))
+    return best, figure("ratio", ratios(everything, own[best]))
 
 
 def figures_of(temperature: str, cells: Mapping[str, dict[str, Any]]) -> dict[str, Figure]:
@@ -128,7 +138,8 @@ def ratio_text(found: Figure | None) -> str:
 
 
 def dataset_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header first."""
+    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header
+    first."""
     cells = [(at, name, cell, one["methods"]) for at, one in results.items() for name, cell in one["methods"].items()]
     datasets = list(dict.fromkeys(dataset for _, _, cell, _ in cells for dataset in cell["by_dataset"]))
     rows: list[Row] = [("", "METHOD", *(dataset.upper() for dataset in datasets))]

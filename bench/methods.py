@@ -1,4 +1,5 @@
-"""Every way to draft, each as a verifier of its own has it, beside plain decoding. All in one process group: nothing is shared but the machine.
+"""Every way to draft, each as a verifier of its own has it, beside plain decoding. All in one process group: nothing
+is shared but the machine.
 
     plain               no speculation of any kind
     lookup              suffix decoding over the text itself
@@ -10,8 +11,8 @@
     eagle3-suffix       an EAGLE-3 head and suffix decoding, in one tree
     everything          all of these at once
 
-Rule: a method's drafts are always used and nothing else drafts, so that the method is measured; of `everything` those are used that pay
-(`drafts = "measured"`), as in service.
+Rule: a method's drafts are always used and nothing else drafts, so that the method is measured; of `everything` those
+are used that pay (`drafts = "measured"`), as in service.
 
 To add one: its name in KINDS, and a line in `_all`.
 """
@@ -23,13 +24,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.contestants import LOOKUP, PLAIN
+from bench.deployments import deployment
 from specq.checkpoints import draft_form, eagle_form, medusa_form, weight_bytes
 from specq.config import Config
 from specq.models import HEADS, resolve_model
-from specq.processes.servers import pair_config
 from specq.protocol import ConfigError
 
-PLAIN, LOOKUP, DRAFT, EVERYTHING = "plain", "lookup", "draft-colocated", "everything"
+DRAFT, EVERYTHING = "draft-colocated", "everything"
 MEDUSA, EAGLE, EAGLE_SUFFIX = "medusa", "eagle3", "eagle3-suffix"
 KINDS = {  # with what each needs
     PLAIN: "",
@@ -95,8 +97,9 @@ class Method:
 
 
 def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
-    """Return plain decoding and the methods of these kinds, in the order of KINDS; of all kinds where none is named and there is what
-    they need. Raises ConfigError for a kind without what it needs, and for files that are something else."""
+    """Return plain decoding and the methods of these kinds, in the order of KINDS; of all kinds where none is named
+    and there is what they need. Raises ConfigError for a kind without what it needs, and for files that are something
+    else."""
     found = _named(list(_all(files)))
     for kind in kinds:
         if kind not in {method.kind for method in found}:
@@ -106,9 +109,7 @@ def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
 
 def config_of(method: Method, target: str) -> Config:
     """Return the deployment of a method: a broker without a journal, a verifier, and its draft worker if it has one."""
-    made = pair_config(target, method.worker, 1 if method.worker else 0)
-    verifier = replace(made.target, **method.target)
-    return replace(made, target=verifier, broker=replace(made.broker, journal="none"))
+    return deployment(target, method.worker, int(bool(method.worker)), **method.target)
 
 
 def _all(files: DraftFiles) -> Iterator[Method]:
@@ -133,8 +134,8 @@ def _all(files: DraftFiles) -> Iterator[Method]:
 
 
 def _everything(files: DraftFiles) -> Method:
-    """Return all methods in one deployment: the draft model and the first heads in the verifier's process, and a draft worker of the
-    parallel model if there is one."""
+    """Return all methods in one deployment: the draft model and the first heads in the verifier's process, and a draft
+    worker of the parallel model if there is one."""
     target = {
         "shared_tokens": files.shared_tokens,
         "lookahead": True,
@@ -170,7 +171,8 @@ def _kind_of(heads: Path) -> str:
 
 
 def _checked_parallel(model: str) -> str:
-    """Return the name of a parallel draft model, "" for none; raises ConfigError for one that foresees a single token."""
+    """Return the name of a parallel draft model, "" for none; raises ConfigError for one that foresees a single
+    token."""
     if model and draft_form.num_places(Path(resolve_model(model, "draft"))) == 1:
         raise ConfigError(
             f"{model} is not a parallel draft model: its config.json has no num_places of 2 or more; give it by --draft, or train "

@@ -1,8 +1,9 @@
 """How often text depends on how a step was batched, and how close the two best scores were where it did.
 
-The reference decodes one session at a time, one row a step. It is compared with 16 sessions a step that verify drafts of
-up to 8 tokens, most of them right (so that both acceptance and rejection occur), after a prefill in chunks. A kernel may
-compute a row differently in another batch; a text then differs where the two best (perturbed) scores nearly tie.
+The reference decodes one session at a time, one row a step. It is compared with 16 sessions a step that verify drafts
+of up to 8 tokens, most of them right (so that both acceptance and rejection occur), after a prefill in chunks. A
+kernel may compute a row differently in another batch; a text then differs where the two best (perturbed) scores nearly
+tie.
 
 Prompts come 16 at a time until the time is over; those that did not fit in the time are not counted.
 """
@@ -32,7 +33,8 @@ RIGHT = 0.85  # share of drafted tokens that are the reference's own
 
 @dataclass
 class Decoding:
-    """One session on its way: committed tokens, how many have KV, and the gaps seen at each new token (with logprobs)."""
+    """One session on its way: committed tokens, how many have KV, and the gaps seen at each new token (with
+    logprobs)."""
 
     session_id: int
     token_ids: list[int]

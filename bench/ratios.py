@@ -1,6 +1,7 @@
 """Two reports of one suite side by side: the ratio of each figure that both have, B over A.
 
-Rule: a ratio is of medians over repetitions; each side's spread stands beside it, since a ratio within the spread says nothing.
+Rule: a ratio is of medians over repetitions; each side's spread stands beside it, since a ratio within the spread says
+nothing.
 """
 
 from __future__ import annotations

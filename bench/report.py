@@ -5,8 +5,8 @@
     figures    what `specq bench --compare` compares: by name, the unit, the median and all repetitions
     results    everything else that the suite found, in the suite's own form
 
-Rule: a report is written anew after each part, so that a run that is cut short leaves what it has. Where that fails, the run goes
-on, since its tables are printed in any case, and the next part tries it again.
+Rule: a report is written anew after each part, so that a run that is cut short leaves what it has. Where that fails,
+the run goes on, since its tables are printed in any case, and the next part tries it again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Report:
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
 
     def resume(self) -> None:
-        """Take over figures and results of the file, if it is there; raises ConfigError if it is no report of this suite."""
+        """Take over figures and results of the file, if it is there; raises ConfigError if it is no report of this
+        suite."""
         if self._out is None or not self._out.exists():
             return
         earlier = read_report(self._out)
@@ -108,8 +109,8 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def attempt(name: str, measure: Callable[[], Any]) -> Any:
-    """Return what is measured, or {"error": why} if that fails, so that one failure does not hide the others; tell how long
-    it took."""
+    """Return what is measured, or {"error": why} if that fails, so that one failure does not hide the others; tell how
+    long it took."""
     started = time.perf_counter()
     try:
         found = measure()

@@ -131,8 +131,8 @@ def run_verifier(broker: str, keys: str) -> None:
 
 
 def open_session(sessions: dict[bytes, Verdicts], message: Open) -> None:
-    """Open a session, unless it was opened later elsewhere: where the broker moves one, what it says over several connections may come in any
-    order, and here all of them are one process."""
+    """Open a session, unless it was opened later elsewhere: where the broker moves one, what it says over several
+    connections may come in any order, and here all of them are one process."""
     key = encode_key(message.session_id)
     known = sessions.get(key)
     if known is None or known.epoch < message.epoch:

@@ -49,18 +49,29 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
     return decorate
 
 
+def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
+    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between;
+    `show_default`: what the help says of a default that is found out later."""
+    shown = more.pop("show_default", default not in ("", ()))
+    if isinstance(shown, str) and not callable(default):
+        text, shown = f"{text}  [default: {shown}]", False
+    return click.option(*names.split(), type=kind, default=default, show_default=shown, help=text, **more)
+
+
+def repeatable(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
+    """Return an option that may be repeated."""
+    text = f"{text.removesuffix('.')}; may be repeated." if text else "May be repeated."
+    return option(names, kind, default, text, multiple=True, **more)
+
+
 serving_options = options(
-    click.option(
-        "--dataset", multiple=True, help="gsm8k, humaneval, or a JSONL file; may be repeated.  [default: both]"
-    ),
-    click.option("--numseqs", type=COUNT, default=20, show_default=True, help="Prompts of each data set."),
-    click.option("--output-len", type=COUNT, default=128, show_default=True, help="Most tokens for each prompt."),
+    repeatable("--dataset", str, (), "gsm8k, humaneval, or a JSONL file.", show_default="both"),
+    option("--numseqs", COUNT, 20, "Prompts of each data set."),
+    option("--output-len", COUNT, 128, "Most tokens for each prompt."),
     click.option("--ignore-eos", is_flag=True, help="Always that many tokens, past the end of the text."),
-    click.option("--concurrency", type=COUNT, default=1, show_default=True, help="Sessions of specq in flight."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all sampling."),
-    click.option("--repeats", type=COUNT, default=3, show_default=True, help="Interleaved repetitions of everything."),
-    click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers of specq."),
-    click.option(
-        "--keys", default="", help="Directory of CURVE keys (specq keys) for all of specq; none: no encryption."
-    ),
+    option("--concurrency", COUNT, 1, "Sessions of specq in flight."),
+    option("--seed", click.IntRange(0), 0, "Seed of all sampling."),
+    option("--repeats", COUNT, 3, "Interleaved repetitions of everything."),
+    option("--drafters", COUNT, 1, "Draft workers of specq."),
+    option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption."),
 )

@@ -93,14 +93,14 @@ DOORS = {
     "specq.doctor.hardware",
 }
 # Who measures the parts of an engine knows them.
-INSIDERS = {"bench.gpu.": "specq.engines.torch.", "bench.host_time": "specq.engines.torch."}
+INSIDERS = {"bench.host_time": "specq.engines.torch."}
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
-    *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
+    *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))

@@ -20,8 +20,8 @@ WARM_LEN = 4  # tokens of the jobs that compute all prompts, before those that a
 def predict(
     tables: dict[str, Any], texts: Texts, choices: Choices, rtt_ms: float, modes: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Simulate what the real processes did, in the same order: the jobs whose texts these are, with the drafters `rtt_ms` further
-    away, in one mode after the other. Return for each mode what is compared.
+    """Simulate what the real processes did, in the same order: the jobs whose texts these are, with the drafters
+    `rtt_ms` further away, in one mode after the other. Return for each mode what is compared.
 
     choices   what the drafter thought of the texts; none: as the tables say
     """

@@ -1,8 +1,9 @@
-"""What the processes take besides their models: in service, where caches are cold and sockets have threads of their own.
+"""What the processes take besides their models: in service, where caches are cold and sockets have threads of their
+own.
 
-The processes that are measured serve other jobs than those that are predicted, drafts always in use: in mode `plain`, so that only
-verdicts travel; with lookups alone; and with drafters. What a verdict takes is known from the first; what the second takes beyond that
-is for what was looked up, and what the third takes beyond both for the drafters' drafts.
+The processes that are measured serve other jobs than those that are predicted, drafts always in use: in mode `plain`,
+so that only verdicts travel; with lookups alone; and with drafters. What a verdict takes is known from the first; what
+the second takes beyond that is for what was looked up, and what the third takes beyond both for the drafters' drafts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Served:
 
 
 def profile(setting: Setting, prompts: Sequence[Prompt], pass_ms: Points) -> dict[str, float]:
-    """Serve these prompts; return the keys of HostSettings, in microseconds. `pass_ms`: what passes of a drafter's model take."""
+    """Serve these prompts; return the keys of HostSettings, in microseconds. `pass_ms`: what passes of a drafter's
+    model take."""
     with serving(replace(setting, drafters=0), drafts="always") as service:
         plain, looked_up = (_served(observed(service, prompts, setting, mode)) for mode in ("plain", "async"))
     with serving(setting, drafts="always") as service:
@@ -64,7 +66,8 @@ def _served(found: Observed) -> Served:
 
 
 def costs(plain: Served, looked_up: Served, drafted: Served, pass_ms: Points) -> dict[str, float]:
-    """Return what each message and pass takes; a drafter's verdicts and drafts are in what a pass takes besides its model."""
+    """Return what each message and pass takes; a drafter's verdicts and drafts are in what a pass takes besides its
+    model."""
     every = (plain, looked_up, drafted)
     verdicts, drafts = (sum(getattr(one, name) for one in every) for name in ("verdicts", "drafts"))
     verdict_s = plain.host_s / max(plain.verdicts, 1)
@@ -83,5 +86,6 @@ def costs(plain: Served, looked_up: Served, drafted: Served, pass_ms: Points) ->
 
 
 def _rows(drafted: Served) -> float:
-    """Return about how many rows a pass has: nodes of which the children were sent, and a committed token for each verdict."""
+    """Return about how many rows a pass has: nodes of which the children were sent, and a committed token for each
+    verdict."""
     return (drafted.nodes / FAN_OUT + drafted.verdicts) / max(drafted.passes, 1)

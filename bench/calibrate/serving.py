@@ -1,8 +1,8 @@
-"""Real processes on this machine, the drafters behind a delay proxy: what they do with the prompts, and what it takes them."""
+"""Real processes on this machine, the drafters behind a delay proxy: what they do with the prompts, and what it takes
+them."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from typing import Any
 
 from bench.calibrate.compare import WARM_LEN
 from bench.calibrate.steps import since
-from bench.processes import PYTHON
+from bench.deployments import deployment
+from bench.processes import first_line, process
 from specq.client import Client, Result
-from specq.processes.servers import Servers, pair_config
-from specq.protocol import EngineError
+from specq.processes.servers import Servers
 from specq.runtime.usage import Usage
 
 PROXY = "bench.delay_proxy"
@@ -30,7 +30,8 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the proxy."""
+    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the
+    proxy."""
 
     model: str
     draft_model: str
@@ -62,7 +63,8 @@ class Service:
         self.client, self._pids = client, pids
 
     def counts(self) -> tuple[dict[str, Any], Counter[str]]:
-        """Return what the first verifier counts, and all drafters together, when they have said so since this was asked for."""
+        """Return what the first verifier counts, and all drafters together, when they have said so since this was
+        asked for."""
         asked, workers = time.monotonic(), self._workers()
         seconds = 0.0  # until the report was asked for
         while any(worker["heard_s_ago"] >= seconds for worker in workers):
@@ -88,9 +90,7 @@ class Service:
 @contextmanager
 def serving(setting: Setting, rtt_ms: float = 0.0, drafts: str = "measured") -> Iterator[Service]:
     """Start everything, the drafters `rtt_ms` away; stop it all at the end. `drafts` as of `TargetConfig`."""
-    config = pair_config(setting.model, setting.draft_model, setting.drafters)
-    target, broker = replace(config.target, drafts=drafts), replace(config.broker, journal="none")
-    config = replace(config, target=target, broker=broker)
+    config = deployment(setting.model, setting.draft_model, setting.drafters, drafts=drafts)
     with ExitStack() as stack:
         is_far = rtt_ms or setting.line
         far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else ""
@@ -102,17 +102,8 @@ def serving(setting: Setting, rtt_ms: float = 0.0, drafts: str = "measured") -> 
 @contextmanager
 def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [*PYTHON, PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None, "it was asked for"
-        address = process.stdout.readline().strip()
-        if not address:
-            raise EngineError(f"the delay proxy ended with status {process.wait()}")
-        yield address
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
+    with process(PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line) as started:
+        yield first_line(started)
 
 
 def measure(
@@ -146,7 +137,8 @@ def _complete(client: Client, prompt: Prompt, setting: Setting, mode: str) -> Re
 
 
 def figures(results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in service."""
+    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in
+    service."""
     sums = {name: sum(int((result.stats | result.internal).get(name, 0)) for result in results) for name in COUNTS}
     num_tokens = sum(len(result.token_ids) for result in results)
     return {

@@ -1,4 +1,5 @@
-"""What a verifier's steps were like in some service: means of what it counts itself, in a simulation as in a real process."""
+"""What a verifier's steps were like in some service: means of what it counts itself, in a simulation as in a real
+process."""
 
 from __future__ import annotations
 

@@ -4,10 +4,8 @@ workload   the pair of models and the prompts that all contestants get, and the 
 streams    what users see of completions: rates, first tokens, times between tokens
 method_serving   ways to draft in the verifier's process, each on a verifier of its own
 serving    specq's deployments, over sockets; listening: the client that notes when tokens arrive
-step_split where the time of the verifier's steps went
 far        draft workers on this machine's cores behind a slow network, in turns with plain decoding
-rivals     those that load models into a process of their own: vLLM (vllm), transformers, and specq's models by themselves
-children   each of those in such a process
+vllm       vLLM, in a process of its own
 contest    one contestant after the other, and the options that say which
 table      rows for the screen, and figures for the report
 """

@@ -16,7 +16,7 @@ from bench.end_to_end import table
 from bench.end_to_end.cut_short import CutShortError
 from bench.end_to_end.workload import JOBS_EACH, Workload, check_engine
 from bench.report import Report, attempt, show
-from bench.suite import COUNT, options
+from bench.suite import COUNT, option, options, repeatable
 from specq.protocol import ConfigError
 from specq.runtime import Number
 
@@ -25,41 +25,39 @@ SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq
 SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
 
 workload_options = options(
+    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not there."),
+    option("--target", str, "qwen2.5-7b", "Shape of the target, if it is to be made."),
+    option("--draft", str, "qwen2.5-0.5b", "Shape of the draft model, likewise."),
+    option("--draft-shape", str, DRAFT_SHAPE, "Changes to it."),
+    option("--target-shape", str, "", "Changes to that of the target."),
+    option("--model", str, "tiny", "The small pair that is inflated."),
+    option("--parallel", str, "", "A parallel draft model for it, inflated as the draft model.", metavar="DIR"),
+    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head for it, inflated likewise.", metavar="DIR"),
     click.option(
-        "--pair", default="pair", show_default=True, type=click.Path(file_okay=False, path_type=Path),
-        help="Has target/ and draft/; made if it is not there.",
+        "--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."
     ),
-    click.option("--target", default="qwen2.5-7b", show_default=True, help="Shape of the target, if it is to be made."),
-    click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft model, likewise."),
-    click.option("--draft-shape", default=DRAFT_SHAPE, show_default=True, help="Changes to it."),
-    click.option("--target-shape", default="", help="Changes to that of the target."),
-    click.option("--model", default="tiny", show_default=True, help="The small pair that is inflated."),
-    click.option("--parallel", default="", metavar="DIR", help="A parallel draft model for it, inflated as the draft model."),
-    click.option("--heads", metavar="DIR", multiple=True, help="Medusa heads or an EAGLE-3 head for it, inflated likewise; may be repeated."),
-    click.option("--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."),
-    click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
-    click.option("--temperature", "temperatures", type=Number(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
-    click.option(
-        "--sampled-sessions", type=COUNT, multiple=True,
-        help="Jobs at a time at each --temperature but the first; may be repeated.  [default: those of --sessions]",
+    repeatable("--sessions", COUNT, (1, 8, 32, 64), "Jobs at a time."),
+    repeatable("--temperature temperatures", Number(0), (0.0,), ""),
+    repeatable(
+        "--sampled-sessions", COUNT, (), "Jobs at a time at each --temperature but the first.", show_default="those of --sessions"
     ),
-    click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
-    click.option(
-        "--length-spread", type=Number(0, 0.9), default=0.0, show_default=True,
-        help="How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
+    option("--output-len", COUNT, 128, "Tokens of each completion."),
+    option(
+        "--length-spread", Number(0, 0.9), 0.0,
+        "How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
     ),
-    click.option("--jobs-each", type=COUNT, default=JOBS_EACH, show_default=True, help="Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
-    click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
-    click.option("--settle-s", type=Number(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
-    click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
-    click.option(
-        "--mode", "modes", multiple=True, type=click.Choice(["plain", "sync", "async"]),
-        help="Of own, one, two, two-own and ssd, which has two ways of its own besides; may be repeated.  [default: all of each]",
+    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
+    option("--repeats", COUNT, 3, "Repetitions; the median counts."),
+    option("--settle-s", Number(0), 3.0, "Seconds of service at each load before those who learn what pays are timed."),
+    option("--engine", click.Choice(["torch", "vllm"]), "torch", "Of specq's verifiers."),
+    repeatable(
+        "--mode modes", click.Choice(["plain", "sync", "async"]), (),
+        "Of own, one, two, two-own and ssd, which has two ways of its own besides.", show_default="all of each",
     ),
-    click.option("--engine-option", "engine_options", multiple=True, metavar="NAME=VALUE", help="Handed on to their engine; may be repeated."),
-    click.option("--tensor-parallel-size", type=COUNT, help="GPUs for each layer, in vLLM.  [default: 1]"),
+    repeatable("--engine-option engine_options", str, (), "Handed on to their engine.", metavar="NAME=VALUE"),
+    option("--tensor-parallel-size", COUNT, None, "GPUs for each layer, in vLLM.", show_default="1"),
     click.option("--tensor-parallel", type=COUNT, hidden=True),  # its old name
-    click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
+    option("--device", str, "cuda", "cuda, or cpu to try the suite out."),
 )  # fmt: skip
 Contestant = Callable[[Workload], dict[str, Any]]
 
@@ -69,7 +67,7 @@ def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workloa
 
     Raises ConfigError if the device is not here, and for options that the engine does not take.
     """
-    from bench.gpu.models import check_device
+    from bench.device import check_device
 
     check_device(device)
     check_engine(given["engine"], given["engine_options"], given.get("tensor_parallel_size", 1))
@@ -93,7 +91,8 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put together."""
+    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put
+    together."""
 
     name: str
     measure: Contestant
@@ -110,8 +109,9 @@ class Part:
 
 
 def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
-    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
-    the others go on. Return which failed. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
+    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is
+    reported, and the others go on. Return which failed. Of one that is interrupted the loads before that are reported,
+    and `--resume` measures it again."""
     results, failed = report.content["results"], list[str]()
     for part in parts:
         if part.is_in(results):

@@ -1,4 +1,5 @@
-"""What was measured before a run was cut short, by Ctrl-C or SIGTERM (as of `timeout`): it goes to the report with what ends the run."""
+"""What was measured before a run was cut short, by Ctrl-C or SIGTERM (as of `timeout`): it goes to the report with
+what ends the run."""
 
 from __future__ import annotations
 

@@ -1,24 +1,21 @@
-"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large target on its
-device.
+"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large
+target on its device.
 
 far       draft workers as processes, each on a core of its own; all of them `rtt_ms` away, one delay after the other
-far-own   the same drafter, as it is, in the verifier's process
 
-Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns. Turns are about as long at
-each load, so that one session is told as well as many. A broker and a verifier are started once for each of the two; draft workers and the proxy
-are started anew for each delay.
+Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns.
+Turns are about as long at each load, so that one session is told as well as many. A broker and a verifier are started
+once; draft workers and the proxy are started anew for each delay.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import click
 
 from bench.calibrate.serving import Service, proxy
 from bench.end_to_end.cut_short import keeping
@@ -28,7 +25,8 @@ from bench.end_to_end.streams import Load, Repetitions, Stream
 from bench.end_to_end.workload import WARM_LEN, Workload
 from bench.figures import paired
 from bench.report import attempt, tell
-from bench.suite import COUNT, options
+from bench.suite import COUNT, option, options, repeatable
+from bench.turns import rotated
 from specq.config import Config, to_arguments
 from specq.processes.servers import Servers
 from specq.processes.up import Group, Member
@@ -40,17 +38,13 @@ VERIFIER_CORES, OTHER_CORES = 2, 2  # OTHER_CORES: for the broker, and for this 
 GONE_S, POLL_S = 30.0, 0.1
 
 far_options = options(
-    click.option("--far-drafters", type=COUNT, default=12, show_default=True, help="Draft workers of `far`."),
-    click.option("--far-model", default="tiny", show_default=True, help="Their draft model, which is not inflated; it has the pair's tokenizer."),
-    click.option(
-        "--rtt-ms", type=Number(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
-        help="Round trip between `far` draft workers and broker; 0: no proxy; may be repeated.",
+    option("--far-drafters", COUNT, 12, "Draft workers of `far`."),
+    option("--far-model", str, "tiny", "Their draft model, which is not inflated; it has the pair's tokenizer."),
+    repeatable(
+        "--rtt-ms", Number(0), (1.0, 20.0, 50.0), "Round trip between `far` draft workers and broker; 0: no proxy."
     ),
-    click.option(
-        "--turn-s", type=Number(0), default=0.6, show_default=True,
-        help="A turn of `far` and `far-own`: its jobs, as often as until so many seconds are over.",
-    ),
-)  # fmt: skip
+    option("--turn-s", Number(0), 0.6, "A turn of `far`: its jobs, as often as until so many seconds are over."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,9 @@ def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
     """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; a delay that fails leaves the others."""
     cores = Cores.of(available_cores(), settings.drafters)
     found: dict[str, Any] = {}
-    with _running(cores.given(verifier_config(work, ""))) as (servers, client), keeping(found):
+    config = cores.given(verifier_config(work, ""))
+    with Servers(config) as servers, ListeningClient(servers.address) as client, keeping(found):
+        servers.wait_ready(READY_S)
         for rtt_ms in settings.rtt_ms:
             name = f"{rtt_ms:g} ms"
             runs = _at(rtt_ms, settings, work, servers, client, cores)
@@ -77,30 +73,11 @@ def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
     return found
 
 
-def measure_own(settings: Settings, work: Workload) -> dict[str, Any]:
-    """Return {"plain" and "async": {load: figures}}, the drafter in the verifier's process."""
-    found: dict[str, Any] = {}
-    with _running(verifier_config(work, settings.model)) as (servers, client), keeping(found):
-        service = Service(servers.client, {})
-        _add(((load, _in_turns(client, service, work, load, settings.turn_s)) for load in work.loads), found)
-    return found
-
-
 def _add(runs: Iterable[tuple[Load, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
     """Add the figures of each load, by variant, as they come."""
     for load, by_variant in runs:
         for variant, one in by_variant.items():
             found.setdefault(f"{variant}{suffix}", {})[load.key] = one
-
-
-CONTESTANTS = {"far": measure_far, "far-own": measure_own}
-
-
-@contextmanager
-def _running(config: Config) -> Iterator[tuple[Servers, ListeningClient]]:
-    with Servers(config) as servers, ListeningClient(servers.address) as client:
-        servers.wait_ready(READY_S)
-        yield servers, client
 
 
 # --- one delay ------------------------------------------------------------------------------------------------------
@@ -170,7 +147,7 @@ def _in_turns(
     work.settle(prompts, modes[DRAFTED].complete)
     _, before = service.counts()
     for number in range(work.repeats):
-        for mode in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
+        for mode in rotated((PLAIN, DRAFTED), number):
             turns[mode].add(partial(_turn, modes[mode], prompts, work.output_len, turn_s))
     _, after = service.counts()
     found = {mode: turns[mode].figures() | speculation(modes[mode].results) for mode in modes}
@@ -213,7 +190,8 @@ class Cores:
 
     @staticmethod
     def of(here: tuple[int, ...], drafters: int) -> Cores:
-        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers share theirs."""
+        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers
+        share theirs."""
         num_others = min(VERIFIER_CORES + OTHER_CORES, max(len(here) // 2, 1))
         verifier = here[: max(num_others - OTHER_CORES, 1)]
         rest = here[num_others:] or here

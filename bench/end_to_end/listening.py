@@ -1,5 +1,6 @@
-"""A client that notes when tokens arrive and jobs end, in its I/O thread, so that a run of many jobs costs them next to nothing: one thread asks
-for all of them, where as many threads as jobs would take turns of milliseconds with the one that reads."""
+"""A client that notes when tokens arrive and jobs end, in its I/O thread, so that a run of many jobs costs them next
+to nothing: one thread asks for all of them, where as many threads as jobs would take turns of milliseconds with the
+one that reads."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class ListeningClient(Client):
     def complete(
         self, requests: Iterable[Mapping[str, Any]], num_at_once: int, patience_s: float
     ) -> list[tuple[Stream, Result]]:
-        """Complete prompts, so many at a time, and return what came of each, in order; arguments of a request as of `submit`.
+        """Complete prompts, so many at a time, and return what came of each, in order; arguments of a request as of
+        `submit`.
 
         Raises JobError if one failed, and TimeoutError if none ended for `patience_s` seconds.
         """

@@ -10,11 +10,11 @@ from typing import Any
 
 from bench.end_to_end.cut_short import keeping
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.step_split import StepSplit
 from bench.end_to_end.streams import Load, Stream
 from bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from bench.report import attempt, tell
-from bench.variants import SSD
+from bench.step_split import StepSplit
+from bench.suites.grids import SSD
 from specq.client import Result
 from specq.config import Config
 from specq.processes.servers import Servers, pair_config
@@ -50,8 +50,9 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
 
 
 def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[str, Any]:
-    """Return {variant: {load: figures}} of runs (variant, load, what measures it) on one verifier. After one that fails, whose reason stands in
-    place of its figures, there are no more: the verifier may be lost. Raises CutShortError with those before it if a run is interrupted."""
+    """Return {variant: {load: figures}} of runs (variant, load, what measures it) on one verifier. After one that
+    fails, whose reason stands in place of its figures, there are no more: the verifier may be lost. Raises
+    CutShortError with those before it if a run is interrupted."""
     found: dict[str, Any] = {}
     with keeping(found):
         for variant, key, measured in runs:
@@ -86,7 +87,8 @@ def _config(name: str, work: Workload) -> Config:
 
 
 def verifier_config(work: Workload, draft_model: str) -> Config:
-    """Return the configuration of a broker and a verifier that drafts with a model itself ("": with none), without draft workers."""
+    """Return the configuration of a broker and a verifier that drafts with a model itself ("": with none), without
+    draft workers."""
     config = pair_config(f"{work.pair}/target", "", 0)
     device, dtype = ("cuda:0", "bfloat16") if is_gpu(work) else ("cpu", "float32")
     return replace(
@@ -113,11 +115,13 @@ def run(completer: Completer, split: StepSplit, work: Workload, load: Load, vari
 
 
 class Completer:
-    """Completes prompts through a client, as many at a time as a load says, of which a workload says how long they get; `results`: of the last ones.
+    """Completes prompts through a client, as many at a time as a load says, of which a workload says how long they
+    get; `results`: of the last ones.
 
     name    of the way to draft; the mode where it has none
     shape   options of the jobs that say in which shape is drafted
-    wave    0, or after how many jobs prompts come again: no text is then drafted from an earlier one of the same prompt, as their tenants differ
+    wave    0, or after how many jobs prompts come again: no text is then drafted from an earlier one of the same
+            prompt, as their tenants differ
     """
 
     def __init__(

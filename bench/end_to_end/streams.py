@@ -3,15 +3,17 @@
 The definitions are those of `vllm bench serve`:
 
 first_token_ms   median time from the request to the arrival of the first token
-itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of one completion. Tokens
+itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of one
+                     completion. Tokens
                  that arrive together (those of one verdict, of one step of vLLM) count as one arrival
-tpot_ms          median over completions of the time from the first arrival to the last one, for each token after the first
+tpot_ms          median over completions of the time from the first arrival to the last one, for each token after the
+                 first
 
-Besides, `busy_tokens_per_second` is the rate until the last job of a run was asked for: while as many run as the load says. Behind that the run thins out,
-and the more so, the more the jobs' times differ, as they do with drafts.
+Besides, `busy_tokens_per_second` is the rate until the last job of a run was asked for: while as many run as the load
+says. Behind that the run thins out, and the more so, the more the jobs' times differ, as they do with drafts.
 
-Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at what `LLMEngine.step`
-returns.
+Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at what
+`LLMEngine.step` returns.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Load:
 
 @dataclass(slots=True)
 class Stream:
-    """A completion: its tokens, when it was asked for, and when some of them arrived (seconds of one clock; empty: not noted)."""
+    """A completion: its tokens, when it was asked for, and when some of them arrived (seconds of one clock; empty: not
+    noted)."""
 
     token_ids: list[int]
     started: float = 0.0
@@ -85,8 +88,8 @@ class Repetitions:
 
 
 def busy_rate(streams: Sequence[Stream]) -> list[float]:
-    """Return the tokens a second until the last completion of a run was asked for; none where nothing arrived by then. Each arrival counts as as many
-    tokens as the others of its completion."""
+    """Return the tokens a second until the last completion of a run was asked for; none where nothing arrived by then.
+    Each arrival counts as as many tokens as the others of its completion."""
     began, until = min(stream.started for stream in streams), max(stream.started for stream in streams)
     noted = [(len(one.token_ids) / len(one.arrivals), one.arrivals) for one in streams if one.arrivals]
     num_tokens = sum(each * bisect_right(arrivals, until) for each, arrivals in noted)

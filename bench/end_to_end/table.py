@@ -38,7 +38,8 @@ COLUMNS = {
 
 
 def table(name: str, found: Found) -> list[Row]:
-    """Return a row for each variant and load that was measured, a header first; columns without anything are left out."""
+    """Return a row for each variant and load that was measured, a header first; columns without anything are left
+    out."""
     rows = [_row(name, variant, found, key, one) for variant, key, one in _measured(found)]
     used = [i for i in range(len(COLUMNS) + 1) if any(row[i] != "" for row in rows)]
     header: Row = ("CONTESTANT", *COLUMNS)
@@ -62,8 +63,8 @@ def notes(name: str, found: Found) -> list[str]:
 
 
 def summary(results: Mapping[str, Found]) -> list[Row]:
-    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that, and the
-    ratios of all others to vLLM plain and to the best of vLLM's."""
+    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that,
+    and the ratios of all others to vLLM plain and to the best of vLLM's."""
     plain = {key: one[RATE] for variant, key, one in _measured(results.get(VLLM, {})) if variant == PLAIN}
     others = {
         f"{name} {variant}": {key: one[RATE] for of, key, one in _measured(found) if of == variant}
@@ -91,23 +92,12 @@ def _compared(key: str, plain: float, spec: Mapping[str, Found], others: Sequenc
 
 
 def figures(name: str, found: Found) -> dict[str, Figure]:
-    """Return rates, and the step times of models by themselves."""
-    rates = {f"{name} {variant} S={key}": figure("tokens/s", one["rates"]) for variant, key, one in _measured(found)}
-    steps = {
-        f"{name} {variant} {key}": figure("ms", [one["step_ms"]])
-        for variant, key, one in _each(found)
-        if "rates" not in one and "step_ms" in one
-    }
-    return rates | steps
+    """Return the rates."""
+    return {f"{name} {variant} S={key}": figure("tokens/s", one["rates"]) for variant, key, one in _measured(found)}
 
 
 def _measured(found: Found) -> Iterator[tuple[str, str, Found]]:
-    """Yield (variant, load, figures) of what completed prompts."""
-    return (found_one for found_one in _each(found) if RATE in found_one[2])
-
-
-def _each(found: Found) -> Iterator[tuple[str, str, Found]]:
-    """Yield (variant, key, figures); a contestant that failed has none."""
+    """Yield (variant, load, figures) of what completed prompts; a contestant that failed has none."""
     for variant, by_load in found.items():
         if isinstance(by_load, dict):
-            yield from ((variant, key, one) for key, one in by_load.items() if isinstance(one, dict))
+            yield from ((variant, key, one) for key, one in by_load.items() if isinstance(one, dict) and RATE in one)

@@ -1,28 +1,39 @@
-"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
+"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm
+bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
 
-Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA graphs, and, on a GPU,
-asynchronous scheduling, which is asked for since some versions leave it off beside a draft model: a step is launched while the device
-runs the last one, in one process (its `step_with_batch_queue`) as in two. It samples with the engine's seed: with a seed for each
-request its sampler would handle the requests one by one. What it really ran with stands in the report (`engine plain`, `engine K=3`).
+Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA
+graphs, and, on a GPU, asynchronous scheduling, which is asked for since some versions leave it off beside a draft
+model: a step is launched while the device runs the last one, in one process (its `step_with_batch_queue`) as in two.
+It samples with the engine's seed: with a seed for each request its sampler would handle the requests one by one. What
+it really ran with stands in the report (`engine plain`, `engine K=3`). It runs in a process of its own, so that the
+GPU is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.end_to_end.streams import Load, Stream
 from bench.end_to_end.workload import MAX_LEN, Workload, is_gpu
+from bench.processes import PYTHON
 from bench.report import attempt, tell
+from specq.protocol import EngineError
 
 LEAST_SEATS = 128
 MEMORY = 0.6  # of the GPU's
 CPU_KV_BYTES = 1 << 30
 MOST_NGRAM = 4  # tokens that are looked for in the text, at most
+PATIENCE_S = 500.0  # with one process
 
 # What each way to draft needs besides its depth.
 DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
@@ -32,7 +43,26 @@ DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
 }
 
 
-def vllm(
+def measure_in_child(work: Workload, **options: Any) -> dict[str, Any]:
+    """Return what `measure` does, in a process of its own. Raises EngineError, with what the process printed, if it
+    fails."""
+    with TemporaryDirectory(prefix="specq-vllm-") as folder:
+        workload, result, log = (Path(folder) / file for file in ("workload.json", "result.json", "log"))
+        work.save(workload)
+        command = [*PYTHON, "bench.end_to_end.vllm", str(workload), json.dumps(options), str(result)]
+        with log.open("wb") as output:
+            try:
+                done = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT, timeout=PATIENCE_S)
+                failure = f"ended with status {done.returncode}" if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                failure = f"gave no result within {PATIENCE_S:g} s"
+        if failure:
+            raise EngineError(f"vllm {failure}: {log.read_text(errors='replace')[-1500:]}")
+        found: dict[str, Any] = json.loads(result.read_text("utf-8"))
+        return found
+
+
+def measure(
     work: Workload, depth: int = 0, *, method: str = "draft_model", num_processes: int = 1, scheduling: str = "async"
 ) -> dict[str, Any]:
     """Return {"plain" or "K=depth": {load: figures}}, and under "engine plain" and so on what vLLM ran with.
@@ -154,3 +184,8 @@ def _counters(llm: Any) -> tuple[float, float]:
     """Return how many drafts vLLM has verified so far, and how many of their tokens it accepted."""
     values = {metric.name: getattr(metric, "value", 0.0) for metric in llm.get_metrics()}
     return values.get("vllm:spec_decode_num_drafts", 0.0), values.get("vllm:spec_decode_num_accepted_tokens", 0.0)
+
+
+if __name__ == "__main__":
+    asked, given, found = sys.argv[1:4]
+    Path(found).write_text(json.dumps(measure(Workload.load(Path(asked)), **json.loads(given))), encoding="utf-8")

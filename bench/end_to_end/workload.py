@@ -44,7 +44,8 @@ def check_engine(engine: str, engine_options: Sequence[str], tensor_parallel_siz
 class Workload:
     """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
 
-    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
+    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are
+                      none
     engine            of specq's verifiers
     tensor_parallel_size  GPUs that vLLM divides each layer among, as a rival and as an engine
     settle_s          seconds of service before who learns meanwhile what pays is timed
@@ -73,42 +74,17 @@ class Workload:
     jobs_each: int = JOBS_EACH
 
     @staticmethod
-    def of(
-        pair: Path,
-        *,
-        device: str,
-        sessions: Sequence[int],
-        output_len: int,
-        repeats: int,
-        engine: str = "torch",
-        tensor_parallel_size: int = 1,
-        settle_s: float = 0.0,
-        engine_options: Sequence[str] = (),
-        modes: Sequence[str] = (),
-        model: str = "tiny",
-        fresh_prompts: bool = False,
-        length_spread: float = 0.0,
-        jobs_each: int = JOBS_EACH,
-        **sampling: Sequence[Any],
-    ) -> Workload:
+    def of(pair: Path, *, model: str = "tiny", fresh_prompts: bool = False, **given: Any) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
 
-        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `sampling`: `temperatures` and
-        `sampled_sessions`.
+        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `given`: the other fields, tuples for lists.
         """
         codec = codec_of(model)
-        lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
         marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
-        own: dict[str, Any] = {
-            "engine": engine,
-            "tensor_parallel_size": tensor_parallel_size,
-            "settle_s": settle_s,
-            "marks": marks,
-            "length_spread": length_spread,
-            "jobs_each": jobs_each,
+        fields: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
         }
-        own |= {"engine_options": list(engine_options), "modes": list(modes)}
-        asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
+        asked = Workload(str(pair), prompts=[], marks=marks, **fields)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         turns = islice(zip(*map(cycle, sets), strict=True), each)
@@ -143,8 +119,8 @@ class Workload:
     def prompts_for(self, num_sessions: int, run: int = 0) -> list[list[int]]:
         """Return the prompts of a run with `num_sessions`.
 
-        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks each prompt has one behind
-        what all prompts begin with, another in each run and each time it comes.
+        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks
+        each prompt has one behind what all prompts begin with, another in each run and each time it comes.
         """
         own = len(self.prompts)
         found = [self.prompts[i % own] for i in range(self._num_jobs(num_sessions))]
@@ -156,8 +132,9 @@ class Workload:
         return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
 
     def lengths(self, num_jobs: int, num_tokens: int) -> list[int]:
-        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each run. Jobs of one length end together
-        where nothing is drafted, and so begin together, which no users' jobs do."""
+        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each
+        run. Jobs of one length end together where nothing is drafted, and so begin together, which no users' jobs
+        do."""
         spread = self.length_spread
         return [max(round(num_tokens * (1 + spread * (2 * (i * TURN % 1) - 1))), 1) for i in range(num_jobs)]
 
@@ -186,9 +163,9 @@ class Workload:
         warmed: Callable[[], object] = lambda: None,
         variant: int = 0,
     ) -> dict[str, Any]:
-        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and until it has settled;
-        call `warmed`, and complete them `repeats` times. Return the figures of these repetitions. `variant`: which one of a contestant's,
-        whose marks differ."""
+        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and
+        until it has settled; call `warmed`, and complete them `repeats` times. Return the figures of these
+        repetitions. `variant`: which one of a contestant's, whose marks differ."""
         first = (variant * len(self.loads) + self.loads.index(load)) * (self.repeats + 1)
         runs = (self.prompts_for(load.sessions, run) for run in range(first, first + self.repeats + 1))
         found = Repetitions(load)

@@ -9,6 +9,7 @@
     memory         what each process takes
     summary        paired ratios, and what was asked of them
 
-Rule: rivals run at their best, and whoever is not asked sleeps. A completion's rate counts the tokens after the first ones and
-the seconds after them; prompts have a measurement of their own. So it does not matter who has a prompt in memory.
+Rule: rivals run at their best, and whoever is not asked sleeps. A completion's rate counts the tokens after the first
+ones and the seconds after them; prompts have a measurement of their own. So it does not matter who has a prompt in
+memory.
 """

@@ -1,7 +1,8 @@
 """A rival in a process of its own, so that its memory can be told, and nothing of it runs while others are measured.
 
-Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process loads its
-model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs the rival nothing.
+Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process
+loads its model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs
+the rival nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Child:
         return self._process.pid
 
     def wait_ready(self) -> dict[str, Any]:
-        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if it fails."""
+        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if
+        it fails."""
         ready: dict[str, Any] = self._answer()["ready"]
         return ready
 
@@ -81,7 +83,7 @@ class Child:
 
 def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complete]:
     from bench.rivals.transformers import Rivals
-    from bench.settings import Settings
+    from bench.scenario import Settings
     from specq.samples import Prompt
 
     rivals = Rivals(model, draft_model)
@@ -89,9 +91,10 @@ def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complet
     def complete(
         token_ids: list[int], max_tokens: int, *, assisted: bool = False, k: int = 5, **options: Any
     ) -> dict[str, Any]:
-        settings = Settings(datasets=(), output_len=max_tokens, k=k, **options)
+        settings = Settings(output_len=max_tokens, k=k, **options)
         found = rivals.generate(Prompt("", "", tuple(token_ids)), settings, assisted=assisted)
-        return {"token_ids": found.token_ids, "first_s": found.first_token_ms / 1e3, **found.stats}
+        noted = {"first_s": found.first_token_ms / 1e3, "num_first": found.num_first, "seconds": found.seconds}
+        return {"token_ids": found.token_ids, **noted, **found.stats}
 
     return {"threads": rivals.num_threads}, complete
 
@@ -117,7 +120,8 @@ KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {
 
 
 def main() -> None:
-    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the log."""
+    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the
+    log."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -11,24 +11,22 @@ colocated            specq with the draft model in the verifier's process
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from bench.contestants import NO_DRAFTS, PLAIN, Specq
+from bench.deployments import Deployments, deployment, starter
 from bench.rivals.children import Child
 from bench.rivals.llama import HOW_TO_GET, is_installed
-from specq.client import Client
+from bench.scenario import Completion, Settings
+from bench.turns import Contestant
 from specq.config import Config
 from specq.models import resolve_model
-from specq.processes.servers import Servers, pair_config
+from specq.processes.servers import Servers
 from specq.protocol import EngineError
-from specq.runtime import available_cores
+from specq.runtime import Tell, available_cores
 from specq.samples import Prompt
-
-Tell = Callable[[str], None]
 
 # How many draft workers specq's deployments have, and whether the verifier drafts with the draft model itself.
 DEPLOYMENTS = {"alone": (0, False), "worker": (1, False), "colocated": (0, True)}
@@ -38,100 +36,23 @@ RIVALS = ("transformers", "assisted")
 NUM_LOOKUP = 2  # tokens of llama.cpp's lookup a round; 4 and 10 were slower
 
 
-@dataclass(frozen=True, slots=True)
-class Params:
-    """How a text is completed."""
-
-    max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """One text: its tokens, how many came first, and the seconds until these and until the last."""
-
-    token_ids: Sequence[int]
-    num_first: int
-    first_s: float
-    seconds: float
-    rounds: int = 0
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second after the first ones; 0 where there are none."""
-        later = len(self.token_ids) - self.num_first
-        return later / (self.seconds - self.first_s) if later else 0.0
-
-
-class Contestant(Protocol):
-    """Somebody who completes prompts; `num_at_once` texts at a time."""
-
-    name: str
-    num_at_once: int
-
-    def complete(self, prompt: Prompt, params: Params) -> Completed:
-        """Complete one prompt."""
-        ...
-
-
 class Rival:
     """A contestant in a process of its own, one text at a time."""
 
-    num_at_once = 1
+    concurrency = 1
 
     def __init__(self, name: str, child: Child, **options: Any) -> None:
         self.name, self._child, self._options = name, child, options
 
-    def complete(self, prompt: Prompt, params: Params) -> Completed:
-        """Complete one prompt."""
-        found = self._child.complete(
-            token_ids=list(prompt.token_ids),
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            seed=params.seed,
-            ignore_eos=params.ignore_eos,
-            **self._options,
-        )
-        return Completed(
-            **{name: found[name] for name in ("token_ids", "num_first", "first_s", "seconds")},
-            rounds=found.get("rounds", 0),
-        )
+    def run(self, prompts: Sequence[Prompt], settings: Settings) -> list[Completion]:
+        """Complete the prompts."""
+        return [self._complete(prompt, settings) for prompt in prompts]
 
-
-class Specq:
-    """specq over its sockets; times are those at which a client has the tokens."""
-
-    num_at_once = 1 << 10
-
-    def __init__(self, name: str, client: Client, mode: str) -> None:
-        self.name, self._client, self._mode = name, client, mode
-
-    def complete(self, prompt: Prompt, params: Params) -> Completed:
-        """Complete one prompt."""
-        token_ids: list[int] = []
-        num_first, first_s, rounds, started = 0, 0.0, 0, time.perf_counter()
-        stream = self._client.stream(
-            token_ids=list(prompt.token_ids),
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            seed=params.seed,
-            ignore_eos=params.ignore_eos,
-            mode=self._mode,
-        )
-        for piece in stream:
-            token_ids += piece.token_ids
-            if token_ids and not num_first:
-                num_first, first_s = len(token_ids), time.perf_counter() - started
-            rounds = piece.result.stats["rounds"] if piece.result else rounds
-        return Completed(token_ids, num_first, first_s, time.perf_counter() - started, rounds)
-
-
-def complete_all(contestant: Contestant, prompts: Sequence[Prompt], params: Params, sessions: int) -> list[Completed]:
-    """Complete the prompts, `sessions` at a time where the contestant can do so; results in their order."""
-    with ThreadPoolExecutor(min(sessions, contestant.num_at_once)) as pool:
-        return list(pool.map(lambda prompt: contestant.complete(prompt, params), prompts))
+    def _complete(self, prompt: Prompt, settings: Settings) -> Completion:
+        given = {name: getattr(settings, name) for name in ("temperature", "seed", "ignore_eos")} | self._options
+        found = self._child.complete(token_ids=list(prompt.token_ids), max_tokens=settings.output_len, **given)
+        stats = {"rounds": found.get("rounds", 0)}
+        return Completion(found["token_ids"], 1e3 * found["first_s"], stats, found["num_first"], found["seconds"])
 
 
 class Field:
@@ -141,10 +62,6 @@ class Field:
         self.contestants: list[Contestant] = []
         self.about: dict[str, Any] = {}  # what rivals say of themselves
         self.processes: dict[str, dict[str, int]] = {}  # contestants of one set of processes -> process -> its number
-
-    def of(self, names: Sequence[str]) -> list[Contestant]:
-        """Return the contestants of these names, those that are there."""
-        return [contestant for contestant in self.contestants if contestant.name in names]
 
 
 def llama_names() -> dict[str, tuple[int, int]]:
@@ -174,12 +91,18 @@ def field(names: Sequence[str], model: str, draft_model: str, tell: Tell) -> Ite
         for name, (num_threads, num_lookup) in llama_names().items():
             if name in names and is_installed():
                 _add_llama(found, stack, name, (resolve_model(model, "target"), num_threads, num_lookup), tell)
-        for name in dict.fromkeys(SPECQ[name] for name in names if name in SPECQ):
-            tell(f"starting specq ({name})")
-            servers = stack.enter_context(Servers(deployment(name, model, draft_model)))
-            servers.wait_ready()
+        wanted = list(dict.fromkeys(SPECQ[name] for name in names if name in SPECQ))
+        tell(f"starting specq ({', '.join(wanted)})")
+        deployments = stack.enter_context(Deployments())
+        starters = {name: starter(lambda draft, name=name: _config(name, model, draft), draft_model) for name in wanted}  # type: ignore[misc]
+        for name, servers in deployments.serve(starters).items():
             _add_specq(found, name, names, servers)
         yield found
+
+
+def _config(name: str, model: str, draft_model: str) -> Config:
+    drafters, is_colocated = DEPLOYMENTS[name]
+    return deployment(model, draft_model, drafters, draft_model=draft_model if is_colocated else "")
 
 
 def _add_transformers(found: Field, stack: ExitStack, names: Sequence[str], model: str, draft_model: str) -> None:
@@ -205,13 +128,7 @@ def _add_llama(found: Field, stack: ExitStack, name: str, arguments: tuple[objec
 
 def _add_specq(found: Field, name: str, names: Sequence[str], servers: Servers) -> None:
     own = [one for one, where in SPECQ.items() if where == name and one in names]
-    found.contestants += [Specq(one, servers.client, "plain" if one == "plain" else "async") for one in own]
+    found.contestants += [
+        Specq(one, servers.client, options=NO_DRAFTS if one == PLAIN else None, streams=True) for one in own
+    ]
     found.processes[f"specq {name}"] = servers.pids()
-
-
-def deployment(name: str, model: str, draft_model: str) -> Config:
-    """Return the configuration of one of specq's deployments; no journal, as in other suites that compare decoding."""
-    drafters, is_colocated = DEPLOYMENTS[name]
-    config = pair_config(model, draft_model, drafters)
-    target = replace(config.target, draft_model=draft_model if is_colocated else "")
-    return replace(config, target=target, broker=replace(config.broker, journal="none"))

@@ -1,28 +1,22 @@
-"""Cells of temperature and sessions, and the turns in each: the unit of a cell is a handful of prompts that everybody completes
-in turn, seconds apart, in rotating order. With one session a unit is one prompt.
+"""Cells of temperature and sessions, and the turns in each: the unit of a cell is a handful of prompts that everybody
+completes in turn, seconds apart, in rotating order. With one session a unit is one prompt.
 
-Rule: units are measured in an order in which any beginning is a fair sample, and each is kept when it is done: a run that is
-stopped goes on where it was.
+Rule: units are measured in an order in which any beginning is a fair sample, and each is kept when it is done: a run
+that is stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, repeat
 from typing import Any
 
-from bench.rivals.field import (
-    DEFAULTS,
-    RIVALS,
-    SPECQ,
-    Completed,
-    Contestant,
-    Params,
-    complete_all,
-    llama_on_all_cores,
-)
+from bench.rivals.field import DEFAULTS, RIVALS, SPECQ, llama_on_all_cores
+from bench.scenario import Settings
+from bench.turns import Contestant, Turn, rotated, settle, take_turn
+from specq.runtime import Tell
 from specq.samples import Prompt
 
 Unit = dict[str, Any]  # "prompts": their names; "turns": contestant -> what it did
@@ -54,7 +48,8 @@ class Cell:
         return [tuple(islice(following, size)) for _ in range(count)]
 
     def takes_part(self, name: str, number: int) -> bool:
-        """Whether a contestant is measured in unit `number`: several sessions are about specq's default beside its parts."""
+        """Whether a contestant is measured in unit `number`: several sessions are about specq's default beside its
+        parts."""
         if self.sessions > 1:
             return name in SPECQ or name == llama_on_all_cores()
         return name not in RIVALS or number % SLOW_EVERY == 0
@@ -72,7 +67,7 @@ class Grid:
     """The cells on some prompts; `num_tokens` of each completion at most."""
 
     def __init__(self, cells: Sequence[Cell], prompts: Sequence[Prompt], num_tokens: int) -> None:
-        self._cells, self._prompts, self._params = cells, in_turns(prompts), Params(num_tokens)
+        self._cells, self._prompts, self._settings = cells, in_turns(prompts), Settings(output_len=num_tokens)
 
     def missing(self, done: Mapping[str, Unit]) -> list[tuple[Cell, int, tuple[Prompt, ...]]]:
         """Return the units, in order, that are not done; see `name_of` for their names."""
@@ -82,35 +77,31 @@ class Grid:
         return [unit for unit in units if name_of(*unit[:2]) not in done]
 
     def run(
-        self, contestants: Sequence[Contestant], done: Mapping[str, Unit], end: float, tell: Callable[[str], None]
+        self, contestants: Sequence[Contestant], done: Mapping[str, Unit], end: float, tell: Tell
     ) -> Iterator[tuple[str, Unit]]:
-        """Yield the name of each unit that is not done, and what everybody did in it; start none after `end` (monotonic)."""
+        """Yield the name of each unit that is not done, and what everybody did in it; start none after `end`
+        (monotonic)."""
         settled = None
         for cell, number, unit in self.missing(done):
             if time.monotonic() > end:
                 return
-            params = replace(self._params, temperature=cell.temperature)
+            now = replace(self._settings, temperature=cell.temperature, concurrency=cell.sessions, seed=number)
             if settled != cell:
                 tell(f"{cell.name}: settling")
-                settle([one for one in contestants if cell.takes_part(one.name, 0)], self._prompts, cell, params)
+                begin([one for one in contestants if cell.takes_part(one.name, 0)], self._prompts, now)
                 settled = cell
-            found = self._measure(contestants, cell, number, unit, params)
+            found = measure_unit([one for one in contestants if cell.takes_part(one.name, number)], unit, number, now)
             rates = (f"{who} {one['rate']:.0f}" for who, one in found["turns"].items())
             tell(f"{name_of(cell, number)}: {', '.join(rates)}")
             yield name_of(cell, number), found
 
-    def _measure(
-        self, contestants: Sequence[Contestant], cell: Cell, number: int, unit: tuple[Prompt, ...], params: Params
-    ) -> Unit:
-        own = [contestant for contestant in contestants if cell.takes_part(contestant.name, number)]
-        start = number % max(len(own), 1)
-        turns = {}
-        for contestant in [*own[start:], *own[:start]]:
-            started = time.perf_counter()
-            completed = complete_all(contestant, unit, replace(params, seed=number), cell.sessions)
-            turns[contestant.name] = figures_of(contestant, completed, time.perf_counter() - started, cell.sessions)
-        names = [f"{prompt.dataset}/{prompt.id}" for prompt in unit]
-        return {"prompts": names, "turns": {contestant.name: turns[contestant.name] for contestant in own}}
+
+def measure_unit(everybody: Sequence[Contestant], unit: tuple[Prompt, ...], number: int, settings: Settings) -> Unit:
+    """Let everybody complete a unit."""
+    turns = {one.name: take_turn(one, unit, settings, number) for one in rotated(everybody, number)}
+    names = [f"{prompt.dataset}/{prompt.id}" for prompt in unit]
+    found = {one.name: figures_of(turns[one.name], one.concurrency or settings.concurrency) for one in everybody}
+    return {"prompts": names, "turns": found}
 
 
 def name_of(cell: Cell, number: int) -> str:
@@ -118,31 +109,31 @@ def name_of(cell: Cell, number: int) -> str:
     return f"{cell.name}/{number}"
 
 
-def figures_of(contestant: Contestant, completed: Sequence[Completed], wall_s: float, sessions: int) -> dict[str, Any]:
+def figures_of(turn: Turn, num_at_once: int) -> dict[str, Any]:
     """Return tokens, seconds and the rate of a turn.
 
-    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, prompts in memory.
+    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, prompts in
+    memory.
     """
-    one_by_one = sessions == 1 or contestant.num_at_once == 1
-    tokens = sum(len(one.token_ids) - (one.num_first if one_by_one else 0) for one in completed)
-    seconds = sum(one.seconds - one.first_s for one in completed) if one_by_one else wall_s
+    one_by_one, first_s = num_at_once == 1, [one.first_token_ms / 1e3 for one in turn.completions]
+    tokens = turn.num_tokens - (sum(one.num_first for one in turn.completions) if one_by_one else 0)
+    seconds = sum(one.seconds for one in turn.completions) - sum(first_s) if one_by_one else turn.seconds
     return {
         "tokens": tokens,
         "seconds": round(seconds, 5),
         "rate": round(tokens / seconds, 2) if tokens and seconds else 0.0,
-        "first_s": [round(one.first_s, 5) for one in completed],
-        "rounds": sum(one.rounds for one in completed),
+        "first_s": [round(one, 5) for one in first_s],
+        "rounds": sum(one.stats["rounds"] for one in turn.completions),
     }
 
 
-def settle(contestants: Sequence[Contestant], prompts: Sequence[Prompt], cell: Cell, params: Params) -> None:
-    """Warm everybody up; a verifier computes all prompts where several sessions run, and finds out whether its drafts pay."""
-    for contestant in contestants:
-        complete_all(contestant, prompts[:1], replace(params, max_tokens=8), 1)
-        if contestant.name in SPECQ and cell.sessions > 1:
-            complete_all(contestant, prompts, replace(params, max_tokens=1), cell.sessions)
-        if contestant.name in DEFAULTS:
-            following, end = cycle(prompts), time.monotonic() + SETTLE_S
-            while time.monotonic() < end:
-                jobs = list(islice(following, JOBS_EACH * cell.sessions))
-                complete_all(contestant, jobs, params, cell.sessions)
+def begin(everybody: Sequence[Contestant], prompts: Sequence[Prompt], settings: Settings) -> None:
+    """Warm everybody up; a verifier computes all prompts where several sessions run, and finds out whether its drafts
+    pay."""
+    for one in everybody:
+        one.run(prompts[:1], replace(settings, output_len=8))
+        if one.name in SPECQ and settings.concurrency > 1:
+            one.run(prompts, replace(settings, output_len=1))
+        if one.name in DEFAULTS:
+            following, size = cycle(prompts), JOBS_EACH * settings.concurrency
+            settle(one, (list(islice(following, size)) for _ in repeat(0)), settings, SETTLE_S)

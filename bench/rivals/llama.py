@@ -1,6 +1,7 @@
 """llama.cpp through llama-cpp-python (the extra `rivals`), on the same GGUF file.
 
-Its bindings complete one text at a time. They draft by prompt lookup; no draft model can be given to them but code of one's own.
+Its bindings complete one text at a time. They draft by prompt lookup; no draft model can be given to them but code of
+one's own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class LlamaCpp:
     def complete(
         self, token_ids: Sequence[int], max_tokens: int, temperature: float, seed: int, *, ignore_eos: bool
     ) -> dict[str, Any]:
-        """Return the tokens, the seconds to the first of them and to the last; sampled texts come from the whole distribution."""
+        """Return the tokens, the seconds to the first of them and to the last; sampled texts come from the whole
+        distribution."""
         self._model.reset()
         self._model.set_seed(seed)
         sampling = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0} if temperature > 0 else GREEDY

@@ -1,11 +1,13 @@
-"""How fast a long prompt is computed: the seconds to the first token of a text that nobody has seen, everybody in turn."""
+"""How fast a long prompt is computed: the seconds to the first token of a text that nobody has seen, everybody in
+turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, cycle, islice
 
-from bench.rivals.field import Contestant, Params
+from bench.scenario import Settings
+from bench.turns import Contestant, rotated
 from specq.samples import Prompt
 
 LENGTH, STEP = 500, 509  # tokens of a prompt, and from one prompt's first token to the next one's
@@ -16,8 +18,8 @@ def measure_prefill(contestants: Sequence[Contestant], prompts: Sequence[Prompt]
     """Return {contestant: tokens a second} for prompt `number`; the first call of a process should not count."""
     own = [contestant for contestant in contestants if contestant.name not in LEFT_OUT]
     texts = list(chain.from_iterable(prompt.token_ids for prompt in prompts))
-    prompt, start = _unseen(texts, number), number % max(len(own), 1)
-    rates = {one.name: LENGTH / _first_s(one, prompt) for one in [*own[start:], *own[:start]]}
+    prompt, one_token = _unseen(texts, number), Settings(output_len=1)
+    rates = {one.name: 1e3 * LENGTH / one.run([prompt], one_token)[0].first_token_ms for one in rotated(own, number)}
     return {one.name: round(rates[one.name], 1) for one in own}
 
 
@@ -25,7 +27,3 @@ def _unseen(texts: Sequence[int], number: int) -> Prompt:
     """Return a prompt that begins inside of a text, each elsewhere, so that no prefix of it is in anybody's memory."""
     start = (STEP * (number + 1)) % len(texts)
     return Prompt("prefill", str(number), tuple(islice(cycle([*texts[start:], *texts[:start]]), LENGTH)))
-
-
-def _first_s(contestant: Contestant, prompt: Prompt) -> float:
-    return contestant.complete(prompt, Params(1)).first_s

@@ -1,7 +1,7 @@
 """Units to figures: rates, ratios paired unit by unit, and beside them what was asked.
 
-Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval; units in which somebody said
-less than LEAST_TOKENS are left out, since their seconds are mostly noise.
+Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval; units in which somebody
+said less than LEAST_TOKENS are left out, since their seconds are mostly noise.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.figures import paired
+from bench.contestants import PLAIN
+from bench.figures import interval_text, paired
 from bench.report import Figure, figure
 from bench.rivals.field import all_names, llama_on_all_cores
 from bench.rivals.grid import Unit
 
 LEAST_TOKENS = 8
-PLAIN, DRAFTING, WORKER = "plain", "colocated", "worker"
+DRAFTING = "colocated"
 BEST = "best of plain and lookup"
 Row = tuple[object, ...]
 HEADER: Row = ("CELL", "CONTESTANT", "UNITS", "TOKENS/S", "VS LLAMA.CPP", "VS TRANSFORMERS", "VS PLAIN", "TOKENS/ROUND")
@@ -106,7 +107,7 @@ def table(units: Mapping[str, Unit]) -> list[Row]:
 
 def _row(cell: str, units: Sequence[Unit], name: str) -> Row:
     rates = rates_of(units, name)
-    ratios = (_text(ratio(units, name, other)) for other in (llama_on_all_cores(), "transformers", PLAIN))
+    ratios = (interval_text(ratio(units, name, other)) for other in (llama_on_all_cores(), "transformers", PLAIN))
     return (cell, name, len(rates), f"{median(rates):.1f}", *ratios, _tokens_a_round(units, name))
 
 
@@ -133,12 +134,13 @@ def _asked_row(one: Asked, found: dict[str, Any] | None) -> Row:
 
 
 def dataset_table(units: Mapping[str, Unit]) -> list[Row]:
-    """Return the ratio of specq with its drafter to llama.cpp and to plain decoding by data set, for cells of one session."""
+    """Return the ratio of specq with its drafter to llama.cpp and to plain decoding by data set, for cells of one
+    session."""
     rows: list[Row] = [("CELL", "DATA SET", "COLOCATED / LLAMA.CPP", "COLOCATED / PLAIN", "TOKENS/ROUND")]
     for cell, own in by_cell(units).items():
         for dataset in _datasets(own) if cell.endswith("/1") else ():
             some = [unit for unit in own if _dataset(unit) == dataset]
-            ratios = (_text(ratio(some, DRAFTING, other)) for other in (llama_on_all_cores(), PLAIN))
+            ratios = (interval_text(ratio(some, DRAFTING, other)) for other in (llama_on_all_cores(), PLAIN))
             rows.append((cell, dataset, *ratios, _tokens_a_round(some, DRAFTING)))
     return rows
 
@@ -161,7 +163,7 @@ def prefill_rates(prompts: Sequence[Mapping[str, float]]) -> dict[str, list[floa
 def prefill_table(rates: Mapping[str, Sequence[float]]) -> list[Row]:
     """Return tokens a second of a long prompt, and the paired ratio to llama.cpp on all cores."""
     to = rates.get(llama_on_all_cores())
-    ratios: Callable[[Sequence[float]], str] = lambda own: _text(paired(own, to)) if to else "-"  # noqa: E731
+    ratios: Callable[[Sequence[float]], str] = lambda own: interval_text(paired(own, to)) if to else "-"  # noqa: E731
     rows = [(name, f"{median(own):.0f}", ratios(own)) for name, own in rates.items()]
     return [("PROMPT", "TOKENS/S", "VS LLAMA.CPP"), *rows]
 
@@ -174,10 +176,3 @@ def memory_table(memory: Mapping[str, Mapping[str, Mapping[str, float]]]) -> lis
         for name, one in processes.items()
     ]
     return [("PROCESSES OF", "PROCESS", "PEAK MB", "STEADY MB"), *rows]
-
-
-def _text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    low, high = found["interval"]
-    return f"{found['median']:.2f} [{low:.2f}, {high:.2f}]"

@@ -1,7 +1,7 @@
 """transformers on the same pair: `generate`, and assisted generation.
 
-Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are fastest;
-specq's processes are idle meanwhile.
+Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are
+fastest; specq's processes are idle meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from bench.drafts import quiet
-from bench.settings import Completion, Settings
+from bench.scenario import Completion, Settings
 from specq.engines.torch import load_network
 from specq.models import resolve_model
 from specq.runtime import available_cores
@@ -61,7 +61,7 @@ class Rivals:
         return median(times)
 
     def generate(self, prompt: Prompt, settings: Settings, *, assisted: bool) -> Completion:
-        """Complete one prompt; `stats` has the target's forward passes (`rounds`), the tokens of the first, and all seconds."""
+        """Complete one prompt; `stats` has the target's forward passes (`rounds`)."""
         input_ids = torch.tensor([prompt.token_ids], device=self.device)
         config = self._config(settings)
         clock, self.num_forwards = _FirstToken(), 0
@@ -74,8 +74,8 @@ class Rivals:
                 assistant_model=self._assistant(settings) if assisted else None,
                 streamer=clock,
             )
-        stats = {"rounds": self.num_forwards, "num_first": clock.num_first, "seconds": clock.seconds()}
-        return Completion(output[0, len(prompt.token_ids) :].tolist(), clock.milliseconds(), stats)
+        token_ids, stats = output[0, len(prompt.token_ids) :].tolist(), {"rounds": self.num_forwards}
+        return Completion(token_ids, clock.milliseconds(), stats, clock.num_first, clock.seconds())
 
     def _config(self, settings: Settings) -> Any:
         config = self.target.generation_config.__class__.from_dict(self.target.generation_config.to_dict())

@@ -11,7 +11,8 @@ MAX_LEN = 2048
 
 
 class Vllm:
-    """A target in vLLM, as its users start it: on a CPU in float32 and eager; on a GPU its own choice, CUDA graphs included.
+    """A target in vLLM, as its users start it: on a CPU in float32 and eager; on a GPU its own choice, CUDA graphs
+    included.
 
     `given`: further arguments of `LLM`. Raises what vLLM raises where it cannot run the model.
     """

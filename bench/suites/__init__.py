@@ -7,8 +7,8 @@ one in `SUMMARIES`.
 
 SUITES = {
     "pair": "bench.suites.pair:command",
-    "strategies": "bench.suites.strategies:command",
-    "shapes": "bench.suites.shapes:command",
+    "strategies": "bench.suites.grids:strategies_command",
+    "shapes": "bench.suites.grids:shapes_command",
     "methods": "bench.suites.methods:command",
     "never-slower": "bench.suites.never_slower:command",
     "roundtrip": "bench.suites.roundtrip:command",
@@ -36,7 +36,7 @@ SUMMARIES = {
     "numerics": "How often text depends on how a step was batched, by number format.",
     "steps": "What a verify step takes with an engine, by sessions and drafts.",
     "host-time": "What a step costs the host, by sessions and drafts: an engine whose forward pass takes no time.",
-    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU; or parts of a step.",
+    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
     "rivals": "specq beside transformers and llama.cpp on the processors of this machine.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
     "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",

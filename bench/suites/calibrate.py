@@ -1,9 +1,9 @@
 """`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
 
-The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with help and
-without; the drafter is asked what it would have said along the target's own texts; what the processes take besides is measured while
-they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be
-quiet; what others computed during a run stands beside it.
+The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with
+help and without; the drafter is asked what it would have said along the target's own texts; what the processes take
+besides is measured while they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the
+runs that are predicted. The machine must be quiet; what others computed during a run stands beside it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bench.calibrate.compare import compared, predict, rows
 from bench.calibrate.costs import profile
 from bench.calibrate.serving import Prompt, Setting, measure, serving
 from bench.report import Figure, Report, figure, show, tell
-from bench.roundtrip import roundtrip
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
+from bench.suites.roundtrip import roundtrip
 from specq.client import Result
 from specq.doctor import hardware
 from specq.models import SHOWN_PAIR, default_pair
@@ -35,32 +35,27 @@ from specq.simulate.stub_text import Choices, Texts
 
 Runs = dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]  # figures and results by round trip and mode
 
-RTTS = (0.0, 20.0)
 OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which processes are measured, by that of the others
 
 
 @suite("calibrate")
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
-@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
-@click.option("--rtt", "rtts", type=Number(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
-@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
-@click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")
-@click.option("--in-flight", type=COUNT, default=1, show_default=True, help="Jobs at a time.")
-@click.option(
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
+@repeatable("--rtt rtts", Number(0), (0.0, 20.0), "Round trips in ms.")
+@repeatable("--mode modes", click.Choice(MODES), tuple(MODES), "", show_default="all")
+@option("--drafters", COUNT, 1, "Draft workers.")
+@option("--in-flight", COUNT, 1, "Jobs at a time.")
+@repeatable(
     "--line",
-    multiple=True,
-    help="More of the line to the drafters, as bench.delay_proxy takes it: --cut-every-s=10.",
+    str,
+    (),
+    "More of the line to the drafters, as bench.delay_proxy takes it: --cut-every-s=10.",
+    show_default=False,
 )
-@click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: gsm8k, humaneval, or a JSONL file.")
-@click.option("--num-prompts", type=COUNT, default=16, show_default=True, help="Jobs of each run.")
-@click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")
-@click.option(
-    "--repeats",
-    type=COUNT,
-    default=6,
-    show_default=True,
-    help="Of each timing of a model, before each round trip's runs.",
-)
+@option("--dataset", str, "gsm8k", "Prompts: gsm8k, humaneval, or a JSONL file.")
+@option("--num-prompts", COUNT, 16, "Jobs of each run.")
+@option("--output-len", click.IntRange(2), 128, "Tokens of each.")
+@option("--repeats", COUNT, 6, "Of each timing of a model, before each round trip's runs.")
 def command(
     report: Report,
     *,
@@ -78,10 +73,10 @@ def command(
     log.configure("error")
     setting = Setting(**options)
     asked = {"dataset": dataset, "num_prompts": num_prompts, "repeats": repeats}
-    report.update(settings=asdict(setting) | asked | {"rtts": rtts or RTTS, "modes": modes or MODES})
+    report.update(settings=asdict(setting) | asked | {"rtts": rtts, "modes": modes})
     prompts, others = (_prompts(setting, name, num_prompts) for name in (dataset, OTHER_JOBS.get(dataset, "humaneval")))
     models = _load(setting)
-    real = _run(setting, prompts, rtts or RTTS, modes or MODES, lambda: models.sweep(repeats))
+    real = _run(setting, prompts, rtts, modes, lambda: models.sweep(repeats))
     texts = next(iter(real.values()))[1]
     said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
     measured = _measure(setting, models, said, repeats, others)
@@ -158,8 +153,8 @@ def _run(
 def _measure(
     setting: Setting, models: hardware.Models, texts: Texts, repeats: int, others: Sequence[Prompt]
 ) -> Measured:
-    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take besides the models
-    while they serve the others' jobs, and a hop; sum the models' times up."""
+    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take
+    besides the models while they serve the others' jobs, and a hop; sum the models' times up."""
     choices = models.choices(texts)
     tell("timing each of the pair beside the other")
     stretches = _stretches(setting, models, repeats)
@@ -179,7 +174,8 @@ def _measure(
 
 
 def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
-    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help, too."""
+    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help,
+    too."""
     target, draft = _cores(setting)
     found = {}
     with hardware.pinned(target):
@@ -197,8 +193,8 @@ def _draft_cores(setting: Setting) -> int:
 
 
 def _ascending(points: list[list[float]]) -> list[list[float]]:
-    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts with the least time
-    that it or a larger one took."""
+    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts
+    with the least time that it or a larger one took."""
     times = np.minimum.accumulate([milliseconds for _, milliseconds in points][::-1])[::-1]
     return [[load, round(float(ms), 4)] for (load, _), ms in zip(points, times, strict=True)]
 

@@ -1,95 +1,53 @@
-"""`specq bench gpu`: specq end to end beside vLLM and transformers on the same GPU, and the parts of a step by themselves."""
+"""`specq bench gpu`: specq end to end beside vLLM on the same GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import click
 
-from bench.end_to_end import far, method_serving, serving
-from bench.end_to_end.children import measure_in_child
+from bench.end_to_end import far, method_serving, serving, vllm
 from bench.end_to_end.contest import Part, prepare, run, workload_options
 from bench.end_to_end.far import far_options
-from bench.gpu.parts import PARTS, Task, measure_parts
 from bench.report import Report, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.config import with_new_names
-from specq.models import parse_shape
 from specq.protocol import SpecqError
 
-CONTESTANTS = (
-    "alone",
-    "own",
-    "one",
-    "two",
-    "two-own",
-    "ssd",
-    "far",
-    "far-own",
-    "vllm",
-    "vllm-spec",
-    "vllm-eagle3",
-    "vllm-ngram",
-    "transformers",
-)
+CONTESTANTS = ("own", "one", "two", "two-own", "ssd", "far", "vllm", "vllm-spec", "vllm-eagle3", "vllm-ngram")
 ON_REQUEST = ("vllm-eagle3", "ssd")  # only where they are asked for
 SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram": "ngram"}  # vLLM's own
 
 
 @suite("gpu")
 @workload_options
-@click.option(
+@repeatable(
     "--only",
-    multiple=True,
-    type=click.Choice([*CONTESTANTS, *method_serving.METHODS, *PARTS]),
-    help="Contestants, ways to draft and parts; may be repeated.  [default: all contestants but vllm-eagle3 and ssd]",
+    click.Choice([*CONTESTANTS, *method_serving.METHODS]),
+    (),
+    "Contestants, and ways to draft.",
+    show_default="all contestants but vllm-eagle3 and ssd",
 )
-@click.option(
-    "--gpus",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.",
-)
-@click.option(
-    "--depths",
-    type=COUNT,
-    multiple=True,
-    default=(2, 3, 5),
-    show_default=True,
-    help="Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`; may be repeated.",
-)
-@click.option(
-    "--vllm-processes",
-    type=click.IntRange(1, 2),
-    default=2,
-    show_default=True,
-    help="Of vLLM: with 2 its engine has its own, as vLLM itself does it.",
-)
-@click.option(
+@option("--gpus", COUNT, 1, "GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.")
+@repeatable("--depths", COUNT, (2, 3, 5), "Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
+@option("--vllm-processes", click.IntRange(1, 2), 2, "Of vLLM: with 2 its engine has its own, as vLLM itself does it.")
+@option(
     "--vllm-scheduling",
-    type=click.Choice(["async", "default"]),
-    default="async",
-    show_default=True,
-    help="Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
+    click.Choice(["async", "default"]),
+    "async",
+    "Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
 )
-@click.option(
+@option(
     "--drafts",
-    type=click.Choice(method_serving.DRAFTS),
-    default="always",
-    show_default=True,
-    help="Whether a way to draft is always used, or where it is measured to pay.",
-)
-@click.option(
-    "--shapes", is_flag=True, help="Of each way to draft also a chain and a tree of as many levels, with one session."
+    click.Choice(method_serving.DRAFTS),
+    "always",
+    "Whether a way to draft is always used, or where it is measured to pay.",
 )
 @far_options
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
-@click.option("--limit", type=COUNT, default=8, show_default=True, help="Prompts of each data set for `text`.")
 def command(
     report: Report,
     *,
@@ -99,54 +57,43 @@ def command(
     vllm_processes: int,
     vllm_scheduling: str,
     drafts: str,
-    shapes: bool,
     far_drafters: int,
     far_model: str,
     rtt_ms: tuple[float, ...],
     turn_s: float,
     resume: bool,
-    limit: int,
     **options: Any,
 ) -> None:
-    """Measure specq's deployments and its rivals, one after the other, since each fills the GPU; or parts of a step.
+    """Measure specq's deployments and its rivals, one after the other, since each fills the GPU.
 
-    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), --jobs-each
-    for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
-    verifier's process; one: in a process of its own on the same GPU; two: on a GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
-    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
-    in the verifier's process, likewise; alone: steps of both models by themselves; vllm, vllm-spec (its own draft model, in a new
-    process for each of the depths), vllm-ngram (its prompt lookup, likewise) and transformers (generate and assisted generation),
-    where they are installed. With --engine vllm specq's verifiers run the target in vLLM, too.
+    The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and
+    HumanEval), --jobs-each for each session, and generate as many tokens, at each of the temperatures, without being
+    started anew. own: the drafter in the verifier's process; one: in a process of its own on the same GPU; two: on a
+    GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round
+    that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
+    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; vllm,
+    vllm-spec (its own draft model, in a new process for each of the depths) and vllm-ngram (its prompt lookup,
+    likewise), where vllm is installed. With --engine vllm specq's verifiers run the target in vLLM, too.
 
-    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with plain decoding on it;
-    --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
-    EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
-
-    The parts measure the torch engine and the draft model in this process, after the contestants: steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
-    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
+    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with
+    plain decoding on it; --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head.
+    For them --fresh-prompts: an EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
     """
     options = with_new_names("target.vllm", {name: value for name, value in options.items() if value is not None})
     names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
     if resume:
         report.resume()
-    failed: Sequence[str] = ()
-    if names:
-        settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
-        vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
-        method_options = {"drafts": drafts, "in_shapes": shapes}
-        contest_parts = [
-            part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)
-        ]
-        failed = run(report, prepare(report, **options), contest_parts)
-    parts = [name for name in PARTS if name in only]
-    if parts:
-        measure_parts(report, parts, _task(report, limit, **options))
+    settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
+    vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
+    parts = [part for name in names for part in _parts(name, settings, depths, vllm_options, drafts)]
+    failed = run(report, prepare(report, **options), parts)
     if failed:
         raise SpecqError(f"not measured: {', '.join(failed)}; why is above and in the report")
 
 
 def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> list[str]:
-    """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another GPU."""
+    """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another
+    GPU."""
     has_another = gpus > tensor_parallel_size
     if not only:
         return [name for name in CONTESTANTS if name not in ON_REQUEST and (has_another or name not in serving.BESIDE)]
@@ -155,11 +102,12 @@ def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> l
             raise click.UsageError(
                 f"--only {name} drafts on a GPU beside the verifier's: it needs --gpus {tensor_parallel_size + 1}"
             )
-    return [name for name in only if name not in PARTS]
+    return list(only)
 
 
 def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[str]:
-    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for. ModuleNotFoundError for what needs it, before a pair is made."""
+    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for.
+    ModuleNotFoundError for what needs it, before a pair is made."""
     its_own = [name for name in names if name.startswith("vllm")]
     if find_spec("vllm") is not None:
         return list(names)
@@ -175,39 +123,16 @@ def _parts(
     settings: far.Settings,
     depths: Sequence[int],
     vllm_options: dict[str, Any],
-    method_options: dict[str, Any],
+    drafts: str,
 ) -> list[Part]:
     """Return what is measured of a contestant: of vLLM's speculation each depth by itself."""
     if name in SPECULATION:
-        in_child = partial(measure_in_child, "vllm", method=SPECULATION[name], **vllm_options)
+        in_child = partial(vllm.measure_in_child, method=SPECULATION[name], **vllm_options)
         return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
     if name == "vllm":
-        return [Part(name, partial(measure_in_child, name, **vllm_options))]
+        return [Part(name, partial(vllm.measure_in_child, **vllm_options))]
     if name in method_serving.METHODS:
-        return [Part(name, partial(method_serving.measure, name, **method_options))]
-    if name in far.CONTESTANTS:
-        return [Part(name, partial(far.CONTESTANTS[name], settings))]
-    return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
-
-
-def _task(
-    report: Report,
-    num_prompts: int,
-    *,
-    target: str,
-    draft: str,
-    target_shape: str,
-    draft_shape: str,
-    device: str,
-    sessions: tuple[int, ...],
-    output_len: int,
-    **_others: Any,
-) -> Task:
-    """Return and report what the parts are asked to do."""
-    from bench.gpu.models import Pair, check_device
-
-    check_device(device)
-    shapes = {"target": parse_shape(target, target_shape), "draft": parse_shape(draft, draft_shape)}
-    asked = {"device": device, "sessions": sessions, "limit": num_prompts, "output_len": output_len}
-    report.update(settings=asked | {f"{role}_model": asdict(shape) for role, shape in shapes.items()})
-    return Task(Pair(shapes, device), sessions, num_prompts, output_len)
+        return [Part(name, partial(method_serving.measure, name, drafts=drafts))]
+    if name == "far":
+        return [Part(name, partial(far.measure_far, settings))]
+    return [Part(name, partial(serving.measure, name))]

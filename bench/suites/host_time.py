@@ -7,18 +7,13 @@ from statistics import median
 import click
 
 from bench.report import Report, figure, show
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 
 
 @suite("host-time")
-@click.option(
-    "--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 128, 512), show_default=True, help="May be repeated."
-)
-@click.option(
-    "--drafts", type=click.IntRange(0), multiple=True, default=(0, 4), show_default=True,
-    help="Drafted tokens of each session; may be repeated.",
-)  # fmt: skip
-@click.option("--repeats", type=COUNT, default=200, show_default=True, help="Steps of each kind that count.")
+@repeatable("--sessions", COUNT, (1, 8, 32, 128, 512), "")
+@repeatable("--drafts", click.IntRange(0), (0, 4), "Drafted tokens of each session.")
+@option("--repeats", COUNT, 200, "Steps of each kind that count.")
 def command(report: Report, *, sessions: tuple[int, ...], drafts: tuple[int, ...], repeats: int) -> None:
     """Time steps of a verifier whose forward pass takes no time: what is left is the host's work, phase by phase."""
     from bench.host_time import PHASES, measure  # here, since `--help` needs no torch

@@ -1,48 +1,75 @@
-"""`specq bench journal`: what the journal costs on this machine."""
+"""`specq bench journal`: what the journal costs on this machine: the time of a group of rows.
+
+A group of n rows is one round of each of n sessions, as the broker's writer thread commits it. What a journal makes of
+the broker's rate: `specq bench broker-rate`.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import numpy as np
 
-from bench.journal_cost import measure_groups, round_trips
-from bench.report import Figure, Report, figure, show
-from bench.suite import COUNT, suite
-from specq.runtime import Number
+from bench.report import Report, figure, show
+from bench.suite import COUNT, option, suite
+from specq.config import DURABILITIES
+from specq.journal import JobTaken, Opening, TokensAdded, open_journal
+from specq.protocol import SamplingParams, Submit
 
 UNITS = {"p50_us": "us", "p99_us": "us", "groups_per_s": "groups/s"}
+ROWS = (1, 16, 64)
+TOKENS = 9  # of one round: a chain of 8 and a bonus
 
 
 @suite("journal")
-@click.option("--groups", type=COUNT, default=1000, show_default=True, help="Groups of each kind.")
-@click.option(
-    "--roundtrip", "repeats", type=click.IntRange(0), default=0, show_default=True,
-    help="Repetitions of the round trips; 0: none.",
-)  # fmt: skip
-@click.option("--seconds", type=Number(0.01), default=2.0, show_default=True, help="Of each repetition.")
+@option("--groups", COUNT, 1000, "Groups of each kind.")
 @click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where the journals are made.")
-def command(report: Report, *, groups: int, repeats: int, seconds: float, directory: str | None) -> None:
-    """Measure the time of a group of rows by durability and size, and the broker's throughput with each kind of journal."""
-    report.update(settings={"groups": groups, "repeats": repeats, "seconds": seconds, "directory": directory})
+def command(report: Report, *, groups: int, directory: str | None) -> None:
+    """Measure the time of a group of rows by durability and size."""
+    report.update(settings={"groups": groups, "directory": directory})
     with TemporaryDirectory(dir=directory) as folder:
         found = list(measure_groups(Path(folder), groups))
-        report.update(figures=_group_figures(found), results={"groups": found})
-        trips = round_trips(Path(folder), repeats, seconds) if repeats else {}
-    rates = {f"round trips, journal {name}": figure("round trips/s", one["rates"]) for name, one in trips.items()}
-    report.update(figures=rates, results={"roundtrip": trips})
-    notes = [
-        f"journal {name}: {one['rate']:.0f} round trips/s, {one['ratio']:.2f} of those without"
-        for name, one in trips.items()
-    ]
-    show([tuple(name.upper() for name in found[0]), *(tuple(row.values()) for row in found)], notes)
-
-
-def _group_figures(found: list[dict[str, Any]]) -> dict[str, Figure]:
-    return {
+    figures = {
         f"{one['durability']}, {one['rows']} rows, {name}": figure(unit, [one[name]])
         for one in found
         for name, unit in UNITS.items()
     }
+    report.update(figures=figures, results={"groups": found})
+    show([tuple(name.upper() for name in found[0]), *(tuple(row.values()) for row in found)])
+
+
+def measure_groups(folder: Path, num_groups: int) -> Iterator[dict[str, Any]]:
+    """Yield the times of groups, by durability and number of rows."""
+    for durability in DURABILITIES:
+        for rows in ROWS:
+            yield {"durability": durability, "rows": rows, **group_times(folder, durability, rows, num_groups)}
+
+
+def group_times(folder: Path, durability: str, num_rows: int, num_groups: int) -> dict[str, float]:
+    """Return the median and 99th percentile of the time of a group in microseconds, and groups a second."""
+    journal = open_journal(str(folder / f"{durability}-{num_rows}.journal"), Opening(durability))
+    submits = [_submit(job_id) for job_id in range(1, num_rows + 1)]
+    journal.write([JobTaken(submit, "", 0.0, 0.0) for submit in submits])
+    times = []
+    tokens = np.arange(TOKENS, dtype="<i4").tobytes()
+    for number in range(num_groups):
+        records = [TokensAdded(s.job_id, number * TOKENS, tokens, bytes(TOKENS), b"", TOKENS - 1) for s in submits]
+        started = time.perf_counter()
+        journal.write(records)
+        times.append((time.perf_counter() - started) * 1e6)
+    journal.close()
+    return {
+        "p50_us": round(median(times), 1),
+        "p99_us": round(float(np.quantile(times, 0.99)), 1),
+        "groups_per_s": round(1e6 * len(times) / sum(times), 1),
+    }
+
+
+def _submit(job_id: int) -> Submit:
+    return Submit(job_id=job_id, params=SamplingParams(), prompt_ids=np.arange(100, dtype=np.int32))

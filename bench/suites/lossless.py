@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from bench.report import Report, figure, show, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.models import SHOWN_PAIR, default_pair
 from specq.samples import shipped_token_ids
 
@@ -19,26 +17,17 @@ TEMPERATURE = 0.8  # of the sampled texts
 
 
 @suite("lossless")
-@click.option("--limit", type=COUNT, default=140, show_default=True, help="Prompts at most.")
-@click.option("--max-tokens", type=COUNT, default=128, show_default=True, help="Tokens of each text at most.")
-@click.option(
-    "--against",
-    type=click.Choice(["generate", "transformers", "vllm"]),
-    default="generate",
-    show_default=True,
-    help="See above.",
-)
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="The pair, by name, but for generate.")
-@click.option(
+@option("--limit", COUNT, 140, "Prompts at most.")
+@option("--max-tokens", COUNT, 128, "Tokens of each text at most.")
+@option("--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "See above.")
+@option("--model", str, default_pair, "The pair, by name, but for generate.", show_default=SHOWN_PAIR)
+@option(
     "--dtype",
-    type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="In which vLLM computes; auto: its own choice, float32 on a CPU.",
+    click.Choice(["auto", "float32", "float16", "bfloat16"]),
+    "auto",
+    "In which vLLM computes; auto: its own choice, float32 on a CPU.",
 )
-@click.option(
-    "--engine-option", "engine_options", multiple=True, help="For the vllm engine, as NAME=VALUE; may be repeated."
-)
+@repeatable("--engine-option engine_options", str, (), "For the vllm engine, as NAME=VALUE.", show_default=False)
 def command(
     report: Report,
     *,
@@ -51,10 +40,10 @@ def command(
 ) -> None:
     """Check on a bundled pair, over real sockets, that drafts change speed and never text.
 
-    generate: on `tiny`, greedy text is compared with transformers' own `generate`, sampled text with plain decoding.
-    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from the
-    logits that transformers computes in float32.
-    vllm: greedy text of the vllm engine is compared with that of vLLM itself, which must be installed.
+    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from
+    the logits that transformers computes in float32: greedy, that is what its `generate` says. generate: the same on
+    `tiny`, in more ways to serve. vllm: greedy text of the vllm engine is compared with that of vLLM itself, which
+    must be installed.
 
     A text may differ where the two best scores nearly tie; the exit status is 1 if one differs elsewhere.
     """
@@ -62,7 +51,7 @@ def command(
     asked |= {"dtype": dtype, "engine_options": list(engine_options)} if against == "vllm" else {}
     report.update(settings=asked)
     ways = {
-        "generate": lambda: _measure(limit, max_tokens),
+        "generate": lambda: _read(limit, max_tokens, "tiny", is_tiny=True),
         "transformers": lambda: _read(limit, max_tokens, model),
         "vllm": lambda: _compare(limit, max_tokens, model, dtype, engine_options),
     }
@@ -79,44 +68,26 @@ def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     return (name, one["equal"], one["texts"], "ok" if one["passed"] else "FAIL")
 
 
-def _measure(limit: int, max_tokens: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each way to serve, and how its texts compare."""
-    from bench import lossless
-    from bench.drafts import make_random_draft
-
-    prompts, model = shipped_token_ids(limit)[:limit], lossless.load_reference()
-    wanted = lossless.reference(model, prompts, max_tokens)
-    with TemporaryDirectory(prefix="specq-random-draft-") as draft:
-        make_random_draft("tiny", Path(draft))
-        for variant in (*lossless.GREEDY, *lossless.SAMPLED):
-            temperature = 0.0 if variant in lossless.GREEDY else TEMPERATURE
-            results = lossless.serve(variant, prompts, {"max_tokens": max_tokens, "temperature": temperature}, draft)
-            if variant is lossless.SAMPLED[0]:
-                wanted = [result.token_ids for result in results]
-            found = lossless.compare(model, prompts, wanted, results, temperature)
-            yield variant.name, found | {"passed": lossless.passed(variant, found)}
-
-
-def _read(limit: int, max_tokens: int, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way to serve, greedy and sampled, and how its texts compare with transformers token by token."""
-    from bench.lossless import serve
-    from bench.lossless_tokens import VARIANTS, Reader, check
+    from bench import lossless
 
-    prompts, reader = shipped_token_ids(limit, model)[:limit], Reader(model)
-    for variant in VARIANTS:
-        for temperature in (0.0, TEMPERATURE):
-            params = {"max_tokens": max_tokens, "temperature": temperature}
-            results = serve(variant, prompts, params, pair=model)
-            kind = f"T={temperature:g}" if temperature else "greedy"
-            yield f"{kind}, {variant.name}", check(reader, prompts, results, temperature)
+    prompts, reader = shipped_token_ids(limit, model)[:limit], lossless.Reader(model)
+    for temperature in (0.0, TEMPERATURE):
+        own = lossless.SAMPLED if temperature else lossless.GREEDY
+        for variant in own if is_tiny else lossless.VARIANTS:
+            results = lossless.serve(variant, prompts, {"max_tokens": max_tokens, "temperature": temperature}, model)
+            found = lossless.check(reader, prompts, results, temperature, max_tokens)
+            is_passed = lossless.passed(variant, found) if is_tiny else found["passed"]
+            kind = "" if is_tiny else f"T={temperature:g}, " if temperature else "greedy, "
+            yield kind + variant.name, found | {"passed": is_passed}
 
 
 def _compare(
     limit: int, max_tokens: int, model: str, dtype: str, engine_options: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way to serve with the vllm engine, and how its greedy texts compare with vLLM's own."""
-    from bench.lossless import serve
-    from bench.lossless_vllm import check, variants
+    from bench.lossless import check_vllm, serve, vllm_variants
     from bench.rivals.children import Child
 
     prompts = shipped_token_ids(limit, model)[:limit]
@@ -125,6 +96,6 @@ def _compare(
         computed_in = str(child.wait_ready()["dtype"])
         theirs = [child.complete(token_ids=prompt, max_tokens=max_tokens) for prompt in prompts]
     params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
-    for variant in variants(computed_in, {"engine_options": engine_options}):
-        results = serve(variant, prompts, params, pair=model)
-        yield f"{computed_in}, {variant.name}", check(prompts, theirs, results, computed_in)
+    for variant in vllm_variants(computed_in, {"engine_options": engine_options}):
+        results = serve(variant, prompts, params, model)
+        yield f"{computed_in}, {variant.name}", check_vllm(prompts, theirs, results, computed_in)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bench.report import Report, figure, show, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
 from specq.protocol import SamplingParams
@@ -18,12 +18,12 @@ HEADER = ("FORMAT", "TEXTS", "TOKENS", "DIFFER", "WIDEST GAP")
 
 
 @suite("numerics")
-@click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
-@click.option("--dtype", "dtypes", multiple=True, default=("auto",), help="Number format; may be repeated.")
-@click.option("--temperature", "temperatures", multiple=True, default=(0.0, 0.8), help="May be repeated.")
-@click.option("--seconds", default=60.0, show_default=True, help="Time for each number format and temperature.")
-@click.option("--limit", type=COUNT, default=64, show_default=True, help="Prompts at most.")
-@click.option("--max-tokens", type=COUNT, default=64, show_default=True, help="Tokens of each text.")
+@option("--device", str, "auto", "As of `specq worker --role target`.")
+@repeatable("--dtype dtypes", str, ("auto",), "Number format.", show_default=False)
+@repeatable("--temperature temperatures", float, (0.0, 0.8), "", show_default=False)
+@option("--seconds", float, 60.0, "Time for each number format and temperature.")
+@option("--limit", COUNT, 64, "Prompts at most.")
+@option("--max-tokens", COUNT, 64, "Tokens of each text.")
 @click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
 @click.option(
     "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
@@ -41,8 +41,9 @@ def command(
 ) -> None:
     """Decode prompts one session at a time and sixteen at a time with drafts, and compare the texts.
 
-    Each number format and temperature gets --seconds; what is known is written after each block of 16 prompts. --no-split-k
-    is what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one without.
+    Each number format and temperature gets --seconds; what is known is written after each block of 16 prompts.
+    --no-split-k is what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one
+    without.
     """
     from bench import numerics
 
@@ -66,7 +67,8 @@ def command(
 def _measure(
     report: Report, key: str, engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float
 ) -> tuple[object, ...]:
-    """Measure one number format and temperature, and report what is known after each block; return the row for the screen."""
+    """Measure one number format and temperature, and report what is known after each block; return the row for the
+    screen."""
     from bench.numerics import compare
 
     found: dict[str, Any] = {}

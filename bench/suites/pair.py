@@ -1,43 +1,71 @@
-"""`specq bench pair`: specq and its rivals on the same prompts and the same pair of models."""
+"""`specq bench pair`: specq and its rivals on the same prompts and the same pair of models.
+
+transformers   transformers `generate`; assisted: its assisted generation
+plain          specq without any speculation: no drafters, and no lookups by the verifier
+plain-1        the same, one session at a time (where more are asked for)
+lookup         specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
+lookahead      specq without drafters, whose verifier always drafts by lookahead decoding and by nothing else (if
+               asked for)
+specq          specq with drafters, and lookups where they have sent nothing
+random         specq with a drafter of random weights (if asked for)
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.contestants import NAMES, default_names
-from bench.figures import table
+from bench import agreement
+from bench.contestants import NO_DRAFTS, Specq
+from bench.deployments import Deployments, Starter, deployment, starter
+from bench.figures import figures, table
 from bench.report import Report, figure, show, tell
-from bench.run import run
-from bench.settings import Settings
-from bench.suite import COUNT, serving_options, suite
+from bench.scenario import Settings
+from bench.suite import COUNT, option, repeatable, serving_options, suite
+from bench.turns import Contestant, blocks_of, measure, warm_up
 from specq.models import SHOWN_PAIR, default_pair
-from specq.runtime import Number
+from specq.runtime import Number, Tell
 from specq.samples import shipped
+
+if TYPE_CHECKING:
+    from bench.rivals.transformers import Rivals
+
+RIVALS = ("transformers", "assisted")
+# The processes that complete for each of specq's contestants; "alone" and "lookahead" are those without drafters.
+KINDS = {
+    "plain-1": "alone", "plain": "alone", "lookup": "alone", "lookahead": "lookahead", "specq": "specq", "random": "random",
+}  # fmt: skip
+NAMES = (*RIVALS, *KINDS)
+NOTES = {
+    "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle meanwhile",
+    "assisted": "the same, with the draft model as assistant",
+    "plain": "specq without any speculation: no drafters, no lookups",
+    "lookup": "specq without drafters; the verifier drafts what the text repeats",
+    "lookahead": "specq without drafters; the verifier always drafts by lookahead decoding",
+    "specq": "specq with drafters; the verifier drafts what the text repeats where they have sent nothing",
+    "rate": "all tokens over all seconds of a repetition, prompts included; the median of the repetitions",
+}
 
 
 @suite("pair")
 @serving_options
-@click.option("--k", type=COUNT, default=5, show_default=True, help="Tokens that transformers' assistant drafts.")
-@click.option("--temperature", type=Number(0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
-@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
+@option("--k", COUNT, 5, "Tokens that transformers' assistant drafts.")
+@option("--temperature", Number(0), 0.0, "0 is greedy.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
-@click.option("--only", multiple=True, type=click.Choice(NAMES), help="Measure only this one; may be repeated.")
+@repeatable("--only", click.Choice(NAMES), (), "Measure only this one.", show_default=False)
 def command(
-    report: Report,
-    *,
-    dataset: tuple[str, ...],
-    numseqs: int,
-    only: tuple[str, ...],
-    random_draft: bool,
-    **options: Any,
+    report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, **options: Any
 ) -> None:
-    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with drafters.
+    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with
+    drafters.
 
-    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has drafters, and
-    lookups where they have sent nothing.
+    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has
+    drafters, and lookups where they have sent nothing.
     """
     settings = Settings(datasets=dataset or tuple(shipped()), num_prompts=numseqs, **options)
     result = run(settings, only or default_names(settings, random_draft=random_draft), tell)
@@ -47,6 +75,71 @@ def command(
     }
     report.update(settings=result.pop("settings"), figures=rates, results=result)
     show(table(result["contestants"]), _notes(settings, result["agreement"]))
+
+
+def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
+    """Return who takes part if nobody is named."""
+    asked = {"plain-1": settings.concurrency > 1, "random": random_draft, "lookahead": False}
+    return tuple(name for name in NAMES if asked.get(name, True))
+
+
+def run(settings: Settings, names: Sequence[str], tell: Tell) -> dict[str, Any]:
+    """Measure the named contestants; return settings, figures and differences as JSON-able values."""
+    prompts = settings.prompts()
+    with Deployments() as deployments:
+        tell("starting specq's processes")
+        running = deployments.serve({kind: _starter(kind, settings) for kind in kinds(names)})
+        rivals = _load_rivals(names, settings, tell)
+        everybody = [
+            Specq(name, running[KINDS[name]].client, int(name == "plain-1"), NO_DRAFTS if "plain" in name else None)
+            if name in KINDS
+            else _rival(rivals, name)
+            for name in NAMES
+            if name in names
+        ]
+        warm_up(everybody, prompts, settings, tell)
+        turns = measure(everybody, blocks_of([prompts] * settings.repeats, settings.concurrency), settings, tell)
+        sessions = {one.name: one.concurrency or settings.concurrency for one in everybody}
+        comparable = [turn for turn in turns if settings.temperature == 0 or turn.contestant not in RIVALS]
+        different = agreement.differences(comparable, rivals.logit_gap if rivals else None)
+    return {
+        "settings": asdict(settings) | {"transformers_threads": rivals.num_threads if rivals else None},
+        "num_prompts": len(prompts),
+        "contestants": figures(turns, sessions),
+        "agreement": agreement.summary(comparable, different),
+        "notes": NOTES,
+    }
+
+
+def kinds(names: Sequence[str]) -> list[str]:
+    """Return the sets of processes that are needed, in the order of NAMES."""
+    return list(dict.fromkeys(KINDS[name] for name in NAMES if name in names and name in KINDS))
+
+
+def _starter(kind: str, settings: Settings) -> Starter:
+    drafters = settings.drafters if kind in ("specq", "random") else 0
+    own = {"lookahead": True, "prompt_lookup": "none", "drafts": "always"} if kind == "lookahead" else {}
+    return starter(
+        lambda draft: deployment(settings.model, draft, drafters, keys=settings.keys, has_journal=True, **own),
+        "random" if kind == "random" else settings.draft_model,
+        settings.draft_model,
+    )
+
+
+def _load_rivals(names: Sequence[str], settings: Settings, tell: Tell) -> Rivals | None:
+    if not set(RIVALS) & set(names):
+        return None
+    tell("loading the pair into transformers")
+    from bench.rivals.transformers import Rivals
+
+    return Rivals(settings.model, settings.draft_model)
+
+
+def _rival(rivals: Rivals | None, name: str) -> Contestant:
+    from bench.rivals.transformers import Transformers
+
+    assert rivals is not None, "they are loaded for whoever needs them"
+    return Transformers(rivals, name, assisted=name == "assisted")
 
 
 def _notes(settings: Settings, agreement: dict[str, Any]) -> list[str]:

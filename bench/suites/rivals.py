@@ -16,7 +16,7 @@ from bench.rivals.grid import SETTLE_S, Cell, Grid
 from bench.rivals.llama import HOW_TO_GET, is_installed
 from bench.rivals.memory import memory_of
 from bench.rivals.prefill import LENGTH, measure_prefill
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.models import SHOWN_PAIR, default_pair
 from specq.runtime import Number
 from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
@@ -33,53 +33,32 @@ NOTES = (
 
 
 @suite("rivals")
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target; llama.cpp needs a GGUF file.")
-@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="specq's and the assistant's.")
-@click.option(
+@option("--model", str, default_pair, "Target; llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "specq's and the assistant's.", show_default=SHOWN_PAIR)
+@option(
     "--prompts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=DATA / "chat",
+    click.Path(exists=True, file_okay=False, path_type=Path),
+    DATA / "chat",
+    "Directory of JSONL files: data sets besides GSM8K and HumanEval.",
     show_default="MT-bench, which comes along",
-    help="Directory of JSONL files: data sets besides GSM8K and HumanEval.",
 )
-@click.option("--numseqs", type=COUNT, default=20, show_default=True, help="Prompts of each data set.")
-@click.option("--output-len", type=COUNT, default=64, show_default=True, help="Most tokens of each text.")
-@click.option(
-    "--temperature",
-    multiple=True,
-    type=Number(0),
-    default=(0.0, 0.8),
-    show_default=True,
-    help="May be repeated.",
-)
-@click.option(
-    "--sessions", multiple=True, type=COUNT, default=(1, 4, 16), show_default=True, help="In flight; may be repeated."
-)
-@click.option(
-    "--only", multiple=True, type=click.Choice(all_names()), help="Contestants; may be repeated.  [default: all]"
-)
-@click.option(
-    "--prefill-repeats",
-    type=click.IntRange(0),
-    default=7,
-    show_default=True,
-    help=f"Prompts of {LENGTH} tokens; 0: none.",
-)
-@click.option(
-    "--seconds",
-    type=Number(0),
-    default=None,
-    help="Begin nothing after so long; --resume goes on.  [default: no limit]",
-)
+@option("--numseqs", COUNT, 20, "Prompts of each data set.")
+@option("--output-len", COUNT, 64, "Most tokens of each text.")
+@repeatable("--temperature", Number(0), (0.0, 0.8), "")
+@repeatable("--sessions", COUNT, (1, 4, 16), "In flight.")
+@repeatable("--only", click.Choice(all_names()), (), "Contestants.", show_default="all")
+@option("--prefill-repeats", click.IntRange(0), 7, f"Prompts of {LENGTH} tokens; 0: none.")
+@option("--seconds", Number(0), None, "Begin nothing after so long; --resume goes on.", show_default="no limit")
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the rest.")
 def command(
     report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:
-    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of their own.
+    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of
+    their own.
 
-    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with one
-    thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the draft model
-    in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
+    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with
+    one thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the
+    draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import click
 
-from bench.engine_steps import NUM_TEXTS, greedy_steps, greedy_texts, measure, measure_openings
+from bench.engine_steps import greedy_steps, measure
 from bench.report import Figure, Report, figure, show, tell
-from bench.suite import COUNT, suite
+from bench.suite import COUNT, option, repeatable, suite
 from specq.config import parsed, read_own
 from specq.engines import ENGINES, Engine, EngineSpec
 from specq.models import SHOWN_PAIR, default_pair, resolve_model
@@ -21,32 +20,19 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
 
 @suite("steps")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="torch", show_default=True, help="What runs it.")
-@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
-@click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
-@click.option("--dtype", default="auto", show_default=True, help="Likewise.")
-@click.option("--engine-option", multiple=True, metavar="NAME=VALUE", help="Handed on to the engine; may be repeated.")
-@click.option("--sessions", type=COUNT, multiple=True, default=(1, 8), show_default=True, help="May be repeated.")
-@click.option(
-    "--drafts", type=click.IntRange(0), multiple=True, default=(0, 4, 8), show_default=True,
-    help="Drafted tokens of each session; may be repeated.",
-)  # fmt: skip
-@click.option("--context", type=click.IntRange(2), default=256, show_default=True, help="Tokens before the step.")
-@click.option("--repeats", type=COUNT, default=22, show_default=True, help="Steps of each kind that count.")
-@click.option(
-    "--openings",
-    is_flag=True,
-    help="Also time how sessions are opened whose contexts were seen, their first step, and their end.",
-)
+@option("--engine", click.Choice(list(ENGINES)), "torch", "What runs it.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--device", str, "auto", "As of `specq worker --role target`.")
+@option("--dtype", str, "auto", "Likewise.")
+@repeatable("--engine-option", str, (), "Handed on to the engine.", metavar="NAME=VALUE", show_default=False)
+@repeatable("--sessions", COUNT, (1, 8), "")
+@repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Drafted tokens of each session.")
+@option("--context", click.IntRange(2), 256, "Tokens before the step.")
+@option("--repeats", COUNT, 22, "Steps of each kind that count.")
 @click.option(
     "--kernels",
     is_flag=True,
     help="Also sum up the device's kernels of greedy steps: what is left of a step is the host's.",
-)
-@click.option(
-    "--check-text",
-    is_flag=True,
-    help="Also run greedy texts in the torch engine; near ties may differ between engines.",
 )
 def command(
     report: Report,
@@ -57,41 +43,36 @@ def command(
     drafts: tuple[int, ...],
     context: int,
     repeats: int,
-    openings: bool,
     kernels: bool,
-    check_text: bool,
     **options: Any,
 ) -> None:
     """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
     if kernels:
-        from bench.gpu.timing import check_device  # brings torch, as an engine does
+        from bench.device import check_device  # brings torch, as an engine does
 
         check_device()
-    report.update(settings=asked | options | {"repeats": repeats, "openings": openings, "kernels": kernels})
+    report.update(settings=asked | options | {"repeats": repeats, "kernels": kernels})
     began, rows = time.perf_counter(), max(max(sessions) * (1 + max(drafts)), MAX_STEP_ROWS)
     found: dict[str, Figure] = {}
-    with _loaded(engine, model, max_sessions=max(*sessions, NUM_TEXTS), max_step_rows=rows, **options) as running:
+    with _loaded(engine, model, max_sessions=max(sessions), max_step_rows=rows, **options) as running:
         about = {"dtype": running.info.dtype, "kv_slots": running.info.kv_slots}
         report.update(results=about | {"start_s": round(time.perf_counter() - began, 1)})
-        parts = [measure_openings(running, sessions, context, repeats)] if openings else []
-        for kind, times in chain(*parts, measure(running, sessions, drafts, context, repeats)):
+        for kind, times in measure(running, sessions, drafts, context, repeats):
             found[kind] = figure("ms", times)
             report.update(figures=found)
             tell(f"{kind}: {found[kind]['median']:.3f} ms")
         if kernels:
             found |= _kernels(report, running, sessions, drafts, context)
             report.update(figures=found)
-        texts = greedy_texts(running, context) if check_text else []
-    notes = [_check(report, texts, model, context, **options)] if check_text else []
-    show([("WHAT", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
+    show([("WHAT", "MS"), *((kind, one["median"]) for kind, one in found.items())])
 
 
 def _kernels(
     report: Report, running: Engine, sessions: tuple[int, ...], drafts: tuple[int, ...], context: int
 ) -> dict[str, Figure]:
     """Report the kernels of each kind of greedy step; return what they take in all."""
-    from bench.gpu.profile import kernels  # brings torch
+    from bench.device import kernels  # brings torch
 
     found, figures = dict[str, Any](), dict[str, Figure]()
     for kind, run in greedy_steps(running, sessions, drafts, context):
@@ -112,12 +93,3 @@ def _loaded(engine: str, model: str, *, engine_option: tuple[str, ...], **option
         yield running
     finally:
         running.shutdown()
-
-
-def _check(report: Report, texts: list[list[int]], model: str, context: int, **options: Any) -> str:
-    """Report how many of the texts differ from the torch engine's."""
-    with _loaded("torch", model, **options | {"engine_option": ()}) as torch:
-        theirs = greedy_texts(torch, context)
-    num_different = sum(a != b for a, b in zip(texts, theirs, strict=True))
-    report.update(results={"greedy_texts": NUM_TEXTS, "greedy_texts_that_differ": num_different})
-    return f"{num_different} of {NUM_TEXTS} greedy texts differ from the torch engine's"

@@ -10,10 +10,11 @@ import click
 
 from specq.cli.options import config_option, key_options, own_key_options
 from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
-from specq.config import TargetConfig, load, override, with_own
+from specq.config import ClientConfig, TargetConfig, load, override, with_own
 from specq.runtime import log
 
 DEFAULT_SESSIONS = (1, 8)
+PROMPTS_EACH = 4  # of each data set, that a running deployment is asked
 
 
 @click.command()
@@ -34,6 +35,11 @@ DEFAULT_SESSIONS = (1, 8)
     show_default=True,
     help="Sessions at a time for which speeds are predicted; may be repeated.",
 )
+@click.option(
+    "--broker",
+    metavar="ADDRESS",
+    help="Instead: ask a running deployment whether drafts change its texts, and how fast it is with them and without.",
+)
 @click.option("--quick", is_flag=True, help="Only look; measure and predict nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -45,6 +51,7 @@ def doctor(
     draft_model: str | None,
     heads: str | None,
     sessions: tuple[int, ...],
+    broker: str | None,
     *,
     quick: bool,
     as_json: bool,
@@ -55,6 +62,8 @@ def doctor(
 
     log.configure("error")
     config = load(config_file)
+    if broker is not None:
+        _ask_service(ctx, override(config.client, broker=broker), as_json=as_json)
     config = replace(
         config,
         target=override(config.target, model=model, heads=heads, **with_own(running, OWN_NAMES)),
@@ -63,5 +72,17 @@ def doctor(
     question = Question(config, tuple(sorted(set(sessions))), is_quick=quick)
     found = examine(question, lambda line: click.echo(line, err=True))
     for part in [json.dumps(found.to_dict(), indent=2)] if as_json else lines(found):
+        click.echo(part)
+    ctx.exit(0 if found.is_sound else 1)
+
+
+def _ask_service(ctx: click.Context, config: ClientConfig, *, as_json: bool) -> None:
+    """Ask a running deployment, and exit."""
+    from specq import Client
+    from specq.doctor import examine_service
+
+    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
+        found = examine_service(client, PROMPTS_EACH, lambda line: click.echo(line, err=True))
+    for part in [json.dumps(found.to_dict(), indent=2)] if as_json else found.lines():
         click.echo(part)
     ctx.exit(0 if found.is_sound else 1)

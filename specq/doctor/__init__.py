@@ -7,6 +7,7 @@
     measuring     the pair in this process, without sockets: what steps (curves) and drafts take; watching: what becomes of drafts
     neighbours    what else runs on this machine meanwhile
     prediction    what follows from that for each method and number of sessions: computed, not measured
+    serving       a running deployment: are its texts the same with drafts, and how fast is it with them and without
     advice        which command to use here, and why
     examination   all of these in turn; report: its result as text
 
@@ -18,5 +19,6 @@ Rule: a prediction is never called a measurement, and where the machine is not q
 
 from specq.doctor.examination import Examination, Question, examine
 from specq.doctor.report import lines
+from specq.doctor.serving import examine_service
 
-__all__ = ["Examination", "Question", "examine", "lines"]
+__all__ = ["Examination", "Question", "examine", "examine_service", "lines"]

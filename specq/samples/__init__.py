@@ -46,6 +46,18 @@ def shipped_token_ids(num_each: int, model: str = "tiny") -> list[list[int]]:
     return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), num_each, codec_of(model))]
 
 
+def shipped_messages(num_each: int) -> list[tuple[str, list[dict[str, str]]]]:
+    """Return the names of the first prompts of each shipped data set, each as a chat."""
+    found = []
+    for name in shipped():
+        with (DATA / f"{name}.jsonl").open("rb") as file:
+            lines = islice(read_lines(file), num_each)
+            found += [
+                (f"{name}/{one.number}", [{"role": "user", "content": str(one.arguments["prompt"])}]) for one in lines
+            ]
+    return found
+
+
 def codec_of(model: str) -> TextCodec:
     """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
     path = Path(resolve_model(model, "target"))

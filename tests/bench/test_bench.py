@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench import contestants, run
-from bench.contestants import Specq, default_names
-from bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
-from bench.settings import Settings
+from bench import deployments, scenario
+from bench.contestants import Specq
+from bench.scenario import Settings
 from bench.stubs import Verdicts, draft_frames, encode_key, open_session
+from bench.suites.pair import NAMES, default_names, kinds
+from bench.suites.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
 from specq.cli import main
 from specq.client import Client
 from specq.processes import up
@@ -93,8 +94,8 @@ def test_who_takes_part():
     """One plain session is measured beside many, random weights only on request; processes are shared."""
     assert default_names(SETTINGS, random_draft=False) == ("transformers", "assisted", "plain", "lookup", "specq")
     many = replace(SETTINGS, concurrency=16)
-    assert default_names(many, random_draft=True) == tuple(name for name in contestants.NAMES if name != "lookahead")
-    assert contestants._kinds(contestants.NAMES) == ["alone", "lookahead", "specq", "random"]
+    assert default_names(many, random_draft=True) == tuple(name for name in NAMES if name != "lookahead")
+    assert kinds(NAMES) == ["alone", "lookahead", "specq", "random"]
 
 
 def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
@@ -195,8 +196,8 @@ def test_the_command(tmp_path, monkeypatch, keys):
 
     path, out = tmp_path / "own.jsonl", tmp_path / "bench.json"
     path.write_text('{"token_ids": [5, 6]}\n' * 3)
-    monkeypatch.setattr(contestants, "Servers", Fake)
-    monkeypatch.setattr(run, "codec_of", lambda _: CODEC)
+    monkeypatch.setattr(deployments, "Servers", Fake)
+    monkeypatch.setattr(scenario, "codec_of", lambda _: CODEC)
     names = ["--only", "plain", "--only", "lookup", "--only", "specq"]
     options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", "--keys", keys, *names, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", *options])

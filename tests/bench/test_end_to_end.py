@@ -12,13 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
+from bench.end_to_end import contest, method_serving, serving, table, vllm, workload
 from bench.end_to_end.contest import Part
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.step_split import StepSplit, split
 from bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
 from bench.end_to_end.workload import Workload, check_engine
 from bench.report import Report
+from bench.step_split import StepSplit, split
 from bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
@@ -259,12 +259,6 @@ def test_heads_beside_the_target_are_found(pair):
         target = method_serving.method_config(kind, work).target
         assert (target.heads, target.draft_model) == (str(pair / name), "")
         assert (target.prompt_lookup == "none") == (kind == name)
-
-
-def test_the_tree_is_as_deep_as_the_chain():
-    paths = method_serving.tree_paths(3, 2)
-    assert sorted(paths) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
-    assert {len(path) for path in method_serving.tree_paths()} == {method_serving.LEVELS}
 
 
 def test_rates_of_all_repetitions_are_kept():
@@ -511,15 +505,13 @@ def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_me
     assert set(results["own"]) == {"plain"}
 
 
-def test_rates_have_rows_and_steps_have_figures():
-    """Models by themselves have step times, and no tokens a second; columns that say nothing are left out."""
-    found = {"verify": {"greedy S=1 K=0": {"step_ms": 2.5}}, "engine plain": {"max_num_seqs": 128}}
-    assert table.table("alone", found) == []
-    assert table.figures("alone", found) == {
-        "alone verify greedy S=1 K=0": {"unit": "ms", "median": 2.5, "repeats": [2.5]}
-    }
+def test_rates_have_rows_and_figures():
+    """What failed, and what is no rate, has no row; columns that say nothing are left out."""
+    found = {"K=3": {"1": {"error": "no room"}}, "engine plain": {"max_num_seqs": 128}}
+    assert table.table("vllm", found) == []
+    assert table.figures("vllm", found) == {}
     rates = {"plain": {"1": RATES}, "sync": {"1": RATES | {"tokens_per_second": 12.0, "step_ms": 9.0}}}
-    assert table.notes("alone", found) == ["alone, engine plain: max_num_seqs 128"]
+    assert table.notes("vllm", found) == ["vllm, engine plain: max_num_seqs 128"]
     header, plain, sync = table.table("own", rates)
     assert header == ("CONTESTANT", "T", "SESSIONS", "TOKENS/S", "STEP MS", "TO PLAIN")
     assert plain == ("own plain", 0.0, 1, 8.0, "", "")
@@ -537,7 +529,6 @@ def test_others_are_compared_with_vllm_plain_and_with_the_best_of_vllms():
         "vllm-spec": {"K=2": {"1": rated(150.0), "8": rated(700.0)}, "K=5": {"1": rated(200.0), "8": {"error": "..."}}},
         "vllm-ngram": {"K=3": {"1": rated(160.0), "8": rated(750.0)}},
         "own": {"plain": {"1": rated(110.0), "8": rated(840.0)}, "async": {"1": rated(300.0), "64": rated(9.0)}},
-        "alone": {"verify": {"x": {"step_ms": 1.0}}},
     }
     header, one, eight = table.summary(results)
     assert header == ("SESSIONS", "VLLM", "ITS DRAFTS", "BEST", "own plain TO BOTH", "own async TO BOTH")
@@ -569,14 +560,14 @@ def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
 
 
 def test_a_child_that_fails_is_an_error_with_what_it_said():
-    with pytest.raises(EngineError, match=r"(?s)nobody ended with status 1.*KeyError"):
-        children.measure_in_child("nobody", WORK)
+    with pytest.raises(EngineError, match=r"(?s)vllm ended with status 1.*TypeError"):
+        vllm.measure_in_child(WORK, colour="red")
 
 
 def test_a_child_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(children, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(vllm, "PATIENCE_S", 0.01)
     with pytest.raises(EngineError, match=r"no result within 0\.01 s"):
-        children.measure_in_child("alone", WORK)
+        vllm.measure_in_child(WORK)
 
 
 # --- the suites on the CPU ----------------------------------------------------------------------------------------
@@ -616,31 +607,3 @@ def test_a_deployment_on_the_cpu(tmp_path, pair):
     assert run["arms"]
     assert run["first_token_ms"] > 0
     assert run["itl_p99_ms"] >= run["itl_ms"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_rivals_on_the_cpu(tmp_path, pair):
-    """transformers and the models by themselves, each in its own process."""
-    out = tmp_path / "rivals.json"
-    options = [
-        "--device",
-        "cpu",
-        "--pair",
-        pair,
-        "--sessions",
-        1,
-        "--output-len",
-        4,
-        "--repeats",
-        1,
-        "--settle-s",
-        0,
-        "--out",
-        out,
-    ]
-    outcome = bench("gpu", "--only", "transformers", "--only", "alone", *options)
-    assert outcome.exit_code == 0, outcome.output
-    found = json.loads(out.read_text())
-    assert {"transformers generate S=1", "transformers assisted S=1", "alone draft 1"} <= set(found["figures"]), found
-    assert "alone verify greedy S=1 K=6 step" in found["figures"]

@@ -6,8 +6,8 @@ import pytest
 
 from bench.agreement import Difference, differences, summary
 from bench.figures import HEADER, figures, rates, speculation, table
-from bench.measure import BLOCK, Turn, blocks, measure, schedule
-from bench.settings import Completion, Settings
+from bench.scenario import Completion, Settings
+from bench.turns import BLOCK, Turn, blocks, blocks_of, measure, rotated, schedule, warm_up
 from specq.samples import Prompt
 
 SETTINGS = Settings(datasets=("a", "b"), repeats=2)
@@ -47,23 +47,25 @@ def test_blocks():
 def test_everybody_takes_turns_in_rotating_order():
     """Each block is run by each contestant, and no one always begins."""
     players = [Player(name, []) for name in "xyz"]
-    plan = [(repeat, block[0], player.name) for repeat, block, player in schedule(players, PROMPTS, SETTINGS)]
+    plan = [(repeat, block[0], player.name) for repeat, block, player in schedule(players, blocks_of([PROMPTS] * 2, 1))]
     assert len(plan) == 2 * 4 * 3
     rounds = [plan[i : i + 3] for i in range(0, len(plan), 3)]
     assert all(len({(repeat, first) for repeat, first, _ in one}) == 1 for one in rounds)
     assert [one[0][2] for one in rounds] == list("xyzxyzxy")
 
 
+def test_everybody_is_first_in_turn():
+    """Nobody is lost, and the order among them stays."""
+    assert [rotated("xyz", number) for number in (0, 1, 5)] == [list("xyz"), list("yzx"), list("zxy")]
+    assert rotated([], 3) == []
+
+
 def test_measure_warms_up_and_takes_the_time():
     """Everybody runs once unmeasured; a turn lasts from before to after."""
     log, told, ticks = [], [], iter(range(1000))
-    turns = measure(
-        [Player("x", log), Player("y", log)],
-        PROMPTS[:3],
-        replace(SETTINGS, repeats=1),
-        told.append,
-        clock=lambda: next(ticks) * 0.5,
-    )
+    players, settings = [Player("x", log), Player("y", log)], replace(SETTINGS, repeats=1)
+    warm_up(players, PROMPTS[:3], settings, told.append)
+    turns = measure(players, blocks_of([PROMPTS[:3]], 1), settings, told.append, clock=lambda: next(ticks) * 0.5)
     assert log[:2] == [("x", ["0", "1"]), ("y", ["0", "1"])]
     assert [(one.contestant, one.seconds, one.num_tokens) for one in turns] == [("x", 0.5, 12), ("y", 0.5, 12)]
     assert told == [

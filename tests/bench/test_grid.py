@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import grid
-from bench.grid import cells_of, same_text, shape_table, strategy_table
-from bench.measure import Turn
-from bench.pairs import DEFAULT_PAIRS, Pair, draft_model, parse_pairs
-from bench.settings import Completion
-from bench.variants import LOOKUP, PLAIN, SHAPES, Variant, shapes, strategies
+from bench import deployments, scenario
+from bench.scenario import DEFAULT_PAIRS, Completion, Pair, draft_model, parse_pairs
+from bench.suites.grids import (
+    LOOKUP,
+    PLAIN,
+    SHAPES,
+    Variant,
+    cells_of,
+    same_text,
+    shape_table,
+    shapes,
+    strategies,
+    strategy_table,
+)
+from bench.turns import Turn
 from specq.cli import main
 from specq.client import Client
 from specq.client.parameters import read_parameters
@@ -197,7 +206,7 @@ def test_the_command(tmp_path, monkeypatch, suite, num_variants):
             self.client = Client(self.broker.address, cache_dir=tmp_path)
             return self
 
-        def wait_ready(self):
+        def wait_ready(self, _timeout_s):
             self.client.wait_until_ready()
 
         def __exit__(self, *_):
@@ -207,8 +216,8 @@ def test_the_command(tmp_path, monkeypatch, suite, num_variants):
 
     path, out = tmp_path / "own.jsonl", tmp_path / "bench.json"
     path.write_text('{"token_ids": [5, 6]}\n' * 2)
-    monkeypatch.setattr(grid, "Servers", Fake)
-    monkeypatch.setattr(grid, "codec_of", lambda _: CODEC)
+    monkeypatch.setattr(deployments, "Servers", Fake)
+    monkeypatch.setattr(scenario, "codec_of", lambda _: CODEC)
     pairs = ["--pair", "a=tiny,tiny", "--pair", "b=tiny,/d", "--temperature", "0", "--temperature", "0.5"]
     options = ["--dataset", str(path), "--output-len", "6", "--repeats", "1", "--keys", "k", *pairs, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", suite, *options])

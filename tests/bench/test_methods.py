@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import method_turns
-from bench.measure import Turn
-from bench.method_figures import accepted_by_depth, cells_of, costs_of, dataset_table, method_table, to_best
-from bench.method_turns import Measured, StepTimes, portions, step_times
+from bench.method_figures import (
+    Measured,
+    accepted_by_depth,
+    cells_of,
+    costs_of,
+    dataset_table,
+    method_table,
+    to_best,
+)
 from bench.methods import KINDS, DraftFiles, Method, choose, config_of
-from bench.settings import Completion
+from bench.scenario import Completion
+from bench.suites.methods import portions
+from bench.turns import Turn
 from specq.checkpoints import weight_bytes
 from specq.cli import main
 from specq.models import parallel_for, resolve_model
-from specq.protocol.errors import ConfigError, EngineError
+from specq.protocol.errors import ConfigError
 from specq.samples import Prompt
 from specq.testing.checkpoints_draft import MADE, PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
@@ -183,11 +190,14 @@ def test_accepted_by_depth():
     assert accepted_by_depth([4]) == accepted_by_depth([]) == []
 
 
+def steps_of(num_steps, **phases_ms):
+    return {"num_steps": num_steps, "phases_ms": {"forward": 0.0, "wait": 0.0, "host": 0.0, **phases_ms}}
+
+
 def test_costs_are_beside_those_of_plain_decoding():
-    plain, own = StepTimes(10, 0.02, 0.01), StepTimes(4, 0.012, 0.012)
+    plain, own = steps_of(10, forward=2.0, host=1.0), steps_of(4, forward=3.0, wait=1.0, host=2.0)
     assert costs_of(own, plain, 0.02) == {"forward_ms": 3.0, "draft_ms": 2.0, "worker_ms": 5.0}
     assert costs_of(plain, plain, None) == {"forward_ms": 2.0, "draft_ms": 0.0, "worker_ms": None}
-    assert own.since(StepTimes(1, 0.002, 0.002)) == StepTimes(3, pytest.approx(0.01), pytest.approx(0.01))
 
 
 @pytest.fixture
@@ -200,7 +210,7 @@ def measured():
         for repeat, slower in enumerate((1.0, 2.0))
         for name, rate in rates.items()
     ]
-    steps = {name: StepTimes(10, 0.02, 0.01) for name in rates}
+    steps = {name: steps_of(10, forward=2.0, host=1.0) for name in rates}
     return [Method(name, name=name) for name in rates], Measured(turns, steps, {})
 
 
@@ -212,9 +222,9 @@ def test_ratios_are_within_a_repetition(measured):
     assert cells["plain"]["ratio_to"]["draft-colocated"]["median"] == pytest.approx(0.5)
     assert cells["draft-colocated"]["tokens_per_round"] == 1.0
     assert cells["draft-colocated"]["accepted_by_depth"] == [0.5, 0.5]
-    best, ratio = to_best(found.turns, methods)
+    best, ratio = to_best(found.turns)
     assert (best, ratio["median"]) == ("draft-colocated", pytest.approx(0.95))
-    assert to_best([one for one in found.turns if one.contestant != "everything"], methods[:3]) is None
+    assert to_best([one for one in found.turns if one.contestant != "everything"]) is None
 
 
 def test_a_text_that_differs_is_found(measured):
@@ -242,39 +252,6 @@ def test_tables_have_a_row_for_each_method(measured):
     assert by_dataset[0] == ("", "METHOD", "A", "B")
     assert {len(row) for row in table} == {len(table[0])}
     assert "2.00 (2.00..2.00)" in table[3]
-
-
-# --- what a verifier counts ---------------------------------------------------------------------------------------
-
-
-class Reports:
-    """A client whose broker gives these reports one after the other."""
-
-    def __init__(self, *reports):
-        self.left = list(reports)
-
-    def status(self):
-        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
-
-
-def report(num_rounds, hits, misses, **us):
-    phases = {name: us.get(name, []) for name in ("wait", "plan", "forward", "judge", "host")}
-    metrics = {"hits": hits, "misses": misses, "step_us": phases}
-    workers = [{"role": "draft", "metrics": {}}, {"role": "target", "metrics": metrics}]
-    return {"workers": workers, "rounds": {"tiny": {"rounds": num_rounds}}}
-
-
-def test_step_times_are_those_after_the_last_round():
-    """A heartbeat that is older than the last round is not the answer."""
-    late = report(8, 3, 4, forward=[1000, 0, 7])
-    fresh = report(8, 3, 5, forward=[2000, 1, 7], wait=[300, 8], host=[200, 8])
-    assert step_times(Reports(late, fresh)) == StepTimes(8, 0.002, pytest.approx(0.0005))
-
-
-def test_step_times_are_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(method_turns, "FRESH_S", 0.0)
-    with pytest.raises(EngineError, match="heartbeats do not have all of its rounds"):
-        step_times(Reports(report(8, 3, 4)))
 
 
 # --- the command --------------------------------------------------------------------------------------------------

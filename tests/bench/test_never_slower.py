@@ -5,14 +5,21 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from bench import never_slower
 from bench.deployments import Deployments
 from bench.figures import paired
-from bench.measure import Turn
-from bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, summary
-from bench.pairs import Pair
-from bench.settings import Completion
-from bench.suites.never_slower import passes
+from bench.scenario import Completion, Pair, Settings
+from bench.suites.never_slower import (
+    LEAST_PROMPTS,
+    Cell,
+    Pace,
+    cells,
+    names_of,
+    passes,
+    size_of_turns,
+    summary,
+    take_turns,
+)
+from bench.turns import Turn
 from specq.cli import main
 from specq.samples import Prompt
 
@@ -70,33 +77,23 @@ class Recorder:
     """A contestant that takes no time, and knows what it was asked."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.asked = name, []
+        self.name, self.asked, self.cpu_s, self.concurrency = name, [], {}, 0
 
     def run(self, prompts, settings):
         self.asked.append((tuple(prompts), settings.output_len))
         return [Completion([0] * settings.output_len, 1.0, {"rounds": 1}) for _ in prompts]
 
 
-class Served:
-    client = None
-
-    def pids(self):
-        return {}
-
-
 def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
     """Each verifier has computed every prompt before a turn counts, and in a repetition all get the same prompts."""
     prompts = [Prompt("a", str(number), (number,)) for number in range(LEAST_PROMPTS)]
-    settings = never_slower.Settings(datasets=(), output_len=5)
-    servers = {name: Served() for name in ("alone", "default", "forced")}
-    run = never_slower._Run(Cell(REAL, "one", 3), settings, servers, prompts)
-    run.contestants = [Recorder(name) for name in ("plain", "lookup", "default", "forced")]
+    contestants = [Recorder(name) for name in ("plain", "lookup", "default", "forced")]
     pace = Pace(turn_s=0.0, repeats=3, settle_s=0.0, output_len=5)
-    found = run.settle(pace, lambda _: None) | run.measure(pace, lambda _: None)
-    plain, *others = run.contestants
+    found = take_turns(Cell(REAL, "one", 3), pace, contestants, prompts, Settings(output_len=5), lambda _: None)
+    plain, *others = contestants
     for other in others:  # one of each verifier
         assert other.asked[0] == (tuple(prompts), 1)
-    counted = [one.asked[-pace.repeats :] for one in run.contestants]
+    counted = [one.asked[-pace.repeats :] for one in contestants]
     assert all(asked == counted[0] for asked in counted)
     assert len({jobs for jobs, _ in counted[0]}) > 1, "repetitions differ"
     assert set(found["rates"]) == {"plain", "lookup", "default", "forced"}
@@ -109,7 +106,7 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
 )
 def test_turns_take_as_long_as_was_asked(rate, sessions, jobs, num_tokens):
     """Fast models run many jobs; several sessions run several each, and shorter ones, even if a turn takes longer then."""
-    assert never_slower._jobs_each(rate, sessions, Pace(1.0, 3, 0.0, 96)) == (jobs, num_tokens)
+    assert size_of_turns(rate, sessions, Pace(1.0, 3, 0.0, 96)) == (jobs, num_tokens)
 
 
 class Group:
@@ -154,13 +151,11 @@ def test_groups_stay_for_the_next_cell_and_start_one_by_one():
 
 def test_cells_share_what_does_not_depend_on_them():
     """The sessions change no process; those without drafters serve all cells of a target."""
-    one, more, other = (
-        never_slower._names(Cell(*of)) for of in ((REAL, "one", 1), (REAL, "one", 16), (RANDOM, "two", 1))
-    )
+    one, more, other = (names_of(Cell(*of)) for of in ((REAL, "one", 1), (REAL, "one", 16), (RANDOM, "two", 1)))
     assert one == more
     assert one["alone"] == other["alone"]
     assert len({*one.values(), *other.values()}) == 5
-    assert set(never_slower._names(Cell(REAL, "none", 1))) == {"alone", "default"}
+    assert set(names_of(Cell(REAL, "none", 1))) == {"alone", "default"}
 
 
 # --- the command --------------------------------------------------------------------------------------------------

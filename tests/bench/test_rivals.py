@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.rivals.transformers import Rivals, Transformers
-from bench.settings import Settings
+from bench.scenario import Settings
 from specq.samples import Prompt
 from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
 

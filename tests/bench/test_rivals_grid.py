@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from bench.rivals import field as fields
 from bench.rivals import summary
 from bench.rivals.children import Child
-from bench.rivals.field import Completed, Field, all_names
+from bench.rivals.field import Field, all_names
 from bench.rivals.grid import JOBS_EACH, SLOW_EVERY, Cell, Grid, in_turns
 from bench.rivals.memory import memory_of
 from bench.rivals.prefill import LENGTH, measure_prefill
+from bench.scenario import Completion
 from specq.cli import main
 from specq.protocol import EngineError
 from specq.samples import Prompt
@@ -26,15 +27,15 @@ NOBODY = float("inf")
 class Recorder:
     """A contestant that needs no time, says what it is told to, and knows what it was asked."""
 
-    num_at_once = 4
+    concurrency = 0
 
     def __init__(self, name, rate=100.0, num_tokens=21):
         self.name, self.rate, self.num_tokens, self.asked = name, rate, num_tokens, []
 
-    def complete(self, prompt, params):
-        self.asked.append((prompt, params))
+    def run(self, prompts, settings):
+        self.asked += [(prompt, settings) for prompt in prompts]
         seconds = (self.num_tokens - 1) / self.rate
-        return Completed([0] * self.num_tokens, 1, 0.5, 0.5 + seconds, 10)
+        return [Completion([0] * self.num_tokens, 500.0, {"rounds": 10}, 1, 0.5 + seconds) for _ in prompts]
 
 
 @pytest.fixture
@@ -94,14 +95,14 @@ def test_everybody_gets_the_same_prompt_and_seed_and_begins_in_turn():
     one, other = Recorder("plain"), Recorder("lookup")
     order = []
     for contestant in (one, other):
-        complete = contestant.complete
-        contestant.complete = lambda prompt, params, c=contestant, f=complete: order.append(c.name) or f(prompt, params)
+        run = contestant.run
+        contestant.run = lambda prompts, settings, c=contestant, f=run: order.append(c.name) or f(prompts, settings)
     grid = Grid([Cell(0.8, 1)], PROMPTS, 21)
     units = dict(grid.run([one, other], {}, NOBODY, lambda _: None))
     asked = [contestant.asked[-len(units) :] for contestant in (one, other)]
     assert asked[0] == asked[1]
-    assert [params.seed for _, params in asked[0]] == list(range(len(PROMPTS)))
-    assert {params.temperature for _, params in asked[0]} == {0.8}
+    assert [settings.seed for _, settings in asked[0]] == list(range(len(PROMPTS)))
+    assert {settings.temperature for _, settings in asked[0]} == {0.8}
     assert order[-4:] == ["plain", "lookup", "lookup", "plain"]
 
 

@@ -12,13 +12,12 @@ import pytest
 import structlog
 import torch
 
-from bench.gpu.heads import random_eagle
-from bench.gpu.rounds import AnyText, open_wave, steps_of
 from specq.models import Shape
 from specq.proposers.eagle import Eagle
 from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
 from specq.verifier.arms import EAGLE
 from tests.replaying import StandIn
+from tests.verifier.any_text import AnyText, open_wave, random_eagle, steps_of
 
 SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=300)
 MOST = 64

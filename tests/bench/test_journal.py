@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
@@ -23,16 +22,3 @@ def test_groups_are_timed_by_durability_and_size(tmp_path):
     ]
     assert len(table.splitlines()) == 1 + 6
     assert report["figures"]["process, 16 rows, p50_us"]["median"] > 0
-    assert report["results"]["roundtrip"] == {}
-
-
-@pytest.mark.slow
-def test_round_trips_with_a_journal_and_without(tmp_path):
-    """All repetitions are kept; the ratio to no journal is printed."""
-    table, report = run(tmp_path, "--groups", "2", "--roundtrip", "2", "--seconds", "0.1")
-    assert {name: len(one["rates"]) for name, one in report["results"]["roundtrip"].items()} == {
-        "none": 2, "full": 2, "process": 2,
-    }  # fmt: skip
-    assert len(report["figures"]["round trips, journal full"]["repeats"]) == 2
-    assert "journal none: " in table
-    assert "1.00 of those without" in table

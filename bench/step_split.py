@@ -1,7 +1,7 @@
 """Where the time of a verifier's steps goes, as its heartbeats say it (`specq.protocol.worker_metrics`).
 
-Rule: what was counted between two moments is the difference of two reports, each taken when the verifier, idle, has beaten since its
-last step.
+Rule: what was counted between two moments is the difference of two reports, each taken when the verifier, idle, has
+beaten since its last step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class StepSplit:
         self._before = self._settled()
 
     def figures(self) -> dict[str, Any]:
-        """Return what steps took in the mean since `begin`, in milliseconds, and which sources of drafts are used; no job runs now.
+        """Return what steps took in the mean since `begin`, in milliseconds, and which sources of drafts are used; no
+        job runs now.
 
         phases_ms   of each phase; `wait` is for what the verifier's own process drafts
         host_ms     all of them but `forward`; wait_ms: the part of it that is `wait`
@@ -38,7 +39,8 @@ class StepSplit:
         return split(self._before["metrics"], after["metrics"]) | {"arms": after["metrics"].get("arms", {})}
 
     def _settled(self) -> dict[str, Any]:
-        """Return what the broker knows of the verifier when two reports, more than a heartbeat apart, say the same number of steps."""
+        """Return what the broker knows of the verifier when two reports, more than a heartbeat apart, say the same
+        number of steps."""
         last = self._verifier()
         for _ in range(PATIENCE_BEATS):
             time.sleep(2 * self._beat_s)
@@ -54,7 +56,8 @@ class StepSplit:
 
 
 def split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `phases_ms`, `host_ms` and `wait_ms` of the steps between two states of a verifier's metrics, and `num_steps`."""
+    """Return `phases_ms`, `host_ms` and `wait_ms` of the steps between two states of a verifier's metrics, and
+    `num_steps`."""
     num_steps = _grown(before, after, FORWARD, slice(1, None))
     phases = {name: round(_grown(before, after, name, slice(1)) / max(num_steps, 1) / 1e3, 4) for name in PHASES}
     host = sum(ms for name, ms in phases.items() if name != FORWARD)

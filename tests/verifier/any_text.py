@@ -1,14 +1,8 @@
-"""Rounds of a verifier whose sessions an EAGLE-3 head drafts for, around a target that takes the device a few milliseconds and says anything.
-
-Waves of sessions with fresh prompts. `to drafts`: from the end of a step until the head's passes are launched, which is when the device has nothing to
-do; `drafts`: from there on, until they hang on the trees, with whatever the host does meanwhile; `to step`: from there until the step is launched.
-Of steps with prompts apart from others. `recorded`: how many passes were recorded while sessions waited; 0 is right. The head has random weights.
-"""
+"""A target that says anything, and an EAGLE-3 head with random weights: for what does not depend on the texts."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu.heads import DEPTH, random_eagle
-from bench.gpu.models import check_device
-from bench.gpu.parts import Found, Task
-from bench.report import Figure, figure, tell
 from specq.checkpoints import eagle_form
+from specq.engines.torch import EagleHead, EagleNetwork
 from specq.engines.torch.forward import tapped_rows
-from specq.proposers.eagle import Eagle
+from specq.models import Shape
 from specq.protocol import (
     NO_TAP,
     Close,
@@ -36,16 +27,11 @@ from specq.protocol import (
     Tap,
 )
 from specq.verification import Judgements, StepBatch, starts_of
-from specq.verifier import Budget, DraftBatch, EagleDrafter, StepCurve, Verifier, usual_sizes
+from specq.verifier import StepCurve, Verifier
 
-PROMPT, OUTPUT = 112, 96  # tokens
-WAVES, MOST_S = 4, 8.0  # of one number of sessions; the first wave is not counted
-STEP_CYCLES = 8_000_000  # of the device, about 5 ms
-PEAK = 10.0  # logits of the head are so much larger than at random, so that some tokens are likely
+DRAFT_VOCAB = 32_000
 DEEPEST = 4  # accepted nodes of a round: 0 to so many
 CURVE = StepCurve([1, 64, 512], [0.005, 0.006, 0.010])
-
-Times = dict[str, list[float]]  # milliseconds, by name
 
 
 @dataclass(eq=False)
@@ -59,7 +45,6 @@ class AnyStep:
 
     def collect(self) -> StepOutput:
         """See `Launched`."""
-        self.target.settle()
         found = StepOutput(self.target.judge(self.batch.known().judged()), self.hidden)
         self.target.ended()
         return found
@@ -101,14 +86,7 @@ class AnyText:
         self.launched()
         batch = StepBatch.of(steps)
         rows, starts = tapped_rows(batch, tap)
-        if self._noise.is_cuda:
-            torch.cuda._sleep(STEP_CYCLES)  # type: ignore[no-untyped-call]
         return AnyStep(self, batch, SessionRows(self._noise[: len(rows)].clone(), starts, tap.layers))
-
-    def settle(self) -> None:
-        """Wait for the device."""
-        if self._noise.is_cuda:
-            torch.cuda.synchronize()
 
     def judge(self, batch: StepBatch) -> Judgements:
         """Accept the first nodes of each tree, down to a depth that is drawn."""
@@ -145,79 +123,6 @@ def _first_path(parents: Sequence[int], depth: int) -> list[int]:
     return path
 
 
-class TimedEagle(EagleDrafter):
-    """The source, with what it says of its moments."""
-
-    launched: Callable[[], None] = staticmethod(_nothing)
-    hung: Callable[[], None] = staticmethod(_nothing)
-
-    def begin(self, sessions: Sequence[Any], budget: Budget, now: float) -> bool:
-        """See `DraftSource`."""
-        has_begun = super().begin(sessions, budget, now)
-        self.launched()
-        return has_begun
-
-    def collect(self, sessions: Sequence[Any], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """See `DraftSource`."""
-        found = super().collect(sessions, budget, clock)
-        self.hung()
-        return found
-
-
-class Stages:
-    """When a round came to its stages; a stage's time is since the one before it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def reach(self, name: str) -> Callable[[], None]:
-        """Return what notes that a stage is reached."""
-
-        def note() -> None:
-            now = time.perf_counter()
-            self.seconds[name], self._last = now - self._last, now
-
-        return note
-
-
-def measure(task: Task) -> Found:
-    """Measure rounds by sessions."""
-    check_device(task.pair.device)
-    shape, device, dtype = task.pair.shapes["target"], torch.device(task.pair.device), task.pair.dtype
-    head = random_eagle(shape, device, dtype)
-    head.network.lm_head.weight.mul_(PEAK)
-    eagle = Eagle(head)
-    eagle.warm_up(max(task.sessions), (), usual_sizes(DEPTH))
-    figures: dict[str, Figure] = {}
-    for count in task.sessions:
-        target = AnyText(shape.vocab, eagle_form.NUM_TAPS * shape.hidden, device, dtype)
-        times, recorded = _rounds(eagle, target, count), eagle.num_recorded
-        figures |= {f"S={count} {name}": figure("ms", values) for name, values in times.items()}
-        figures[f"S={count} recorded"] = figure("passes", [eagle.num_recorded - recorded])
-        tell(", ".join(f"S={count} {name} {np.median(values):.3f}" for name, values in times.items()))
-    return Found(figures)
-
-
-def _rounds(eagle: Eagle, target: AnyText, count: int) -> Times:
-    """Time waves of so many sessions."""
-    source, stages, times = TimedEagle(eagle, DEPTH), Stages(), defaultdict[str, list[float]](list)
-    target.ended, source.launched = stages.reach("end"), stages.reach("to drafts")
-    source.hung, target.launched = stages.reach("drafts"), stages.reach("to step")
-    verifier = Verifier(target, CURVE, [source], incarnation=1, max_sessions=count, measures_drafts=False)
-    rng, began = np.random.default_rng(count), time.perf_counter()
-    for wave in range(WAVES):
-        open_wave(verifier, rng, range(wave * count, (wave + 1) * count), PROMPT, OUTPUT)
-        for has_prompts in steps_of(verifier):
-            for name in ("to drafts", "drafts", "to step") if wave else ():
-                if name in stages.seconds:
-                    times[f"{'prompts' if has_prompts else 'steady'}, {name}"].append(1e3 * stages.seconds[name])
-            stages.seconds.clear()
-        if time.perf_counter() - began > MOST_S and wave:
-            break
-    return times
-
-
 def open_wave(verifier: Verifier, rng: np.random.Generator, ids: Sequence[int], length: int, output_len: int) -> None:
     """Open sessions with random contexts of this length, for so many tokens."""
     for session_id in ids:
@@ -236,3 +141,27 @@ def steps_of(verifier: Verifier, clock: Callable[[], float] = time.perf_counter)
             if getattr(verdict, "finish", ""):
                 verifier.handle(Close(session_id=verdict.session_id, epoch=1), 0.0)  # type: ignore[attr-defined]
         yield has_prompts
+
+
+def random_eagle(shape: Shape, device: torch.device, dtype: torch.dtype) -> EagleHead:
+    """Return a head with random weights."""
+    num_columns = min(DRAFT_VOCAB, shape.vocab)
+    sizes: dict[str, Any] = {
+        "hidden_size": shape.hidden,
+        "target_hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "draft_vocab_size": num_columns,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    }
+    embedding = torch.randn(shape.vocab, shape.hidden, device=device, dtype=dtype)
+    with torch.device(device):
+        network = EagleNetwork(eagle_form.EagleShape(**sizes), embedding).to(dtype).eval()
+    network.requires_grad_(requires_grad=False)
+    network.fuse()
+    tokens: Int32Array = np.sort(np.random.default_rng(1).permutation(shape.vocab)[:num_columns]).astype(np.int32)
+    return EagleHead(network, (0, 1, 2), tokens)

@@ -1,19 +1,71 @@
-"""Pairs of a target and a draft model to compare on, as the user names them: NAME=TARGET,DRAFT.
+"""What is asked: models, prompts, sessions, temperature and lengths; and what one completion of it gives.
 
-A model is a bundled name or a directory. DRAFT may also be `random`, or `weak` (`weak:NOISE`): see `bench.drafts`.
+A pair is named NAME=TARGET,DRAFT; DRAFT may also be `random`, or `weak` (`weak:NOISE`): see `bench.drafts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from specq.protocol import ConfigError
+from specq.samples import Prompt, codec_of, load_prompts
 
 MADE_OF = "tiny"  # the draft model that the made ones are made of
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One run's settings.
+
+    num_prompts   of each data set; output_len: most tokens for each; ignore_eos: always that many
+    k             tokens that the assistant of transformers drafts a round; specq decides by itself
+    concurrency   specq's sessions in flight; rivals on a CPU run one by one
+    repeats       repetitions of everything, interleaved
+    keys          as of `specq up`; "": no encryption
+    """
+
+    datasets: tuple[str, ...] = ()
+    num_prompts: int = 20
+    output_len: int = 128
+    k: int = 5
+    concurrency: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    repeats: int = 3
+    drafters: int = 1
+    model: str = "tiny"
+    draft_model: str = "tiny"
+    keys: str = ""
+
+    def prompts(self) -> list[Prompt]:
+        """Return the prompts; raises ConfigError if there are none."""
+        found = load_prompts(self.datasets, self.num_prompts, codec_of(self.model))
+        if not found:
+            raise ConfigError(f"no prompts in {', '.join(self.datasets)}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a contestant made of one prompt; `stats` has all counts of `specq.client.Result` as far as it knows them.
+
+    num_first, seconds   tokens that came first, and until the last one; 0 where that was not noted
+    """
+
+    token_ids: list[int]
+    first_token_ms: float
+    stats: dict[str, Any] = field(default_factory=dict)
+    num_first: int = 0
+    seconds: float = 0.0
+
+
+# --- pairs of models --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +114,7 @@ def _noise(draft: str) -> float | None:
 
 
 @contextmanager
-def draft_model(draft: str) -> Iterator[str]:
+def draft_model(draft: str, made_of: str = MADE_OF) -> Iterator[str]:
     """Yield what the draft workers shall load: the model itself, or a directory with one that is made for the while."""
     kind = draft.partition(":")[0]
     if kind not in ("random", "weak"):
@@ -72,8 +124,8 @@ def draft_model(draft: str) -> Iterator[str]:
 
     with TemporaryDirectory(prefix=f"specq-{kind}-draft-") as folder:
         if kind == "random":
-            make_random_draft(MADE_OF, Path(folder))
+            make_random_draft(made_of, Path(folder))
         else:
             noise = _noise(draft)
-            make_weak_draft(MADE_OF, Path(folder), WEAK_NOISE if noise is None else noise)
+            make_weak_draft(made_of, Path(folder), WEAK_NOISE if noise is None else noise)
         yield folder
