@@ -55,7 +55,7 @@ def unwritable_said() -> Iterator[None]:
 @contextmanager
 def _named() -> Iterator[None]:
     """Make standard output one whose errors say so, unless something took its place, as tests do. Where who started this has closed it,
-    writing fails instead of being left out."""
+    writing fails instead of being left out. What goes to a standard error that is closed is left out."""
     before: Any = sys.stdout
     if before is None:
         raw = _StandardOutput(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
@@ -65,6 +65,8 @@ def _named() -> Iterator[None]:
         raw = _StandardOutput(before.fileno(), "w", closefd=False)
         how = {name: getattr(before, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), **how)
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w", closefd=False), "utf-8")
     try:
         yield
     finally:

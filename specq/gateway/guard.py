@@ -94,7 +94,8 @@ class Guard:
 
 def _keys_in(headers: Headers) -> Iterator[str]:
     """Yield the keys of a request. Several, since a client may send a placeholder beside the valid one."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        yield key.strip()
-    yield from (headers[name].strip() for name in KEY_HEADERS if name in headers)
+    for given in headers.getlist("authorization"):
+        scheme, _, key = given.partition(" ")
+        if scheme.lower() == "bearer":
+            yield key.strip()
+    yield from (key.strip() for name in KEY_HEADERS for key in headers.getlist(name))

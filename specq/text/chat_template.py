@@ -20,7 +20,8 @@ import jinja2.parser
 
 from specq.protocol import JobError
 from specq.text.messages import normalised, plain_json
-from specq.text.template_limits import LimitedEnvironment, limited
+from specq.text.template_limits import LimitedEnvironment
+from specq.text.template_meter import limited
 
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:

@@ -3,130 +3,43 @@
 A template is rewritten before it is compiled, so that its steps pass a `Meter`:
 
     a turn of a loop, a call, an operator   looks at the time
+    a comparison, a test, a filter          looks at the time, always where a value may be long
     a text or list that is made             is counted; before it is made, if it may be much longer than its parts
     a value that is printed                 is counted as it is printed
 
-Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. Time is
-the thread's own processor time: a busy machine refuses nothing. What lengthens texts needs a line in `_GROWTH`.
+Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. What lengthens
+texts, or takes long for each character, needs a line in `_GROWTH`.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import nodes
 from jinja2.environment import Template
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-TIME_LIMIT_S = 2.0  # of processor time, to compile and render; usual conversations take less than a millisecond
-SIZE_LIMIT = 1 << 26  # characters and list entries that are made on the way, and those of any one value
-BITS_LIMIT = 1 << 14  # of an integer: longer ones take long to compute
-STEPS_A_LOOK, LONG_STEP = 32, 1 << 16  # look at the clock after so many steps, and after each that makes more than this
+from specq.text.template_meter import (
+    SIZE_LIMIT,
+    TemplateLimitError,
+    bits_size,
+    check_size,
+    counted,
+    looked,
+    parts,
+    printed,
+    size_of,
+    step,
+    turns,
+)
+
+TEMPLATE_LIMIT = 1 << 17  # characters of a template: to compile more takes longer than the time limit
 PRECISION_LIMIT = 400  # digits that `round` takes: more than a float has
-
-
-class TemplateLimitError(TemplateError):
-    """A template takes too long, or makes too much."""
-
-
-class Meter:
-    """What one rendering has used so far."""
-
-    __slots__ = ("_end", "_made", "_steps")
-
-    def __init__(self) -> None:
-        self._end, self._made, self._steps = time.thread_time() + TIME_LIMIT_S, 0, 0
-
-    def step(self, size: int = 0) -> None:
-        """Count a step, and characters or entries that it makes; raises TemplateLimitError for too many, or too late.
-
-        To read the clock takes longer than most steps, so only some do.
-        """
-        self._steps += 1
-        if size:
-            self._made += size
-            check_size(self._made)
-        if (self._steps % STEPS_A_LOOK == 0 or size > LONG_STEP) and time.thread_time() > self._end:
-            raise TemplateLimitError(f"it takes more than {TIME_LIMIT_S:g} s")
-
-
-_thread = threading.local()
-
-
-@contextmanager
-def limited() -> Iterator[None]:
-    """Begin the limits for what this thread compiles and renders."""
-    _thread.meter = Meter()
-    try:
-        yield
-    finally:
-        del _thread.meter
-
-
-# --- sizes --------------------------------------------------------------------------------------------------------
-
-
-def check_size(size: int) -> None:
-    if size > SIZE_LIMIT:
-        raise TemplateLimitError(f"it makes more than {SIZE_LIMIT} characters")
-
-
-def size_of(value: Any) -> int:
-    """Return the characters and entries of a value, each as often as it is printed; it stops beyond the limit."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    waiting, total = [value], 0
-    while waiting and total <= SIZE_LIMIT:
-        one = waiting.pop()
-        parts = _parts(one)
-        total += 1 + (len(one) if isinstance(one, str | bytes) else len(parts))
-        waiting.extend(parts)
-        _thread.meter.step()
-    return total
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(value)
-    return _parts(value._Namespace__attrs) if isinstance(value, Namespace) else ()  # noqa: SLF001
-
-
-def _counted(value: Any) -> Any:
-    """Count a value that was made, and return it."""
-    if isinstance(value, str | bytes):
-        _thread.meter.step(len(value))
-    elif isinstance(value, list | tuple | dict | set | Namespace):
-        check_size(size_of(value))
-        _thread.meter.step(len(_parts(value)))
-    return value
-
-
-def _printed(value: Any) -> Any:
-    """Count a value that is printed, and return it."""
-    if isinstance(value, str):
-        _thread.meter.step(len(value))
-    elif _parts(value):
-        check_size(size_of(value))
-    return value
-
-
-def _turns(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield what a loop runs over."""
-    step = _thread.meter.step
-    for value in values:
-        step()
-        yield value
 
 
 # --- operations that make more than they are given ----------------------------------------------------------------
@@ -161,18 +74,24 @@ def _rounded(_number: Any, precision: Any = 0, *_: Any, **__: Any) -> int:
 
 def _summed(values: Any, attribute: Any = None, start: Any = 0) -> int:
     del attribute
-    return 0 if isinstance(start, int | float) else size_of(values) * len(_parts(values))
+    return 0 if isinstance(start, int | float) else size_of(values) * len(parts(values))
 
 
-def _wrapped(text: Any, width: Any = 0, long_words: Any = True, wrapstring: Any = None, *_: Any, **__: Any) -> int:
-    del width, long_words
-    return size_of(text) * max(1, len(wrapstring or ""))
+def _wrapped(text: Any, width: Any = 79, long_words: Any = True, wrapstring: Any = None, *_: Any, **__: Any) -> int:
+    """Return a bound: a long word is copied for each line that it makes."""
+    del long_words
+    return size_of(text) * max(1, len(str(wrapstring or "")), size_of(text) // max(1, int(width)))
+
+
+def _slow(value: Any, *_: Any, **__: Any) -> int:
+    return 16 * size_of(value)
 
 
 _GROWTH: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "join", "translate"), _product),
     **dict.fromkeys(("indent", "batch", "slice", "tojson"), _product),
     **dict.fromkeys(("format", "format_map"), _formatted),
+    **dict.fromkeys(("pprint", "title", "urlize", "wordcount"), _slow),
     "replace": _replaced,
     "round": _rounded,
     "sum": _summed,
@@ -194,27 +113,25 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
         values = right if isinstance(right, tuple) else right.values() if isinstance(right, dict) else (right,)
         check_size(_formatted(left, *values))
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-        check_size(_bits(left.bit_length() * abs(right)))
+        check_size(bits_size(left.bit_length() * abs(right)))
     elif operator == "*" and isinstance(left, int) and isinstance(right, int):
-        check_size(_bits(left.bit_length() + right.bit_length()))
+        check_size(bits_size(left.bit_length() + right.bit_length()))
     elif operator == "*":
         times, value = (left, right) if isinstance(left, int) else (right, left)
         check_size(size_of(value) * times if isinstance(times, int) else 0)
 
 
-def _bits(count: int) -> int:
-    return SIZE_LIMIT + 1 if count > BITS_LIMIT else 0
-
-
-def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _limited_filter(name: str, function: Any) -> Callable[..., Any]:
     before = 1 if hasattr(function, "jinja_pass_arg") else 0  # the environment, or the context
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         if name in _GROWTH and isinstance(arguments[before], Iterator):
-            arguments = (*arguments[:before], list(_turns(arguments[before])), *arguments[before + 1 :])
+            arguments = (*arguments[:before], list(turns(arguments[before])), *arguments[before + 1 :])
+        for argument in arguments[before:]:
+            looked(argument)
         _check_growth(name, arguments[before:], named)
-        return _counted(function(*arguments, **named))
+        return counted(function(*arguments, **named))
 
     return call
 
@@ -228,13 +145,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(finalize=_printed, **options)
+        super().__init__(finalize=printed, **options)
         del self.globals["lipsum"]  # makes long texts
 
     def from_text(self, text: str) -> Template:
         """Return the compiled template, with the filters that there are now."""
+        if len(text) > TEMPLATE_LIMIT:
+            raise TemplateLimitError(f"it has more than {TEMPLATE_LIMIT} characters")
         self.filters = {name: _limited_filter(name, function) for name, function in self.filters.items()}
-        self.filters |= {_Rewriter.turns: _turns, _Rewriter.counted: _counted}
+        self.tests = {name: _limited_filter(name, function) for name, function in self.tests.items()}
+        self.filters |= {_Rewriter.turns: turns, _Rewriter.counted: counted, _Rewriter.looked: looked}
         tree = _Rewriter().visit(self.parse(text))
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
@@ -242,30 +162,30 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def concat(pieces: Iterable[str]) -> str:
         """Join what the template, a macro or a block printed."""
         printed = list(pieces)
-        _thread.meter.step(sum(map(len, printed)))
+        step(sum(map(len, printed)))
         return "".join(printed)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _check_operator(operator, left, right)
-        return _counted(self.binop_table[operator](left, right))
+        return counted(self.binop_table[operator](left, right))
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _thread.meter.step()
+        step()
         method = getattr(called, "__wrapped__", called)  # of what the sandbox puts around `format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | int):
             _check_growth(method.__name__, (owner, *args), kwargs)
         if isinstance(called, Macro) and (called.catch_varargs or called.catch_kwargs):
-            _counted([*args, *kwargs.values()])
+            counted([*args, *kwargs.values()])
         made = super().call(context, called, *args, **kwargs)
         makes = isinstance(owner, str | bytes | type) or isinstance(called, type)
-        return _counted(made) if makes else made
+        return counted(made) if makes else made
 
 
 class _Rewriter(NodeTransformer):
-    """Puts filters that count around what loops run over, around texts that are joined, and around lists."""
+    """Puts filters that count around what loops run over, around texts that are joined, cut or compared, and lists."""
 
-    turns, counted = "specq_turns", "specq_counted"
+    turns, counted, looked = "specq_turns", "specq_counted", "specq_looked"
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja's name
         self.generic_visit(node)
@@ -275,6 +195,17 @@ class _Rewriter(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
         return _filtered(node, self.counted)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, self.counted) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        sides: list[Any] = [node, *node.ops]
+        for side in sides:
+            side.expr = side.expr if isinstance(side.expr, nodes.Const) else _filtered(side.expr, self.looked)
+        return node
 
     def _visit_literal(self, node: Any) -> nodes.Node:
         self.generic_visit(node)

@@ -112,6 +112,20 @@ def test_a_log_that_fills_the_disk_stops_no_process_and_full_errors_keep_the_sta
     assert done.returncode == 2
 
 
+def test_a_standard_error_that_is_closed_is_left_out():
+    """As what starts a service may close it; no file that is opened later gets its number."""
+    program = """
+import os, sys
+from specq.cli.outputs import unwritable_said
+with unwritable_said():
+    sys.stderr.write("x")
+    print(sys.stderr.isatty(), os.open("/", os.O_RDONLY) > 2)
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "False True\n")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

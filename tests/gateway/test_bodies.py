@@ -66,6 +66,9 @@ def test_a_key_may_come_in_other_headers(broker, own_cache, tmp_path):
             assert status(**{name: "none", "Authorization": f"Bearer {key}"}) == 200
             assert status(**{name: f"Bearer {key}"}) == status(**{name: ""}) == status(**{name: key + "x"}) == 401
         assert status(x_api_key="none", api_key=key) == 200
+        for name, before in (("X-Api-Key", ""), ("api-key", ""), ("Authorization", "Bearer ")):
+            twice = [(name, f"{before}none"), (name, f"{before}{key}")]
+            assert http.get("/v1/models", headers=twice).status_code == 200
         assert status(Authorization=f"Basic {key}") == status(key=key) == 401
         refused = http.get("/v1/models").json()["error"]["message"]
         assert refused == "no valid API key; send one as Authorization: Bearer KEY, or as X-Api-Key or api-key: KEY"
