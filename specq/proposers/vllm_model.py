@@ -59,11 +59,11 @@ class VllmModel:
             max_step_rows=MAX_ROWS,
             given=options or {},
         )
-        from specq.engines.vllm.asking import Asker, asking, last_rows
+        from specq.engines.vllm.asking import Asker, asking, last_row
 
-        self._asker, self._last_rows = Asker(arguments), last_rows
+        self._asker, self._last_row = Asker(arguments), last_row
         self._candidates = min(CANDIDATES, self._asker.vocab_size)
-        self._asked = asking(top=self._candidates)
+        self._asked = asking(self._candidates)
         self.maker: MakesChildren = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
         self.info = model_info(arguments, self._asker, name)
@@ -94,7 +94,7 @@ class VllmModel:
         if fit:
             owners = [self._sessions[requests[i].session_id].owner for i in fit]
             outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit), owners)
-            logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
+            logits = self._asker.logits([self._last_row(output) for output in outputs])
             wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
             made = self.maker.make(wanted, logits, self.info.num_tokens)
             for i, children in zip(fit, made, strict=True):

@@ -158,7 +158,7 @@ class Launches(list[int]):
 
     def __init__(self, engine: VllmEngine) -> None:
         super().__init__()
-        workers: Any = engine._way._workers  # type: ignore[attr-defined]
+        workers: Any = engine._sessions._workers  # type: ignore[attr-defined]
         launch = workers.launch
 
         def noted(plan: Plan) -> None:
@@ -170,8 +170,8 @@ class Launches(list[int]):
 
 def even_engine(directory: Path, device: str, **options: Any) -> tuple[VllmEngine, Launches]:
     """Return an engine that evens steps out as on a GPU, whether it has graphs or not."""
-    made = VllmEngine(str(directory), way="sessions", **vllm_arguments(device) | options)
-    made._way._graphs = GRAPHS  # type: ignore[attr-defined]
+    made = VllmEngine(str(directory), **vllm_arguments(device) | options)
+    made._sessions._graphs = GRAPHS  # type: ignore[attr-defined]
     return made, Launches(made)
 
 
@@ -214,7 +214,7 @@ def shared_prefixes_hold(engine: VllmEngine, text: list[int]) -> bool:
     token_ids, said = np.array(text, np.int32), []
     for is_fresh in (False, True):
         if is_fresh:
-            assert engine._way._core.scheduler.reset_prefix_cache()  # type: ignore[attr-defined]
+            assert engine._sessions._core.scheduler.reset_prefix_cache()  # type: ignore[attr-defined]
         start = engine.open(1, token_ids)
         assert (start == 0) == is_fresh
         (found,) = engine.step([SessionStep(1, start, token_ids[start:], SamplingParams())]).judgements
@@ -251,7 +251,7 @@ def test_no_row_is_added_where_no_token_can_stand(directory: Path, vllm_device: 
 def test_rows_are_added_only_where_kv_is_left(directory: Path, vllm_device: str) -> None:
     """With one free block for each session besides what the rows take, and not with less."""
     engine, launches = even_engine(directory, vllm_device, kv_slots=256, max_sessions=4)
-    way: Any = engine._way
+    way: Any = engine._sessions
     size = way._scheduler.block_size
     rng = np.random.default_rng(4)
     texts = open_all(engine, [random_tokens(rng, size).tolist() for _ in range(2)])
@@ -340,7 +340,7 @@ def runner(directory: Path, vllm_device: str) -> Iterator[Any]:
     if vllm_device != "cpu":
         pytest.skip("there it would capture real ones")
     engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_sessions=16, max_step_rows=128)
-    yield engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    yield engine._sessions._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
     engine.shutdown()
 
 
@@ -459,7 +459,7 @@ def test_no_graph_has_more_rows_than_the_longest_text(
     if vllm_device != "cpu":
         pytest.skip("there it would capture real ones")
     engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_step_rows=128, options={"max_model_len": 40})
-    runner = engine._way._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    runner = engine._sessions._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
     captures = Captures(runner, monkeypatch)
     builder = type(runner.attn_groups[0][0].get_metadata_builder())
     monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_: AttentionCGSupport.ALWAYS)
@@ -553,10 +553,8 @@ def test_graphs_are_captured_and_say_what_pieces_say(directory: Path, vllm_devic
     if vllm_device == "cpu":
         pytest.skip("needs a GPU")
     memory = vllm_arguments(vllm_device)["options"]
-    engine = VllmEngine(
-        str(directory), way="sessions", dtype="bfloat16", kv_slots=4096, max_sessions=16, options=memory
-    )
-    way: Any = engine._way
+    engine = VllmEngine(str(directory), dtype="bfloat16", kv_slots=4096, max_sessions=16, options=memory)
+    way: Any = engine._sessions
     graphs = way._graphs
     if not graphs:
         pytest.skip("vLLM's attention for this model allows none")

@@ -1,6 +1,5 @@
-"""vLLM's public API: prompts in, logits of what follows out. For `prompts`, and for the proposer.
-
-vLLM's prefix cache stands in for a session's KV.
+"""vLLM's public API: prompts in, logits of what follows out. For the proposer; vLLM's prefix cache
+stands in for a session's KV.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import torch
 from vllm import LLM, SamplingParams
 
 OPTIONS = {"max_logprobs": -1, "logprobs_mode": "raw_logits"}
-ALL = -1
 
 Row = tuple[list[int], list[float]]  # token ids, and their logits
 
@@ -46,29 +44,20 @@ class Asker:
         self._llm.llm_engine.engine_core.shutdown()
 
 
-def asking(*, top: int | None = None, of_prompt: bool = False, read_cache: bool = True) -> SamplingParams:
-    """Return what is asked of a prompt: its next token, and the `top` likeliest there and at each place of the prompt."""
+def asking(top: int) -> SamplingParams:
+    """Return what is asked of a prompt: its next token, and the `top` likeliest there."""
     return SamplingParams(
         temperature=0,
         max_tokens=1,
         logprobs=top,
-        prompt_logprobs=top if of_prompt else None,
-        skip_reading_prefix_cache=not read_cache,
         flat_logprobs=True,
         detokenize=False,
         ignore_eos=True,
     )
 
 
-def last_rows(output: Any, num_rows: int) -> list[Row]:
-    """Return the last rows of an output: of places in the prompt, and, last, of the token after it."""
-    if not num_rows:
-        return []
-    prompt = output.prompt_logprobs
-    places = [(prompt, len(prompt) - num_rows + 1 + i) for i in range(num_rows - 1)]
-    return [_row(logprobs, place) for logprobs, place in [*places, (output.outputs[0].logprobs, 0)]]
-
-
-def _row(flat: Any, place: int) -> Row:
-    span = slice(flat.start_indices[place], flat.end_indices[place])
+def last_row(output: Any) -> Row:
+    """Return the row of the token after the prompt."""
+    flat = output.outputs[0].logprobs
+    span = slice(flat.start_indices[0], flat.end_indices[0])
     return flat.token_ids[span], flat.logprobs[span]

@@ -1,4 +1,4 @@
-"""vLLM driven by sessions: each is one long-lived request of an engine core in this process."""
+"""Sessions in vLLM: each is one long-lived request of an engine core in this process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,12 @@ def leave_groups() -> None:
 
 
 class Sessions:
-    """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
+    """Sessions as requests; made with the arguments of `EngineArgs`. `open` to `free_slots` as of `Engine`.
+
+    even_chains   as of `specq.engines.even_chains`
+    is_apart      whether workers have processes of their own
+    has_graphs    for steps of more than a row a session
+    """
 
     max_chain = MAX_CHAIN
 
