@@ -72,7 +72,7 @@ PACKAGES = {
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
 # of packages that only commands use.
 DOORS = {
-    *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
+    *("specq.engines.torch", "specq.engines.vllm.client", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
     *("specq.engines.vllm.installed", "specq.engines.vllm.versions"),
     *(
         "specq.verification.ahead",

@@ -59,7 +59,7 @@ class VllmModel:
             max_step_rows=MAX_ROWS,
             given=options or {},
         )
-        from specq.engines.vllm.asking import Asker, asking, last_row
+        from specq.engines.vllm.client import Asker, asking, last_row
 
         self._asker, self._last_row = Asker(arguments), last_row
         self._candidates = min(CANDIDATES, self._asker.vocab_size)

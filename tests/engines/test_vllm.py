@@ -12,8 +12,8 @@ import structlog
 from specq.engines.profiling import CONTEXT, least_kv_slots
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import graphs_up_to
 from specq.engines.vllm.options import BLOCK_SIZES
+from specq.engines.vllm.padding import graphs_up_to
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Open, Verdict

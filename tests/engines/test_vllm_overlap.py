@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.step_delta import Plan
 from specq.engines.vllm.versions import COUNTS
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
@@ -150,7 +150,7 @@ class Watched:
     """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        from specq.engines.vllm.feeding import FILL
+        from specq.engines.vllm.patches.token_injection import FILL
 
         self._sessions: Any = engine._sessions
         self._runner = self._sessions._core.model_executor.driver_worker.worker.model_runner
@@ -239,7 +239,7 @@ class Counted:
     """Steps for which the device counts on by itself, each compared with what vLLM's runner makes of the same step."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        from specq.engines.vllm.steady import PREPARE
+        from specq.engines.vllm.patches.decode_fast_path import PREPARE
 
         steps: Any = engine._sessions._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
         self._inputs, self._runner = steps._inputs, steps._runner

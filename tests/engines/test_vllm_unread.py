@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import graphs_up_to
+from specq.engines.vllm.padding import graphs_up_to
 from specq.protocol.errors import SpecqError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
@@ -106,8 +106,8 @@ def test_texts_are_the_targets_own(
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "rows are fed with other tokens": lambda patch: patch.setattr("specq.engines.vllm.feeding.places_of", other_places),
-    "rows are fed with none": lambda patch: patch.setattr("specq.engines.vllm.feeding.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)),
+    "rows are fed with other tokens": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.places_of", other_places),
+    "rows are fed with none": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)),
     "handles are judged": lambda patch: patch.setattr(StepBatch, "known", lambda self: self),
 }  # fmt: skip
 

@@ -19,10 +19,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from specq.engines.room import Slacks, free_slots
-from specq.engines.vllm.even import MIXED, even_length, row_counts
 from specq.engines.vllm.flights import Members, SessionFlight
-from specq.engines.vllm.plans import Plan
-from specq.engines.vllm.scheduler import Holding, SessionScheduler
+from specq.engines.vllm.padding import MIXED, even_length, row_counts
+from specq.engines.vllm.patches.scheduler import Holding, SessionScheduler
+from specq.engines.vllm.step_delta import Plan
 from specq.engines.vllm.table import SessionTable
 from specq.engines.vllm.workers import Workers, executor_of
 from specq.protocol import (
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 MAX_CHAIN = 16
 OPTIONS = {
-    "scheduler_cls": "specq.engines.vllm.scheduler.SessionScheduler",
+    "scheduler_cls": "specq.engines.vllm.patches.scheduler.SessionScheduler",
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
     "async_scheduling": False,  # vLLM's scheduler is never asked; see `executor_of`
 }

@@ -1,7 +1,7 @@
 """Which vLLM was tested with specq.
 
 To add a version: run `make test-vllm` with it, add it to TESTED, and allow it in the extra `vllm` of pyproject.toml.
-Run with the steps as they are now (`runner`, `steady`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
+Run with the steps as they are now (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
 build yet: its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged
 behind `execute_model`. All that specq takes of vLLM is looked for at the start.
 """
@@ -63,7 +63,7 @@ RUNNER_PARTS = (
     "use_async_spec_decode",
 )
 # Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the device, but for the last one. The
-# runner counts them anew for each step (`steady`).
+# runner counts them anew for each step (`decode_fast_path`).
 COUNTS = ("num_computed_tokens", "positions", "seq_lens", "optimistic_seq_lens_cpu")
 # What a row depends on besides, where it is set: it is not the same for two versions.
 OTHER_INPUTS = ("enable_prompt_embeds", "lora_config", "num_accepted_tokens_event", "uses_mrope", "uses_xdrope_dim")

@@ -1,4 +1,4 @@
-"""What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.runner`).
+"""What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.patches.runner`).
 
 Under tensor parallelism each worker has all logits and judges them; the judge is deterministic, so all say the same.
 The V1 model runner only: the V2 runner takes drafts from the device's memory, not from the scheduler.
@@ -13,11 +13,11 @@ import torch
 from vllm import envs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specq.engines.vllm.answers import Answer
-from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.late_tokens import HELLO, TokenReceiver
-from specq.engines.vllm.plans import Plan
-from specq.engines.vllm.runner import RunnerSteps
+from specq.engines.vllm.patches.cuda_graphs import possible_graphs
+from specq.engines.vllm.patches.results import Answer
+from specq.engines.vllm.patches.runner import RunnerSteps
+from specq.engines.vllm.step_delta import Plan
 from specq.engines.vllm.versions import missing_parts
 from specq.protocol import EngineError
 from specq.verification import Judgements

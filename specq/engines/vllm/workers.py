@@ -22,7 +22,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from specq.engines.vllm.late_tokens import TokenSender
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.step_delta import Plan
 from specq.protocol import EngineError, EngineLostError
 from specq.verification import Judgements
 

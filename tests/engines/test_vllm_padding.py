@@ -14,9 +14,17 @@ import torch
 
 from specq.engines.profiling import step_times
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import LENGTHS, MIXED, MOST_MORE_ROWS, even_length, graph_rows, graphs_up_to, mixed_up_to
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.padding import (
+    LENGTHS,
+    MIXED,
+    MOST_MORE_ROWS,
+    even_length,
+    graph_rows,
+    graphs_up_to,
+    mixed_up_to,
+)
 from specq.engines.vllm.rows import judged_rows
+from specq.engines.vllm.step_delta import Plan
 from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from specq.testing.toy import ToyEngine, toy_info
@@ -360,7 +368,7 @@ def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.
     from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from specq.engines.vllm.graphs import WholeGraphs, possible_graphs
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
 
     assert possible_graphs(runner) == {}
     bare, captures = runner.model, Captures(runner, monkeypatch)
@@ -418,7 +426,7 @@ def test_vllm_finds_a_graph_for_each_mixed_step(runner: Any, monkeypatch: pytest
     """As for even ones; steps of one row each stay vLLM's own, and those that are larger than all graphs."""
     from vllm.config import CUDAGraphMode
 
-    from specq.engines.vllm.graphs import WholeGraphs
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
 
     captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
     runner.capture_model()
@@ -454,7 +462,7 @@ def test_no_graph_has_more_rows_than_the_longest_text(
     """vLLM captures it with requests as long as the step, of whose blocks its tables have no more than such a text has."""
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from specq.engines.vllm.graphs import WholeGraphs, possible_graphs
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
 
     if vllm_device != "cpu":
         pytest.skip("there it would capture real ones")
@@ -477,7 +485,7 @@ def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: p
     """Where memory is missing, the larger half of those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
     from vllm.compilation import monitor
 
-    from specq.engines.vllm.graphs import WholeGraphs
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
 
     captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
     runner.capture_model()

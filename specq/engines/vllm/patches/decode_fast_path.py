@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specq.engines.vllm.books import RunnerBooks
-from specq.engines.vllm.feeding import Feeding
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.patches.batch_state import RunnerBooks
+from specq.engines.vllm.patches.token_injection import Feeding
+from specq.engines.vllm.step_delta import Plan
 from specq.engines.vllm.versions import COUNTS, can_count
 
 PREPARE = "_prepare_inputs"  # the method with which vLLM's runner makes a step's rows ready

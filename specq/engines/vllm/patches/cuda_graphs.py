@@ -26,7 +26,7 @@ from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from specq.engines.vllm.even import MIXED, MOST_EVEN_ROWS, graphs_up_to, mixed_up_to
+from specq.engines.vllm.padding import MIXED, MOST_EVEN_ROWS, graphs_up_to, mixed_up_to
 
 log = structlog.get_logger(__name__)
 

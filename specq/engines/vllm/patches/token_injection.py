@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from specq.engines.vllm.books import RunnerBooks
 from specq.engines.vllm.late_tokens import TokenReceiver
+from specq.engines.vllm.patches.batch_state import RunnerBooks
 from specq.engines.vllm.rows import are_all
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.step_delta import Plan
 from specq.protocol import SamplingParams as JobParams
 
 

@@ -1,8 +1,8 @@
 """Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers.
 
 vLLM's own sampling and its books behind it are never reached: `execute_model` leaves logits on the device, which are judged here, and the
-runner's requests go on with what was said (`books`). On a GPU neither waits for the device: the next step may be launched before this one has
-answered (`answers`), and its rows take their tokens where the judge has left them (`feeding`).
+runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device: the next step may be launched before this one has
+answered (`results`), and its rows take their tokens where the judge has left them (`token_injection`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from specq.engines.vllm.answers import Answer
-from specq.engines.vllm.books import RunnerBooks
-from specq.engines.vllm.feeding import Feeding
-from specq.engines.vllm.graphs import WholeGraphs
 from specq.engines.vllm.late_tokens import TokenReceiver
-from specq.engines.vllm.plans import Plan, Told
+from specq.engines.vllm.patches.batch_state import RunnerBooks
+from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
+from specq.engines.vllm.patches.decode_fast_path import SteadyInputs
+from specq.engines.vllm.patches.results import Answer
+from specq.engines.vllm.patches.token_injection import Feeding
 from specq.engines.vllm.rows import judged_rows, said_tokens
-from specq.engines.vllm.steady import SteadyInputs
+from specq.engines.vllm.step_delta import Plan, Told
 from specq.protocol import IntpArray
 from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin

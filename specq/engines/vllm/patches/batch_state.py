@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
-from specq.engines.vllm.even import row_counts
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.padding import row_counts
 from specq.engines.vllm.rows import ANY_TOKEN, are_all
+from specq.engines.vllm.step_delta import Plan
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import StepBatch, places_in_runs
 from specq.verification.transfers import to_device
@@ -145,6 +145,6 @@ class RunnerBooks:
 
 
 def _chains(names: Sequence[str], counts: IntpArray) -> dict[str, list[int]]:
-    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them counts (`feeding`)."""
+    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them counts (`token_injection`)."""
     any_tokens = [[ANY_TOKEN] * count for count in range(int(counts.max()) + 1)]
     return {name: any_tokens[count] for name, count in zip(names, counts.tolist(), strict=True) if count}
