@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.step_delta import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import COUNTS
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
@@ -143,7 +143,7 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
     engine.close(0)
     engine.step([SessionStep(1, 4, tokens[1:], GREEDY)])
     worker = engine._sessions._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
-    assert [*worker.specq_steps._told._params.values()] == [GREEDY]
+    assert [*worker.specq_steps._latest._params.values()] == [GREEDY]
 
 
 class Watched:
@@ -154,15 +154,15 @@ class Watched:
 
         self._sessions: Any = engine._sessions
         self._runner = self._sessions._core.model_executor.driver_worker.worker.model_runner
-        self.plans: list[Plan] = []
+        self.plans: list[StepDelta] = []
         self._launch, self._update = self._sessions._workers.launch, self._runner._update_states
         monkeypatch.setattr(self._sessions._workers, "launch", self._note)
         monkeypatch.setattr(self._runner, "_update_states", self._check)
         self._fill = getattr(self._runner, FILL)
         monkeypatch.setattr(self._runner, FILL, self._check_rows)
 
-    def _note(self, plan: Plan) -> None:
-        self.plans.append(pickle.loads(pickle.dumps(plan)))
+    def _note(self, delta: StepDelta) -> None:
+        self.plans.append(pickle.loads(pickle.dumps(delta)))
         self._launch(self.plans[-1])
 
     def _check(self, output: Any) -> Any:
@@ -215,7 +215,7 @@ def test_the_runner_knows_what_the_host_knows(
     """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it would."""
     watched = Watched(engine, monkeypatch)
     serve(engine, seed, penalty)
-    check_many_go_on(sum(plan.batch is None for plan in watched.plans), len(watched.plans), penalty)
+    check_many_go_on(sum(delta.batch is None for delta in watched.plans), len(watched.plans), penalty)
 
 
 def test_the_runner_knows_what_the_host_knows_of_chains(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +242,12 @@ class Counted:
         from specq.engines.vllm.patches.decode_fast_path import PREPARE
 
         steps: Any = engine._sessions._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
-        self._inputs, self._runner = steps._inputs, steps._runner
+        self._fast_path, self._runner = steps._fast_path, steps._runner
         table = self._runner.input_batch.block_table[0].block_table
         if table.gpu.device.type == "cpu":  # there it is what the host writes; elsewhere captured graphs read it
             monkeypatch.setattr(table, "gpu", table.gpu.clone())
         self.num_steps, self.num_counted, self.num_grown, self.nums = 0, 0, 0, set[int]()
-        self._go_on, self._prepare = self._inputs._go_on, self._inputs._prepare
+        self._go_on, self._prepare = self._fast_path._go_on, self._fast_path._prepare
         self._asked: tuple[Any, Any] | None = None
         prepare = getattr(self._runner, PREPARE)
 
@@ -257,7 +257,7 @@ class Counted:
             return prepare(output, num_scheduled, *arguments)
 
         monkeypatch.setattr(self._runner, PREPARE, noted)
-        monkeypatch.setattr(self._inputs, "_go_on", self._count_and_compare)
+        monkeypatch.setattr(self._fast_path, "_go_on", self._count_and_compare)
 
     def _made(self, num: int) -> dict[str, list[Any]]:
         """What a step of so many requests depends on, but for its tokens."""

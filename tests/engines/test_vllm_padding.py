@@ -24,7 +24,7 @@ from specq.engines.vllm.padding import (
     mixed_up_to,
 )
 from specq.engines.vllm.rows import judged_rows
-from specq.engines.vllm.step_delta import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from specq.testing.toy import ToyEngine, toy_info
@@ -169,9 +169,9 @@ class Launches(list[int]):
         workers: Any = engine._sessions._workers  # type: ignore[attr-defined]
         launch = workers.launch
 
-        def noted(plan: Plan) -> None:
-            self.append(plan.even_length)
-            launch(plan)
+        def noted(delta: StepDelta) -> None:
+            self.append(delta.even_length)
+            launch(delta)
 
         workers.launch = noted
 

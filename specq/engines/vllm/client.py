@@ -15,7 +15,7 @@ OPTIONS = {"max_logprobs": -1, "logprobs_mode": "raw_logits"}
 Row = tuple[list[int], list[float]]  # token ids, and their logits
 
 
-class Asker:
+class PublicClient:
     """A model in vLLM; made with the arguments of `EngineArgs`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Asker:
         self._llm.llm_engine.engine_core.shutdown()
 
 
-def asking(top: int) -> SamplingParams:
+def request_params(top: int) -> SamplingParams:
     """Return what is asked of a prompt: its next token, and the `top` likeliest there."""
     return SamplingParams(
         temperature=0,

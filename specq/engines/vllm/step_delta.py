@@ -16,7 +16,7 @@ Blocks = tuple[list[int], ...]  # ids, of each KV group
 
 
 @dataclass(slots=True)
-class Plan:
+class StepDelta:
     """What is new in a step of n requests. Numbers stand for the places of requests among the n.
 
     request_ids  of its requests; None: those of the step before
@@ -43,7 +43,7 @@ class Plan:
     late: int = 0
 
 
-class Told:
+class LatestStep:
     """The newest step that a worker was told of.
 
     request_ids  of its requests
@@ -54,18 +54,18 @@ class Told:
         self._batch: StepBatch | None = None
         self._params: dict[str, SamplingParams] = {}  # of each request that has not ended
 
-    def hear(self, plan: Plan) -> StepBatch:
+    def apply(self, delta: StepDelta) -> StepBatch:
         """Take in what is new; return the whole step, with parameters."""
-        if plan.request_ids is not None:
-            self.request_ids = plan.request_ids
-        if plan.batch is None:
+        if delta.request_ids is not None:
+            self.request_ids = delta.request_ids
+        if delta.batch is None:
             assert self._batch is not None
             batch = self._batch.further()
         else:
-            batch = plan.batch
-            self._params |= {self.request_ids[place]: params for place, params in plan.params.items()}
+            batch = delta.batch
+            self._params |= {self.request_ids[place]: params for place, params in delta.params.items()}
             batch.params = [self._params[name] for name in self.request_ids]
-        for name in plan.ended:
+        for name in delta.ended:
             self._params.pop(name, None)
         self._batch = batch
         return batch

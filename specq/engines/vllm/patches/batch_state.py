@@ -16,14 +16,14 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from specq.engines.vllm.padding import row_counts
 from specq.engines.vllm.rows import ANY_TOKEN, are_all
-from specq.engines.vllm.step_delta import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import StepBatch, places_in_runs
 from specq.verification.transfers import to_device
 
 
-class RunnerBooks:
-    """The books of `runner`.
+class BatchState:
+    """The tables of `runner`.
 
     rows, order  of the step that runs: the row of each of its requests in the runner's batch, and which request each row has, i64[n]
     """
@@ -37,24 +37,24 @@ class RunnerBooks:
         self.order: IntpArray = self.rows
         self._rows_there: torch.Tensor | None = None  # on the device; None: not copied yet, or in order
 
-    def begin(self, plan: Plan, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
+    def begin(self, delta: StepDelta, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
         """Write down how far a step's requests have come; return what the runner has to be told of it."""
         if names is not self._names:
-            self._keep_lists(set(names).union(plan.ended))
+            self._keep_lists(set(names).union(delta.ended))
         rows = self._rows_of(names)
         absent = (rows < 0).nonzero()[0].tolist()
         self._come_to(rows, batch, bool(absent))
-        told = {*plan.blocks, *absent}
-        sizes = row_counts(batch, plan.even_length)
+        told = {*delta.blocks, *absent}
+        sizes = row_counts(batch, delta.even_length)
         output = SchedulerOutput.make_empty()
-        output.scheduled_new_reqs = list(plan.new.values())
-        output.scheduled_cached_reqs = self._cached(plan, names, batch, sorted(told.difference(plan.new)))
+        output.scheduled_new_reqs = list(delta.new.values())
+        output.scheduled_cached_reqs = self._cached(delta, names, batch, sorted(told.difference(delta.new)))
         output.num_scheduled_tokens = dict(zip(names, sizes.tolist(), strict=True))
         output.total_num_scheduled_tokens = int(sizes.sum())
         output.scheduled_spec_decode_tokens = _chains(names, sizes - batch.num_tokens) if len(batch.parents) else {}
         output.num_common_prefix_blocks = [0] * self._num_groups
-        output.new_block_ids_to_zero = plan.zeroed
-        output.finished_req_ids = set(plan.ended)
+        output.new_block_ids_to_zero = delta.zeroed
+        output.finished_req_ids = set(delta.ended)
         return output
 
     @property
@@ -132,13 +132,15 @@ class RunnerBooks:
                 said = slice(int(requests.num_prompt_tokens[row]), int(requests.num_tokens_no_spec[row]))
                 self._runner.requests[name].output_token_ids[:] = requests.token_ids_cpu[row, said].tolist()
 
-    def _cached(self, plan: Plan, names: Sequence[str], batch: StepBatch, places: Sequence[int]) -> CachedRequestData:
+    def _cached(
+        self, delta: StepDelta, names: Sequence[str], batch: StepBatch, places: Sequence[int]
+    ) -> CachedRequestData:
         """Return what the runner is told of known requests at these places of a step."""
         found = CachedRequestData.make_empty()
         for place in places:
             num_prompt = self._runner.requests[names[place]].num_prompt_tokens
             found.req_ids.append(names[place])
-            found.new_block_ids.append(plan.blocks.get(place))
+            found.new_block_ids.append(delta.blocks.get(place))
             found.num_computed_tokens.append(int(batch.starts[place]))
             found.num_output_tokens.append(max(int(batch.base_lens[place]) - num_prompt, 0))
         return found

@@ -10,35 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specq.engines.vllm.patches.batch_state import RunnerBooks
-from specq.engines.vllm.patches.token_injection import Feeding
-from specq.engines.vllm.step_delta import Plan
+from specq.engines.vllm.patches.batch_state import BatchState
+from specq.engines.vllm.patches.token_injection import TokenInjection
+from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import COUNTS, can_count
 
 PREPARE = "_prepare_inputs"  # the method with which vLLM's runner makes a step's rows ready
 
 
-class SteadyInputs:
+class DecodeFastPath:
     """Stands in for `PREPARE` of `runner`, where its rows depend on nothing else than what is counted here."""
 
-    def __init__(self, runner: Any, books: RunnerBooks, feeding: Feeding) -> None:
-        self._runner, self._books, self._feeding = runner, books, feeding
+    def __init__(self, runner: Any, batch_state: BatchState, injection: TokenInjection) -> None:
+        self._runner, self._batch_state, self._injection = runner, batch_state, injection
         self._prepare: Callable[..., Any] = getattr(runner, PREPARE)
-        self._plan: Plan | None = None  # of the step that is prepared next, if its requests go on
+        self._delta: StepDelta | None = None  # of the step that is prepared next, if its requests go on
         self._prepared: Any = None  # what the runner made of the newest step, if that was a plain one
         if can_count(runner):
             setattr(runner, PREPARE, self._go_on_or_prepare)
 
-    def expect(self, plan: Plan) -> None:
+    def expect(self, delta: StepDelta) -> None:
         """Let the next step be this one."""
-        self._plan = plan if plan.batch is None else None
+        self._delta = delta if delta.batch is None else None
 
     def _go_on_or_prepare(self, output: Any, num_scheduled: Any, *arguments: Any, **options: Any) -> Any:
         """See `PREPARE`; what fails on the way leaves nothing that a later step could go on with."""
-        plan, self._plan = self._plan, None
+        delta, self._delta = self._delta, None
         prepared, self._prepared = self._prepared, None
-        if plan is not None and prepared is not None and self._books.stand_still:
-            self._go_on(len(num_scheduled), has_blocks=bool(plan.blocks))
+        if delta is not None and prepared is not None and self._batch_state.stand_still:
+            self._go_on(len(num_scheduled), has_blocks=bool(delta.blocks))
         else:
             prepared = self._prepare(output, num_scheduled, *arguments, **options)
             if len(num_scheduled) != output.total_num_scheduled_tokens:  # requests with more than a row
@@ -54,4 +54,4 @@ class SteadyInputs:
         for name in COUNTS:
             getattr(runner, name)[:num].add_(1)
         blocks.compute_slot_mapping(num, runner.query_start_loc.gpu[: num + 1], runner.positions[:num])
-        self._feeding.feed_all(num)
+        self._injection.feed_all(num)

@@ -12,7 +12,7 @@ from specq.verification.begun import Judging
 from specq.verification.explain import log_decisions
 
 
-class Answer(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types where it is not installed
+class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types where it is not installed
     """The judgements of a step; vLLM waits for them in a thread of its own, where it has one, and the worker when it needs them.
 
     tokens  i32[judged] on the device, if the next step may begin with them

@@ -1,6 +1,6 @@
 """Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers.
 
-vLLM's own sampling and its books behind it are never reached: `execute_model` leaves logits on the device, which are judged here, and the
+vLLM's own sampling and its tables behind it are never reached: `execute_model` leaves logits on the device, which are judged here, and the
 runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device: the next step may be launched before this one has
 answered (`results`), and its rows take their tokens where the judge has left them (`token_injection`).
 """
@@ -18,13 +18,13 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.late_tokens import TokenReceiver
-from specq.engines.vllm.patches.batch_state import RunnerBooks
+from specq.engines.vllm.patches.batch_state import BatchState
 from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
-from specq.engines.vllm.patches.decode_fast_path import SteadyInputs
-from specq.engines.vllm.patches.results import Answer
-from specq.engines.vllm.patches.token_injection import Feeding
+from specq.engines.vllm.patches.decode_fast_path import DecodeFastPath
+from specq.engines.vllm.patches.results import StepResult
+from specq.engines.vllm.patches.token_injection import TokenInjection
 from specq.engines.vllm.rows import judged_rows, said_tokens
-from specq.engines.vllm.step_delta import Plan, Told
+from specq.engines.vllm.step_delta import LatestStep, StepDelta
 from specq.protocol import IntpArray
 from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin
@@ -41,7 +41,7 @@ class RunnerFlight:
 
     request_ids: list[str]
     lengths: IntpArray
-    answer: Answer
+    answer: StepResult
 
 
 class DraftedElsewhere:
@@ -71,9 +71,9 @@ class RunnerSteps:
     ) -> None:
         self._runner, self._execute, self._verbose, self._is_apart = runner, execute, verbose, is_apart
         self.graphs = WholeGraphs(runner)
-        self._told, self._books = Told(), RunnerBooks(runner)
-        self._feeding = Feeding(runner, self._books, late)
-        self._inputs = SteadyInputs(runner, self._books, self._feeding)
+        self._latest, self._batch_state = LatestStep(), BatchState(runner)
+        self._injection = TokenInjection(runner, self._batch_state, late)
+        self._fast_path = DecodeFastPath(runner, self._batch_state, self._injection)
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
@@ -82,43 +82,43 @@ class RunnerSteps:
         if self.overlaps:  # what vLLM copies to the device is not written again before it is there
             runner.prepare_inputs_event = _event(sleeps=is_apart)
 
-    def launch(self, plan: Plan, num_in_flight: int) -> Answer:
+    def launch(self, delta: StepDelta, num_in_flight: int) -> StepResult:
         """Begin a step, behind so many whose answers nobody has had."""
         self._note_said(num_in_flight)
-        batch, names = self._told.hear(plan), self._told.request_ids
+        batch, names = self._latest.apply(delta), self._latest.request_ids
         if (
             self._runner.prepare_inputs_event is not None
-        ):  # vLLM may still be copying what the books write: it waits for this, too, but later
+        ):  # vLLM may still be copying what is written there: it waits for this, too, but later
             self._runner.prepare_inputs_event.synchronize()
-        output = self._books.begin(plan, names, batch)
-        self._feeding.prepare(batch, names, self._tokens_in_flight(batch), plan.late)
-        self._inputs.expect(plan)
+        output = self._batch_state.begin(delta, names, batch)
+        self._injection.prepare(batch, names, self._tokens_in_flight(batch), delta.late)
+        self._fast_path.expect(delta)
         if not self._knows_drafts:
             self._runner.speculative_config = DraftedElsewhere() if len(batch.parents) else None
-        self.graphs.use(plan.even_length)
+        self.graphs.use(delta.even_length)
         self._execute(output)
-        self._books.settle(names)
+        self._batch_state.settle(names)
         batch = batch.as_read()
-        logits = self._logits(batch, plan.even_length)
+        logits = self._logits(batch, delta.even_length)
         judging = self.judge(batch, logits)
         if len(logits) and not self._has_judged:
             self._has_judged = True
             warm_up(logits)
-        answer = Answer(batch, judging, logits if self._verbose else None, self._mark())
+        answer = StepResult(batch, judging, logits if self._verbose else None, self._mark())
         judged = names if batch.are_judged else list(compress(names, batch.is_judged.tolist()))
-        assert not plan.feeds or answer.tokens is not None or not judged
+        assert not delta.feeds or answer.tokens is not None or not judged
         self._flights.append(RunnerFlight(judged, batch.base_lens[batch.is_judged].astype(np.intp), answer))
         return answer
 
     def discard(self) -> None:
-        """Forget the newest step; the next plan says how far each request has come."""
+        """Forget the newest step; the next delta says how far each request has come."""
         self._flights.pop()
 
     def _note_said(self, num_in_flight: int) -> None:
         """Write down what the steps have said that the host knows of; the newest ones are in flight."""
         while len(self._flights) > num_in_flight:
             flight = self._flights.popleft()
-            self._books.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
+            self._batch_state.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
 
     def _mark(self) -> torch.cuda.Event | None:
         """Return what comes when the device has done all that it was given, where a thread waits for it."""
@@ -141,9 +141,9 @@ class RunnerSteps:
         runner.execute_model_state = None
         runner.eplb_step()
         if batch.is_plain:
-            at = self._books.rows_on(logits.device)
+            at = self._batch_state.rows_on(logits.device)
         else:
-            rows = judged_rows(batch, self._books.order, even_length)
+            rows = judged_rows(batch, self._batch_state.order, even_length)
             at = None if rows is None else to_device(rows, logits.device)
         return logits if at is None else logits[at]
 

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from specq.engines.vllm.step_delta import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.protocol import SamplingParams as JobParams
 
 
@@ -71,18 +71,18 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
         allocated = self.kv_cache_manager.allocate_slots(holding.request, num_tokens)
         assert allocated is not None
 
-    def announce(self, plan: Plan, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
-        """Write into a plan what the workers do not know yet of its requests' blocks, and which requests have ended; `has_grown`: places of the
+    def announce(self, delta: StepDelta, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
+        """Write into a delta what the workers do not know yet of its requests' blocks, and which requests have ended; `has_grown`: places of the
         requests that have new blocks, or are new themselves."""
         for i in has_grown:
             holding = holdings[i]
             block_ids = self.kv_cache_manager.get_block_ids(holding.request.request_id)
             sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
             if sent is None:
-                plan.new[i] = NewRequestData.from_request(holding.request, block_ids)
+                delta.new[i] = NewRequestData.from_request(holding.request, block_ids)
             else:
-                plan.blocks[i] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
-        plan.zeroed = self._get_new_block_ids_to_zero()
+                delta.blocks[i] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
+        delta.zeroed = self._get_new_block_ids_to_zero()
         if self.finished_req_ids:
-            plan.ended = [*self.finished_req_ids]
+            delta.ended = [*self.finished_req_ids]
             self.finished_req_ids.clear()

@@ -13,7 +13,7 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.late_tokens import TokenReceiver
-from specq.engines.vllm.patches.batch_state import RunnerBooks
+from specq.engines.vllm.patches.batch_state import BatchState
 from specq.engines.vllm.rows import are_all
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
@@ -24,7 +24,7 @@ FORWARD = "_model_forward"  # with which it launches the model
 
 
 class _Waiting(NamedTuple):
-    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and `late` as of `Plan`."""
+    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and `late` as of `StepDelta`."""
 
     batch: StepBatch
     names: list[str]
@@ -33,7 +33,7 @@ class _Waiting(NamedTuple):
 
 
 class _Late(NamedTuple):
-    """Rows for whose tokens a step waits, the places of these, for which they stand, and `late` as of `Plan`."""
+    """Rows for whose tokens a step waits, the places of these, for which they stand, and `late` as of `StepDelta`."""
 
     drafted: DeviceTokens
     rows: IntpArray
@@ -41,11 +41,11 @@ class _Late(NamedTuple):
     number: int
 
 
-class Feeding:
+class TokenInjection:
     """Stands in for `FILL` of `runner`, and for `FORWARD` where tokens may come late."""
 
-    def __init__(self, runner: Any, books: RunnerBooks, receiver: TokenReceiver | None = None) -> None:
-        self._input_ids, self._books, self._fill = runner.input_ids, books, getattr(runner, FILL)
+    def __init__(self, runner: Any, batch_state: BatchState, receiver: TokenReceiver | None = None) -> None:
+        self._input_ids, self._batch_state, self._fill = runner.input_ids, batch_state, getattr(runner, FILL)
         self._waiting: _Waiting | None = None
         self._late: _Late | None = None
         self._receiver, self._forward = receiver, getattr(runner, FORWARD)
@@ -54,7 +54,7 @@ class Feeding:
             setattr(runner, FORWARD, self._await_and_forward)
 
     def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None, late: int = 0) -> None:
-        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says; `late` as of `Plan`."""
+        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says; `late` as of `StepDelta`."""
         assert self._waiting is None, "vLLM's runner has filled no tokens in"
         if batch.fed_by is not None or len(batch.parents):
             self._waiting = _Waiting(batch, names, tokens, late)
@@ -64,7 +64,7 @@ class Feeding:
         assert self._waiting is not None
         tokens, self._waiting = self._waiting.tokens, None
         assert tokens is not None
-        into, rows = self._input_ids.gpu[:num], self._books.rows_on(tokens.device)
+        into, rows = self._input_ids.gpu[:num], self._batch_state.rows_on(tokens.device)
         if rows is None:
             into.copy_(tokens)
         else:
@@ -75,9 +75,9 @@ class Feeding:
             self._fill(output, *arguments, **options)
             return
         (batch, names, tokens, late), self._waiting = self._waiting, None
-        self._books.settle(names)
+        self._batch_state.settle(names)
         sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
-        firsts = _first_rows(sizes, self._books.order)
+        firsts = _first_rows(sizes, self._batch_state.order)
         rows = _node_rows(batch, firsts)
         drafted = batch.node_tokens
         self._input_ids.np[rows] = without_handles(drafted)
