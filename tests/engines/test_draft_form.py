@@ -21,10 +21,10 @@ from specq.checkpoints.draft_form import (
     is_shared,
     to_int8,
 )
+from specq.engines.native.packing import BLOCK_TYPES
 from specq.engines.torch import RowPacker, load
 from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.packing import BLOCK_TYPES
 from specq.models import draft_for, parallel_for, resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import (

@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.fingerprint import tensors_hash
+from specq.engines.native.packing import BF16, BLOCK_TYPES, F32
 from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32
 from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json

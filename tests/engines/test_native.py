@@ -10,14 +10,14 @@ import structlog
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
+from specq.engines.native.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, Weight, pack
+from specq.engines.native.rows import PackedRows, RowPacker
 from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, Weight, pack
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
-from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.engines.torch.top import rank_rows, rank_tokens, top_tokens
 from specq.protocol import SamplingParams
 from specq.runtime import compiler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
 from specq.engines.torch.native_chain import NativeChainDrafter
 from specq.proposers import CONTEXT, Expansion
 from specq.proposers.chain_model import ChainModel

@@ -17,10 +17,10 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
+from specq.engines.native.rows import RowPacker
 from specq.engines.torch import rotary
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.rows import RowPacker
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import load_reference, make_checkpoint, random_tokens, reference_logits
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch import compiler, native
+from specq.engines.native import compiler
+from specq.engines.native.rows import PackedRows, RowPacker
+from specq.engines.torch import native
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
-from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.protocol.errors import ConfigError
 from specq.runtime.cpu import available_cores
 from specq.testing.checkpoints import CONFIGS, make_checkpoint, random_tokens

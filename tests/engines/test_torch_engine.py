@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines.native.rows import PackedRows
 from specq.engines.profiling import REPEATS, step_times, warm_up_steps
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.rows import PackedRows
 from specq.processes.target import prepare_steps
 from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array

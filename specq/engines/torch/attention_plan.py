@@ -30,8 +30,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from specq.engines.torch.compiler import kernels
-from specq.engines.torch.rows import LinePlaces, PackedRows, address, table_addresses
+from specq.engines.native.compiler import kernels
+from specq.engines.native.rows import LinePlaces, PackedRows, address, table_addresses
 from specq.protocol import Int32Array
 
 ITEM = 8  # integers

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from specq.engines.torch.rows import LinePlaces, PackedRows
+from specq.engines.native.rows import LinePlaces, PackedRows
 from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
 from specq.verification import StepBatch, ends_of
 from specq.verification.transfers import to_device

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from specq.engines.native.rows import PackedRows
 from specq.engines.torch.attention_plan import BlockLayout, lay_out, line_places, max_list_length
 from specq.engines.torch.forward import Feed, ForwardOutput, KvStore, RowTap
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
@@ -23,7 +24,6 @@ from specq.engines.torch.fused_taps import Taps
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.fused_weights import merge
 from specq.engines.torch.inbox import Inbox
-from specq.engines.torch.rows import PackedRows
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this

@@ -17,15 +17,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
+from specq.engines.native.compiler import kernels
+from specq.engines.native.packing import BlockWeight, trim_memory
 from specq.engines.torch import fused_weights, rotary
-from specq.engines.torch.compiler import kernels
 from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
 from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
 from specq.engines.torch.native_chain import NativeChainDrafter
-from specq.engines.torch.packing import BlockWeight, trim_memory
 from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 

@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from specq.engines.native.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
+from specq.engines.native.rows import PackedRows, address, table_addresses
+from specq.engines.native.sharing import Sharing
 from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
-from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
 from specq.engines.torch.rotary import has_tables, rotary_tables
-from specq.engines.torch.rows import PackedRows, address, table_addresses
-from specq.engines.torch.sharing import Sharing
 from specq.protocol import ConfigError
 from specq.runtime import available_cores
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from specq.engines.native.rows import ChainStarts, PackedRows, address, pack_nodes
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.rows import ChainStarts, PackedRows, address, pack_nodes
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
 from specq.verification.sampling import NearNoise, is_uncut

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.sampling import near_scores

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.engines.torch.compiler import kernels
-from specq.engines.torch.kv_pool import SlotTables
+from specq.engines.native.compiler import kernels
+from specq.engines.native.kv_pool import SlotTables
 from specq.protocol import NO_SCRATCH, Int32Array, Int64Array, IntpArray, SamplingParams, SessionStep, Tree
 from specq.verification import StepBatch, ends_of, places_in_runs
 

@@ -1,4 +1,4 @@
-/* Integers of a forward pass: packed rows from steps (specq/engines/torch/rows.py), and the block that attention on a GPU
+/* Integers of a forward pass: packed rows from steps (specq/engines/native/rows.py), and the block that attention on a GPU
  * wants of them (specq/engines/torch/attention_plan.py says what lies where). */
 #pragma once
 #include <stdint.h>
