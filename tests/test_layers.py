@@ -89,7 +89,12 @@ DOORS = {
         "specq.verification.devices",
         "specq.verification.transfers",
     ),
-    *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
+    *(
+        "specq.verification.noise",
+        "specq.verification.near_noise",
+        "specq.verification.sampling",
+        "specq.verification.drafting",
+    ),
     *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
     "specq.proposers.medusa",
     "specq.proposers.eagle",

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.native.rows import PackedRows, pack_steps
+from specq.engines.native.rows import PackedRows, RowTap, pack_steps
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import RowTap
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import LoadedModel
 from specq.proposers import Expansion

@@ -71,6 +71,14 @@ class LinePlaces(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RowTap:
+    """Hidden states that a forward pass returns: layers as in `Tap`, at least one, of packed rows i32[n]."""
+
+    layers: tuple[int, ...]
+    rows: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class ChainStarts:
     """Where chains begin: after committed contexts, or after nodes below them. The chains of a session stand together.
 

@@ -14,12 +14,20 @@
     inbox         numbers to a device and back; replays: work of fixed shapes, recorded as CUDA graphs
     chain         chains of draft tokens on a GPU
 
-What needs no torch is in `specq.engines.native`: rows, the KV pool, and the forward of Llama-like float32 models on a CPU. All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
+What needs no torch is in `specq.engines.native`: rows, the KV pool, the compiled forward. All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
 engine and the draft-model proposer use any without knowing which.
 """
 
-from specq.engines.native.kv_pool import KvPool
-from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
+from specq.engines.native import (
+    ALONE,
+    ChainStarts,
+    KvPool,
+    PackedRows,
+    RowPacker,
+    Threads,
+    pack_nodes,
+    pack_tokens,
+)
 from specq.engines.torch.eagle_head import EagleHead, eagle_kernels, is_eagle, load_eagle
 from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm, TreeContexts
 from specq.engines.torch.forward import ForwardOutput
@@ -27,7 +35,7 @@ from specq.engines.torch.head_files import read_tensors
 from specq.engines.torch.inbox import Inbox, fetch
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
-from specq.engines.torch.native import ALONE, Threads
+from specq.engines.torch.native import threads_of
 from specq.engines.torch.replays import BATCH_SIZES, Replays, padded_batch
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows, rank_tokens
@@ -68,4 +76,5 @@ __all__ = [
     "rank_tokens",
     "read_tensors",
     "tensor_value",
+    "threads_of",
 ]

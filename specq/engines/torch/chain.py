@@ -26,8 +26,8 @@ from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.inbox import Inbox, fetch
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
+from specq.verification.near_noise import is_uncut
 from specq.verification.noise import Domain, row_keys
-from specq.verification.sampling import is_uncut
 
 MAX_STEPS = 32
 MAX_ROWS = 256

@@ -69,7 +69,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
         scales.half()[:, None, None].expand(*values.shape[:2], 1).contiguous().view(torch.uint8),
         values.view(torch.uint8),
     )
-    return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1))
+    return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1).numpy())
 
 
 def _read_all(directory: Path, shape: draft_form.DraftShape) -> _Tensors:

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from specq.engines.native.rows import PackedRows
+from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.attention_plan import BlockLayout, lay_out, line_places, max_list_length
-from specq.engines.torch.forward import Feed, ForwardOutput, KvStore, RowTap
+from specq.engines.torch.forward import Feed, ForwardOutput, KvStore
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_taps import Taps
 from specq.engines.torch.fused_tiles import NARROW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specq.engines.torch.forward import RowTap
+from specq.engines.native.rows import RowTap
 from specq.verification.transfers import to_device
 
 

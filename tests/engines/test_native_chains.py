@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specq.engines.native import NativeChainDrafter
 from specq.engines.native.compiler import kernels
-from specq.engines.torch.native_chain import NativeChainDrafter
 from specq.proposers import CONTEXT, Expansion
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.chain_source import Chains

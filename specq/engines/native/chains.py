@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
+from specq.engines.native.forward import NativeForward
 from specq.engines.native.rows import ChainStarts, PackedRows, address, pack_nodes
-from specq.engines.torch.native import NativeForward
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
-from specq.verification.sampling import NearNoise, is_uncut
+from specq.verification.near_noise import NearNoise, is_uncut
 
 _Pointer = ctypes.c_void_p
 
@@ -46,12 +46,13 @@ class NativeChainDrafter:
         return all(map(self.can_draft, params))
 
     def start(
-        self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
+        self, logits: npt.ArrayLike, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> Callable[[], tuple[Int32Array, Float32Array]]:
-        """Draft chains; return what gives them. Arguments and result as of `ChainDrafter.start`."""
+        """Draft chains; return what gives them. Arguments and result as of `ChainDrafter.start`; logits f32[chains, columns]."""
         columns = self._token_ids
-        num_columns = min(limit_vocab if columns is None else int(columns.searchsorted(limit_vocab)), logits.shape[1])
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        scored = np.asarray(logits)
+        num_columns = min(limit_vocab if columns is None else int(columns.searchsorted(limit_vocab)), scored.shape[1])
+        scored = scored if scored.strides[1] == scored.itemsize else np.ascontiguousarray(scored)
         token_ids = np.empty((depth, len(starts), count), np.int32)
         scores = np.empty(token_ids.shape, np.float32)
         rows = _last_but_one(starts)
@@ -64,8 +65,8 @@ class NativeChainDrafter:
             count=count,
             num_columns=num_columns,
             row_bytes=noise.rows.itemsize,
-            first_stride=logits.stride(0),
-            first=logits.data_ptr(),
+            first_stride=scored.strides[0] // scored.itemsize,
+            first=address(scored),
             columns=None if columns is None else address(columns),
             token_ids=address(token_ids),
             scores=address(scores),
