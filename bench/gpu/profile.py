@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity
 from bench.gpu.parts import Found, Task
 from bench.report import tell
 from specq.engines.native.rows import pack_steps
-from specq.engines.torch.attention_plan import lay_out, max_list_length
-from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.cuda.attention_plan import lay_out, max_list_length
+from specq.engines.torch.cuda.layers import Batch, FusedDecoder, Scratch
 from specq.protocol import SamplingParams, SessionStep, Tree
 
 MOST = 16  # kernels that are reported, and FEW that are shown

@@ -28,7 +28,7 @@ class _Chains(ctypes.Structure):
 
 
 class NativeChainDrafter:
-    """Does what `specq.engines.torch.chain.ChainDrafter` does, over a native forward; token_ids: as of `LoadedModel`."""
+    """Does what `specq.engines.torch.cuda.chain.ChainDrafter` does, over a native forward; token_ids: as of `LoadedModel`."""
 
     runs_beside_host: ClassVar[bool] = False
 

@@ -19,7 +19,8 @@ from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, BlockWeight, NativeChainDrafter, Threads, kernels
 from specq.engines.native.packing import trim_memory
-from specq.engines.torch import fused_weights, rotary
+from specq.engines.torch import rotary
+from specq.engines.torch.cuda import weights as fused_weights
 from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
@@ -159,7 +160,7 @@ def _make_forward(
 ) -> Forward:
     """Return the fastest forward that can run this model where it lies."""
     if not eager and _runs_fused(network):
-        from specq.engines.torch.fused import FusedForward
+        from specq.engines.torch.cuda.forward import FusedForward
 
         return FusedForward(network, kv)
     library = None if eager or not supports(network) else kernels()
@@ -181,14 +182,14 @@ def runs_triton(device: torch.device) -> bool:
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
     """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
-    `specq.engines.torch.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
+    `specq.engines.torch.cuda.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
     `LoadedModel`; a GPU's takes a column's number for its token."""
     if isinstance(forward, NativeTorchForward):
         return NativeChainDrafter(forward.native, token_ids)
     if token_ids is not None or find_spec("triton") is None:
         return None
-    from specq.engines.torch.chain import ChainDrafter
-    from specq.engines.torch.fused import FusedForward
+    from specq.engines.torch.cuda.chain import ChainDrafter
+    from specq.engines.torch.cuda.forward import FusedForward
 
     return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
 

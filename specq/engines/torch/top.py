@@ -70,7 +70,7 @@ def _top_on_device(
     scores: torch.Tensor, noise: RowNoise | None, count: int, token_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if _is_fused(scores, count):
-        from specq.engines.torch.fused_top import top_of_tiles
+        from specq.engines.torch.cuda.top import top_of_tiles
 
         return top_of_tiles(scores, noise, count, token_ids)
     scores = scores.float() if noise is None else noise.perturbed(scores, token_ids)

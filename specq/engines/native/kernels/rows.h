@@ -1,5 +1,5 @@
 /* Integers of a forward pass: packed rows from steps (specq/engines/native/rows.py), and the block that attention on a GPU
- * wants of them (specq/engines/torch/attention_plan.py says what lies where). */
+ * wants of them (specq/engines/torch/cuda/attention_plan.py says what lies where). */
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
+from specq.engines.torch.cuda.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.row_noise import RowNoise
 
 TILE = 1024  # tokens

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import triton
 
-from specq.engines.torch.attention_plan import BlockLayout
+from specq.engines.torch.cuda.attention_plan import BlockLayout
+from specq.engines.torch.cuda.gpu_kernels.attention import attend_kernel, combine_kernel
+from specq.engines.torch.cuda.gpu_kernels.linear import add_kernel, gate_up_kernel, linear_kernel, qkv_kernel
+from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, embed_kernel, rotate_kernel, silu_kernel
+from specq.engines.torch.cuda.taps import Taps
+from specq.engines.torch.cuda.tiles import NARROW, Tile, choose_tiles, shared_bytes_of
+from specq.engines.torch.cuda.weights import DecoderWeights, LayerWeights
 from specq.engines.torch.forward import KvStore
-from specq.engines.torch.fused_taps import Taps
-from specq.engines.torch.fused_tiles import NARROW, Tile, choose_tiles, shared_bytes_of
-from specq.engines.torch.fused_weights import DecoderWeights, LayerWeights
-from specq.engines.torch.gpu_kernels.attention import attend_kernel, combine_kernel
-from specq.engines.torch.gpu_kernels.linear import add_kernel, gate_up_kernel, linear_kernel, qkv_kernel
-from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, embed_kernel, rotate_kernel, silu_kernel
 from specq.protocol import FINAL
 
 LOG2_E = 1.4426950408889634

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from specq.engines.native.rows import PackedRows, RowTap
-from specq.engines.torch.attention_plan import BlockLayout, lay_out, line_places, max_list_length
+from specq.engines.torch.cuda.attention_plan import BlockLayout, lay_out, line_places, max_list_length
+from specq.engines.torch.cuda.inbox import Inbox
+from specq.engines.torch.cuda.layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.cuda.taps import Taps
+from specq.engines.torch.cuda.tiles import NARROW
+from specq.engines.torch.cuda.weights import merge
 from specq.engines.torch.forward import Feed, ForwardOutput, KvStore
-from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
-from specq.engines.torch.fused_taps import Taps
-from specq.engines.torch.fused_tiles import NARROW
-from specq.engines.torch.fused_weights import merge
-from specq.engines.torch.inbox import Inbox
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this
@@ -32,7 +32,7 @@ NUM_INBOXES = 2
 
 
 class FusedForward:
-    """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `fused_weights.supports`."""
+    """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `weights.supports`."""
 
     ARITHMETIC: ClassVar[str] = "fused"
     is_helped = False

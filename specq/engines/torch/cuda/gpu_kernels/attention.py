@@ -1,6 +1,6 @@
 """Triton kernels for attention over paged keys and values: chunks of it, then their combination.
 
-What a row sees is a list of slots, cut into work items (specq/engines/torch/attention_plan.py): a chunk of its session's
+What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py): a chunk of its session's
 table, or the slots of tree nodes, or both. All rows of an item share what it reads, each sees as much of it as it may. An
 item gives its rows partial results, normalised, with the log2 of their weight, which `combine_kernel` adds up; or, where
 there is nothing to add, the result itself. So prefill chunks, plain rows and trees are one kind of work, and long contexts

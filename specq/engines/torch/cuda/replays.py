@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 import torch
 
-from specq.engines.torch.inbox import Inbox
+from specq.engines.torch.cuda.inbox import Inbox
 from specq.protocol import Int32Array
 from specq.runtime import traced
 

@@ -19,11 +19,11 @@ import torch
 import triton
 
 from specq.engines.native.rows import ChainStarts, PackedRows, pack_nodes
-from specq.engines.torch.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
-from specq.engines.torch.fused import FusedForward, padded_size
-from specq.engines.torch.fused_layers import Batch
-from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
-from specq.engines.torch.inbox import Inbox, fetch
+from specq.engines.torch.cuda.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
+from specq.engines.torch.cuda.forward import FusedForward, padded_size
+from specq.engines.torch.cuda.gpu_kernels.top import merge_kernel, tile_kernel
+from specq.engines.torch.cuda.inbox import Inbox, fetch
+from specq.engines.torch.cuda.layers import Batch
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
 from specq.verification.near_noise import is_uncut

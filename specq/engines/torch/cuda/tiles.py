@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specq.engines.torch.fused_weights import DecoderWeights
+from specq.engines.torch.cuda.weights import DecoderWeights
 
 NARROW = (1, 16, 32)  # padded numbers of rows that our own products take; above, the vendor's
 HOPPER_SHARED_BYTES = 227 << 10
