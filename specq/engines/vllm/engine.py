@@ -22,7 +22,8 @@ from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import make_options, model_info, prepare_environment
 from specq.engines.vllm.refusals import refusal
-from specq.engines.vllm.versions import warn_if_untested
+from specq.engines.vllm.self_test import check_drafts
+from specq.engines.vllm.versions import is_tested, unfit, warn_if_untested
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, SessionStep, StepOutput, Tap
 from specq.runtime import reap
 from specq.verification import StepBatch, ahead, places_in_runs, without_handles
@@ -88,6 +89,7 @@ class VllmEngine:
         self.takes_unread, self.is_apart = self._sessions.takes_unread, self._sessions.is_apart
         self.even_chains = self._sessions.even_chains  # as of `specq.engines.even_chains`
         self.info = model_info(arguments, self._sessions, name, tensors)
+        self._test_itself()
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; see `Engine.open`."""
@@ -130,6 +132,17 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
         self._sessions.shutdown()
+
+    def _test_itself(self) -> None:
+        """Raise ConfigError if this vLLM was not tested, and drafts change what it says."""
+        version = _version()
+        if is_tested(version):
+            return
+        try:
+            check_drafts(self, self._most_sessions)
+        except Exception as error:
+            self.shutdown()
+            raise ConfigError(unfit(version, error)) from error
 
     def _check_chains(self, batch: StepBatch) -> None:
         """Raise EngineError for a tree that is no chain, or too long a one."""
@@ -180,17 +193,26 @@ def _begin_compiling(arguments: Mapping[str, Any]) -> subprocess.Popen[bytes] | 
     return ahead.begin(vocab_size, dtype, capability.to_int()) if capability else None
 
 
-def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
-    """Start vLLM. Raises ConfigError for whatever it refuses."""
+def _version() -> str:
     import vllm
 
-    warn_if_untested(str(vllm.__version__))
+    return str(vllm.__version__)
+
+
+def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
+    """Start vLLM. Raises ConfigError for whatever it refuses."""
+    version = _version()
+    warn_if_untested(version)
     try:
         from specq.engines.vllm.sessions import Sessions
 
         sessions = Sessions(arguments, verbose=verbose)
-    except (ImportError, AttributeError, TypeError, EngineError, ConfigError):  # vLLM is not as specq expects it
+    except ConfigError:
         raise
+    except (ImportError, AttributeError, TypeError, EngineError) as error:  # vLLM is not as specq expects it
+        if is_tested(version):
+            raise
+        raise ConfigError(unfit(version, error)) from error
     except Exception as error:  # whatever vLLM or a worker of its refuses
         raise ConfigError(refusal(arguments["model"], error)) from error
     log.info("vllm_started")
