@@ -3,7 +3,8 @@
 To add a version: run `make test-vllm` with it, add it to TESTED, and allow it in the extra `vllm` of pyproject.toml.
 Run with the steps as they are now (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
 build yet: its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged
-behind `execute_model`. All that specq takes of vLLM is looked for at the start.
+behind `execute_model`. All that specq takes of vLLM is looked for at the start; of a version that is not in TESTED,
+the engine also compares a few texts (`self_test`).
 """
 
 from __future__ import annotations
