@@ -4,7 +4,7 @@ forward   a Llama-like decoder's forward pass in one C call (kernels/); chains: 
 weights   such a decoder's weights; packing: their layout in the kernels
 sharing   whether a pass is shared with helper threads
 rows      the packed rows of one forward pass, as plain integer arrays
-kv_pool   which slot holds whose token: sessions, prefix sharing, eviction
+kv_pool   which slot holds whose token: sessions, prefix sharing, eviction; slot_tables: the tables of its sessions
 compiler  builds kernels/ at first use
 """
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.engines.native.compiler import kernels
-from specq.engines.native.kv_pool import SlotTables
+from specq.engines.native.slot_tables import SlotTables
 from specq.protocol import NO_SCRATCH, Int32Array, Int64Array, IntpArray, SamplingParams, SessionStep, Tree
 from specq.verification import StepBatch, ends_of, places_in_runs
 
