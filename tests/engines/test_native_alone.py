@@ -18,7 +18,7 @@ sys.modules.update(torch=None, transformers=None)  # an import of either fails
 
 import numpy as np
 
-from specq.engines.native import DecoderLayer, DecoderWeights, Linear, NativeForward, RowPacker, kernels
+from specq.engines.native import DecoderLayer, NativeWeights, Linear, NativeForward, RowPacker, kernels
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, SLOTS = 40, 32, 2, 16, 64
 rng = np.random.default_rng(0)
@@ -38,7 +38,7 @@ layer = DecoderLayer(
 )
 angles = np.arange(SLOTS, dtype=np.float32)[:, None] / 10000.0 ** (np.arange(HEAD_DIM // 2, dtype=np.float32) / 8)
 embedding = random(VOCAB, HIDDEN)
-weights = DecoderWeights(
+weights = NativeWeights(
     num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, intermediate=48, eps=1e-6, scale=HEAD_DIM**-0.5,
     embedding=embedding, final_norm=norm(), cos=np.cos(angles), sin=np.sin(angles), layers=[layer],
     head=Linear([embedding]),

@@ -14,7 +14,7 @@ import structlog
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm import versions
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.self_test import DEPTH, _compare, _Text, check_drafts
+from specq.engines.vllm.self_test import DEPTH, _compare, _Decoded, check_drafts
 from specq.protocol import NO_TREE, ConfigError, EngineError, Judgement, SessionStep, StepOutput
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
@@ -78,11 +78,11 @@ def test_a_text_that_drafts_change_is_refused(directory, change):
 
 def test_only_a_token_that_was_nearly_as_likely_may_differ():
     prompt = np.zeros(1, np.int32)
-    expected = _Text(prompt, said=[1, 2, 3], near_ties=[-1, 9, -1])
-    _compare(expected, _Text(prompt, said=[1, 9, 4]))  # what follows is another text
+    expected = _Decoded(prompt, said=[1, 2, 3], near_ties=[-1, 9, -1])
+    _compare(expected, _Decoded(prompt, said=[1, 9, 4]))  # what follows is another text
     for said in ([1, 8, 3], [7, 2, 3]):
         with pytest.raises(EngineError, match="with drafts, token"):
-            _compare(expected, _Text(prompt, said=said))
+            _compare(expected, _Decoded(prompt, said=said))
 
 
 class Ignoring(Changed):

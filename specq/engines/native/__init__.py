@@ -14,19 +14,19 @@ from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Thr
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.packing import BlockWeight
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
-from specq.engines.native.weights import DecoderLayer, DecoderWeights, Linear
+from specq.engines.native.weights import DecoderLayer, Linear, NativeWeights
 
 __all__ = [
     "ALONE",
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
-    "DecoderWeights",
     "KvPool",
     "Linear",
     "NativeChainDrafter",
     "NativeForward",
     "NativeOutput",
+    "NativeWeights",
     "PackedRows",
     "RowPacker",
     "RowTap",

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from specq.engines.native.packing import LINE, PANEL, Arena, pack, pack_bias
 from specq.engines.native.rows import PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
-from specq.engines.native.weights import DecoderLayer, DecoderWeights, Linear
+from specq.engines.native.weights import DecoderLayer, Linear, NativeWeights
 from specq.protocol import ConfigError, Float32Array
 
 MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step
@@ -123,7 +123,7 @@ class NativeForward:
 
     def __init__(
         self,
-        weights: DecoderWeights,
+        weights: NativeWeights,
         keys: Float32Array,
         values: Float32Array,
         library: ctypes.CDLL,
@@ -191,7 +191,7 @@ class NativeForward:
             weakref.finalize(self, self._library.specq_team_free, team).atexit = False  # asleep, they hold up no exit
         return self._teams.get(threads)
 
-    def _describe(self, weights: DecoderWeights, keys: Float32Array, values: Float32Array) -> _Model:
+    def _describe(self, weights: NativeWeights, keys: Float32Array, values: Float32Array) -> _Model:
         return _Model(
             num_layers=len(weights.layers),
             hidden=weights.embedding.shape[1],

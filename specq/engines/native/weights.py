@@ -47,7 +47,7 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights:
+class NativeWeights:
     """A whole model.
 
     eps, scale   of the norms; of scores before softmax

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from specq.engines.native import ALONE, BlockWeight, DecoderLayer, DecoderWeights, Linear, NativeForward, Threads
+from specq.engines.native import ALONE, BlockWeight, DecoderLayer, Linear, NativeForward, NativeWeights, Threads
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.engines.torch.rotary import has_tables, rotary_tables
@@ -70,13 +70,13 @@ def supports(model: Any) -> bool:
     return whole_lines and config.hidden_act == "silu" and has_tables(model.model)
 
 
-def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> DecoderWeights:
+def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> NativeWeights:
     """Return a transformers model's weights, nothing copied that is float32 already; arguments as of `NativeTorchForward`."""
     config, decoder = model.config, model.model
     by_layer = {model.get_submodule(name): block for name, block in blocks.items()}
     cos, sin = (_array(table) for table in rotary_tables(decoder, num_slots))
     attention = decoder.layers[0].self_attn
-    return DecoderWeights(
+    return NativeWeights(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=attention.head_dim,

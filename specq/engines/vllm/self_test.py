@@ -23,7 +23,7 @@ WITH_RUNNER_UP = SamplingParams(logprobs=2)
 
 
 @dataclass(slots=True)
-class _Text:
+class _Decoded:
     """What a session has said; where it was asked for, also which other token was nearly as likely in each place, -1: none."""
 
     prompt: Int32Array
@@ -54,9 +54,9 @@ def check_drafts(engine: Engine, most_sessions: int) -> None:
 
 def _decode(
     engine: Engine, prompts: Sequence[Int32Array], params: SamplingParams, draft: Callable[[int, int], Tree]
-) -> list[_Text]:
+) -> list[_Decoded]:
     """Return what follows the prompts; `draft` gives a chain for a session that has said so many tokens."""
-    texts = [_Text(prompt) for prompt in prompts]
+    texts = [_Decoded(prompt) for prompt in prompts]
     try:
         for i, text in enumerate(texts):
             text.num_computed = engine.open(-1 - i, text.prompt)  # real sessions have ids >= 0
@@ -77,7 +77,7 @@ def _decode(
     return texts
 
 
-def _step(session_id: int, text: _Text, params: SamplingParams, tree: Tree) -> SessionStep:
+def _step(session_id: int, text: _Decoded, params: SamplingParams, tree: Tree) -> SessionStep:
     tokens = np.concatenate([text.prompt, np.array(text.said, np.int32)])[text.num_computed :]
     return SessionStep(session_id, text.num_computed, tokens, params, tree)
 
@@ -87,7 +87,7 @@ def _chain(token_ids: Int32Array) -> Tree:
     return Tree(token_ids, np.arange(count, dtype=np.int32) - 1, np.zeros(count, np.float32))
 
 
-def _compare(expected: _Text, found: _Text) -> None:
+def _compare(expected: _Decoded, found: _Decoded) -> None:
     """Raise EngineError unless both texts are the same up to a near tie."""
     for place, (right, other) in enumerate(zip(expected.said, found.said, strict=False)):
         if right != other:
