@@ -72,7 +72,13 @@ PACKAGES = {
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
 # of packages that only commands use.
 DOORS = {
-    *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
+    *(
+        "specq.engines.torch",
+        "specq.engines.native",
+        "specq.engines.vllm.client",
+        "specq.engines.vllm.options",
+        "specq.engines.vllm.spec",
+    ),
     *("specq.engines.vllm.installed", "specq.engines.vllm.versions"),
     *(
         "specq.verification.ahead",
@@ -83,7 +89,12 @@ DOORS = {
         "specq.verification.devices",
         "specq.verification.transfers",
     ),
-    *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
+    *(
+        "specq.verification.noise",
+        "specq.verification.near_noise",
+        "specq.verification.sampling",
+        "specq.verification.drafting",
+    ),
     *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
     "specq.proposers.medusa",
     "specq.proposers.eagle",
@@ -93,7 +104,7 @@ DOORS = {
     "specq.doctor.hardware",
 }
 # Who measures the parts of an engine knows them.
-INSIDERS = {"bench.host_time": "specq.engines.torch."}
+INSIDERS = {"bench.host_time": ("specq.engines.torch.", "specq.engines.native.")}
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
@@ -188,7 +199,7 @@ def _beside_the_doors(path: Path) -> set[str]:
     """Return the modules of other packages that a file imports by name, and may not."""
     package = _package(_name(path))
     foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
-    inside = tuple(parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider))
+    inside = tuple(part for insider, parts in INSIDERS.items() if _name(path).startswith(insider) for part in parts)
     return {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)}
 
 

@@ -20,7 +20,7 @@ from specq.protocol import ConfigError
 
 VLLM = "vllm"
 FOR_CPUS = "+cpu"  # in the version of a build
-TESTED_ONES = f"{next(iter(TESTED))} to {[*TESTED][-1]}"
+TESTED_ONES = f"{TESTED[0]} to {TESTED[-1]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, Threads, pack_nodes
+from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
 from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import Children
@@ -129,7 +129,7 @@ class ChainModel:
         rng: np.random.Generator | None = None,
     ) -> None:
         self.contexts = Contexts(
-            model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=Threads.of(threads, helper_cores)
+            model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads_of(threads, helper_cores)
         )
         self.info = self.contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)

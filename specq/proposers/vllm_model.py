@@ -59,18 +59,18 @@ class VllmModel:
             max_step_rows=MAX_ROWS,
             given=options or {},
         )
-        from specq.engines.vllm.asking import Asker, asking, last_rows
+        from specq.engines.vllm.client import PublicClient, last_row, request_params
 
-        self._asker, self._last_rows = Asker(arguments), last_rows
-        self._candidates = min(CANDIDATES, self._asker.vocab_size)
-        self._asked = asking(top=self._candidates)
+        self._client, self._last_row = PublicClient(arguments), last_row
+        self._candidates = min(CANDIDATES, self._client.vocab_size)
+        self._asked = request_params(self._candidates)
         self.maker: MakesChildren = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
-        self.info = model_info(arguments, self._asker, name)
+        self.info = model_info(arguments, self._client, name)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
-        self._asker.shutdown()
+        self._client.shutdown()
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `Proposer.open`."""
@@ -93,8 +93,8 @@ class VllmModel:
         answers = [NO_CHILDREN] * len(requests)
         if fit:
             owners = [self._sessions[requests[i].session_id].owner for i in fit]
-            outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit), owners)
-            logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
+            outputs = self._client.ask([prompts[i] for i in fit], [self._asked] * len(fit), owners)
+            logits = self._client.logits([self._last_row(output) for output in outputs])
             wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
             made = self.maker.make(wanted, logits, self.info.num_tokens)
             for i, children in zip(fit, made, strict=True):

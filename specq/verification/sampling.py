@@ -18,14 +18,14 @@ The judge asks `specq.verification.target_rows` for what it needs of this; here 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from specq.protocol import Int32Array, SamplingParams
-from specq.verification import host_kernels, noise, torch_rows
+from specq.verification import noise, torch_rows
 from specq.verification.devices import target_rows
+from specq.verification.near_noise import NearNoise, is_uncut
 from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
 
 NO_NODES = np.zeros(0, np.int64)
@@ -58,32 +58,6 @@ def perturbed_scores(
         return parts[0][1]
     order = np.argsort(np.concatenate([which for which, _ in parts]))
     return torch.cat([scores.float() for _, scores in parts])[torch.from_numpy(order).to(logits.device)]
-
-
-def is_uncut(params: SamplingParams) -> bool:
-    """Whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
-    return params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p)
-
-
-class NearNoise(NamedTuple):
-    """What C needs to add the noise of rows itself, as `near_scores` does.
-
-    function  specq_near_scores of kernels/guess.h; None where there is no library
-    rows      [num_rows] of `row_params.ROW`
-    """
-
-    function: Any
-    rows: Rows
-
-    @staticmethod
-    def is_known() -> bool:
-        """Whether there is a function."""
-        return host_kernels.near_scores() is not None
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams], positions: Sequence[int]) -> NearNoise:
-        """Return it for rows with these parameters, whose tokens would stand at these positions."""
-        return cls(host_kernels.near_scores(), make_rows(params, positions))
 
 
 def near_scores(

@@ -39,7 +39,7 @@ def let_judge(overlaps: bool, worker: Any) -> None:
 
 def counted(engine: Any) -> list[int]:
     """Return a list that gets, with each step that the engine launches from now on, how many are in flight then."""
-    workers, found = engine._way._workers, list[int]()
+    workers, found = engine._sessions._workers, list[int]()
     launch = type(workers).launch
 
     def launched(plan: Any) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch import rows as packing
-from specq.engines.torch.attention_plan import ITEM, BlockLayout, lay_out, line_places, max_list_length
-from specq.engines.torch.compiler import kernels
+from specq.engines.native import rows as packing
+from specq.engines.native.compiler import kernels
+from specq.engines.native.rows import PackedRows, pack_steps
+from specq.engines.torch.cuda.attention_plan import ITEM, BlockLayout, lay_out, line_places, max_list_length
 from specq.engines.torch.forward import FedLines
-from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import random_tokens, random_tree

@@ -21,10 +21,10 @@ from specq.checkpoints.draft_form import (
     is_shared,
     to_int8,
 )
+from specq.engines.native.packing import BLOCK_TYPES
 from specq.engines.torch import RowPacker, load
 from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.packing import BLOCK_TYPES
 from specq.models import draft_for, parallel_for, resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import (
@@ -70,8 +70,8 @@ def test_rows_of_whole_blocks_are_read_in_eight_bits(tmp_path):
     path = make_draft(tmp_path, replace(MADE, hidden_size=64, intermediate_size=96))
     context = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
     loaded = load(str(path), device="cpu", kv_slots=64)
-    layer = loaded.forward._layers[0]
-    assert {matrix.format for matrix in (loaded.forward._model.head, layer.qkv, layer.gate_up, layer.down)} == {
+    layer = loaded.forward.native._layers[0]
+    assert {matrix.format for matrix in (loaded.forward.native._model.head, layer.qkv, layer.gate_up, layer.down)} == {
         EIGHT_BITS
     }
     plain = draft_logits(path, context)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specq.engines.torch.compiler import SOURCE
+from specq.engines.native.compiler import SOURCE
 from specq.runtime.compiler import FLAGS
 
 PROGRAM = Path(__file__).parent / "products.c"

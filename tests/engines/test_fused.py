@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines.native.rows import PackedRows, RowTap, pack_steps
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import RowTap
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import LoadedModel
-from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.proposers import Expansion
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.chains import chain_by_passes
@@ -75,7 +74,7 @@ def save(kind: str, directory: Path) -> Path:
 
 def load_fused(directory: Path, dtype: torch.dtype = torch.float32, slots: int = 2048, **options: Any) -> LoadedModel:
     """Load a checkpoint with the fused path, on a CPU too."""
-    from specq.engines.torch.fused import FusedForward
+    from specq.engines.torch.cuda.forward import FusedForward
 
     network = loading._load_network(directory, DEVICE, dtype)
     forward = FusedForward(network, loading._make_kv(network, slots), **options)
@@ -172,7 +171,7 @@ def test_padding_writes_no_keys_and_values(wide_heads):
 
 def test_steps_beyond_the_largest_graph_and_lists_beyond_the_room(wide_heads, monkeypatch):
     """Both run in memory of their own, with the same logits."""
-    from specq.engines.torch import fused
+    from specq.engines.torch.cuda import forward as fused
 
     monkeypatch.setattr(fused, "SIZES", (1, 16, 32))
     monkeypatch.setattr(fused, "LIST_ROOM", 64)
@@ -218,7 +217,7 @@ def test_a_tap_changes_no_bits_of_logits_keys_and_values(wide_heads):
 
 
 def test_taps_of_steps_beyond_the_largest_graph(wide_heads, monkeypatch):
-    from specq.engines.torch import fused
+    from specq.engines.torch.cuda import forward as fused
 
     monkeypatch.setattr(fused, "SIZES", (1, 16, 32))
     ours, theirs, texts = load_fused(wide_heads).forward, load_generic(wide_heads), Texts(7, 2)
@@ -363,7 +362,7 @@ def test_what_the_device_cannot_draw_goes_level_by_level(wide_heads, params):
 
 
 def test_a_failed_chain_gives_its_slots_back(wide_heads, monkeypatch):
-    from specq.engines.torch.chain import ChainDrafter
+    from specq.engines.torch.cuda.chain import ChainDrafter
 
     draft, _ = make_drafts(wide_heads)
     draft.open(1, random_tokens(np.random.default_rng(10), 9), SamplingParams())

@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.fingerprint import tensors_hash
+from specq.engines.native.packing import BF16, BLOCK_TYPES, F32
 from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format
-from specq.engines.torch.native import NativeForward
-from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32
+from specq.engines.torch.native import NativeTorchForward
 from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
@@ -60,10 +60,10 @@ def run(forward: Forward, token_ids: list[int]) -> torch.Tensor:
     return forward(packer.pack()).logits[0]
 
 
-def formats(forward: NativeForward) -> set[int]:
+def formats(forward: NativeTorchForward) -> set[int]:
     """Return the formats of all the matrices that the kernels read."""
-    layers = (getattr(layer, name) for layer in forward._layers for name in ("qkv", "out", "gate_up", "down"))
-    return {matrix.format for matrix in (forward._model.head, *layers)}
+    layers = (getattr(layer, name) for layer in forward.native._layers for name in ("qkv", "out", "gate_up", "down"))
+    return {matrix.format for matrix in (forward.native._model.head, *layers)}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_other_types_and_rounded_values_are_read_as_numbers(tmp_path):
     assert formats(load(str(path), device="cpu", kv_slots=64, dtype="float32").forward) == {F32}
     assert formats(load(str(path), device="cpu", kv_slots=64).forward) == {BF16}
     blocks = write_gguf(source, tmp_path / "blocks.gguf")
-    assert not isinstance(load(str(blocks), device="cpu", kv_slots=64, dtype="bfloat16").forward, NativeForward)
+    assert not isinstance(load(str(blocks), device="cpu", kv_slots=64, dtype="bfloat16").forward, NativeTorchForward)
 
 
 def test_packed_weights_are_in_memory_once(source, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specq.engines.torch.kv_pool import BLOCK, LEAST_COPIED, KvPool
+from specq.engines.native.kv_pool import BLOCK, LEAST_COPIED, KvPool
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 

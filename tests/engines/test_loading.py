@@ -13,9 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.engines.checkpoint import fingerprint, resolve_checkpoint
+from specq.engines.native.rows import RowPacker
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.rows import RowPacker
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 from specq.text import TOKENIZER_FILES

@@ -10,14 +10,14 @@ import structlog
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
+from specq.engines.native.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, pack
+from specq.engines.native.rows import PackedRows, RowPacker
 from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import NativeForward
-from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, Weight, pack
+from specq.engines.torch.native import NativeTorchForward
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
-from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.engines.torch.top import rank_rows, rank_tokens, top_tokens
 from specq.protocol import SamplingParams
 from specq.runtime import compiler
@@ -47,7 +47,7 @@ def test_a_prefill_of_any_length_gives_the_bits_of_one_token_at_a_time(directory
     token_ids = random_tokens(rng, length).tolist()
     one_by_one = load(directory, device="cpu", kv_slots=512).forward
     at_once = load(directory, device="cpu", kv_slots=512).forward
-    assert isinstance(at_once, NativeForward)
+    assert isinstance(at_once, NativeTorchForward)
     table, other = rng.permutation(512).astype(np.int32), np.arange(512, dtype=np.int32)
     for i, token_id in enumerate(token_ids):
         expected = one_by_one(chain_rows([token_id], i, other, judged=True))
@@ -95,8 +95,8 @@ def ancestors(parents: np.ndarray, node: int) -> list[int]:
     return line[::-1]
 
 
-def packed(*weights: Weight, interleave: bool = False) -> PackedMatrix:
-    return pack(kernels(), Arena(1 << 20), weights, interleave)
+def packed(*weights: torch.Tensor, interleave: bool = False) -> PackedMatrix:
+    return pack(kernels(), Arena(1 << 20), [weight.numpy() for weight in weights], interleave)
 
 
 def test_weights_are_halved_only_where_that_is_exact():
@@ -105,7 +105,7 @@ def test_weights_are_halved_only_where_that_is_exact():
     rounded = weight.to(torch.bfloat16).float()
     half = packed(rounded)
     assert (half.format, half.num_panels, half.k) == (BF16, 2, 24)
-    pairs = half.data.view(torch.int32).view(2, 24, 8)
+    pairs = torch.from_numpy(half.data).view(torch.int32).view(2, 24, 8)
     low, high = (pairs << 16).view(torch.float32), (pairs & -65536).view(torch.float32)
     assert torch.equal(torch.cat([low, high], -1).transpose(1, 2).reshape(32, 24), rounded)
 
@@ -113,12 +113,17 @@ def test_weights_are_halved_only_where_that_is_exact():
 def test_matrices_are_packed_one_below_the_other_or_in_turns():
     weights = [torch.randn(24, 8), torch.randn(24, 8)]
     for interleave in (False, True):
-        data = packed(*weights, interleave=interleave).data.view(torch.float32).view(3, 8, 16).transpose(1, 2)
+        data = (
+            torch.from_numpy(packed(*weights, interleave=interleave).data)
+            .view(torch.float32)
+            .view(3, 8, 16)
+            .transpose(1, 2)
+        )
         expected = torch.stack([w.view(3, 8, 8) for w in weights], 1) if interleave else torch.cat(weights)
         assert torch.equal(data.reshape(48, 8), expected.reshape(48, 8))
     padded = packed(torch.ones(17, 8))
     assert padded.num_panels == 2
-    assert padded.data.view(torch.int16).count_nonzero() == 17 * 8
+    assert np.count_nonzero(padded.data.view(np.int16)) == 17 * 8
 
 
 def random_blocks(kind: str, num_rows: int, k: int, rng: np.random.Generator) -> tuple[BlockWeight, torch.Tensor]:
@@ -134,7 +139,7 @@ def random_blocks(kind: str, num_rows: int, k: int, rng: np.random.Generator) ->
         numbers = rng.integers(-128, 128, (num_rows, k // 32, 32), np.int8)
         parts = scale.view(np.uint8), numbers.view(np.uint8)
         values = scale.astype(np.float32) * numbers
-    blocks = torch.from_numpy(np.concatenate(parts, -1).reshape(num_rows, -1))
+    blocks = np.concatenate(parts, -1).reshape(num_rows, -1)
     return BlockWeight(kind, blocks), torch.from_numpy(values.reshape(num_rows, k))
 
 
@@ -150,9 +155,9 @@ def test_a_files_blocks_give_the_bits_of_their_values(tmp_path, kind):
     attention = network.model.layers[0].self_attn
     shape = (network.config.num_hidden_layers, network.config.num_key_value_heads, 512, attention.head_dim)
     plain, quantised = (
-        NativeForward(network, KvStore(*torch.zeros(2, *shape)), kernels(), blocks=given) for given in ({}, blocks)
+        NativeTorchForward(network, KvStore(*torch.zeros(2, *shape)), kernels(), blocks=given) for given in ({}, blocks)
     )
-    assert {plain._model.head.format, quantised._model.head.format} == {F32, BLOCK_TYPES[kind][0]}
+    assert {plain.native._model.head.format, quantised.native._model.head.format} == {F32, BLOCK_TYPES[kind][0]}
     table, start = rng.permutation(512).astype(np.int32), 0
     for length in (*range(1, 15), 40, 100):
         rows = chain_rows(random_tokens(rng, length).tolist(), start, table, judged=True)

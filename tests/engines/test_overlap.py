@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from specq.engines import tidy
+from specq.engines.native.rows import LinePlaces, PackedRows, RowTap
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import Feed, ForwardOutput, RowTap
-from specq.engines.torch.rows import LinePlaces, PackedRows
+from specq.engines.torch.forward import Feed, ForwardOutput
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams

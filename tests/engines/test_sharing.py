@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specq.engines.torch.sharing import FIRST, LEAST, MOST, TRIAL, Sharing
+from specq.engines.native.sharing import FIRST, LEAST, MOST, TRIAL, Sharing
 
 Seconds = Callable[[int, bool], float]  # of a pass, by its number and whether it is shared
 

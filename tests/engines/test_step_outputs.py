@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
+from specq.engines.native.rows import PackedRows
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.rows import PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import FINAL, StepOutput, Tap

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch import compiler, native
+from specq.engines.native import compiler
+from specq.engines.native import forward as native
+from specq.engines.native.forward import ALONE, MIN_SHARED_ROWS, Threads
+from specq.engines.native.rows import PackedRows, RowPacker
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
-from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.protocol.errors import ConfigError
 from specq.runtime.cpu import available_cores
 from specq.testing.checkpoints import CONFIGS, make_checkpoint, random_tokens
@@ -111,17 +112,17 @@ def test_helpers_come_with_the_first_step_and_go_with_the_forward(llama, num_row
 @on_linux
 def test_small_steps_are_shared_where_that_is_faster_and_large_ones_always(llama, monkeypatch):
     forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(2)).forward
-    shared, share = [], forward._helpers
-    monkeypatch.setattr(forward, "_helpers", lambda: shared.append(True) or share())
-    monkeypatch.setattr(forward._sharing, "should_share", lambda kind: False)
+    shared, share = [], forward.native._helpers
+    monkeypatch.setattr(forward.native, "_helpers", lambda: shared.append(True) or share())
+    monkeypatch.setattr(forward.native._sharing, "should_share", lambda kind: False)
     forward(a_step(1))
     assert not shared
     forward(a_step(MIN_SHARED_ROWS))
     assert len(shared) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(forward._sharing, "should_share", lambda kind: True)
+    monkeypatch.setattr(forward.native._sharing, "should_share", lambda kind: True)
     forward(a_step(1))
-    assert len(forward._teams) == 1
+    assert len(forward.native._teams) == 1
 
 
 @on_linux
@@ -173,7 +174,7 @@ def test_a_core_that_is_not_there_is_refused(llama):
 
 def test_an_engine_has_as_many_threads_as_it_is_given(llama):
     def num_helpers(**given) -> int:
-        return TorchEngine(llama, device="cpu", kv_slots=64, **given)._forward._threads.num_helpers
+        return TorchEngine(llama, device="cpu", kv_slots=64, **given)._forward.native._threads.num_helpers
 
     assert num_helpers(threads=1) == 0
     assert num_helpers(threads=3) == 2

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.profiling import REPEATS, step_times, warm_up_steps
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
+from specq.engines.torch.forward import ForwardOutput, tapped_rows
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.native import NativeForward
-from specq.engines.torch.rows import PackedRows
+from specq.engines.torch.native import NativeTorchForward
 from specq.processes.target import prepare_steps
 from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array
@@ -102,7 +102,7 @@ def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
 def test_kernels_run_what_they_can(checkpoint, eager):
     engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
     runs_native = not eager and checkpoint.name.rstrip("0") not in ("llama-odd", "opt")
-    assert type(engine._forward) is (NativeForward if runs_native else GenericForward)
+    assert type(engine._forward) is (NativeTorchForward if runs_native else GenericForward)
 
 
 def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eager):

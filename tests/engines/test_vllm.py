@@ -12,8 +12,8 @@ import structlog
 from specq.engines.profiling import CONTEXT, least_kv_slots
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import graphs_up_to
 from specq.engines.vllm.options import BLOCK_SIZES
+from specq.engines.vllm.padding import graphs_up_to
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Open, Verdict
@@ -36,13 +36,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["sessions", "even", "prompts"])
+@pytest.fixture(scope="module", params=["sessions", "even"])
 def started(request, directory, vllm_device):
-    """`even`: sessions, whose steps with drafts have as many rows each, as where there are graphs for such steps."""
-    way = "sessions" if request.param == "even" else request.param
-    made = VllmEngine(str(directory), kv_slots=2048, way=way, **vllm_arguments(vllm_device))
+    """`even`: steps with drafts have as many rows each, as where there are graphs for such steps."""
+    made = VllmEngine(str(directory), kv_slots=2048, **vllm_arguments(vllm_device))
     if request.param == "even":
-        made._way._graphs = graphs_up_to(512, 64)  # type: ignore[attr-defined]
+        made._sessions._graphs = graphs_up_to(512, 64)  # type: ignore[attr-defined]
     yield made
     made.shutdown()
 
@@ -207,7 +206,7 @@ def test_log_probabilities_are_the_torch_engines(engine, directory):
 
 def test_a_shared_prefix_is_computed_once(directory, vllm_device):
     """Of another session's context, generated text included, whole blocks are found again."""
-    engine = VllmEngine(str(directory), kv_slots=512, way="sessions", **vllm_arguments(vllm_device))
+    engine = VllmEngine(str(directory), kv_slots=512, **vllm_arguments(vllm_device))
     text = Text(1, random_tokens(np.random.default_rng(4), 80).tolist())
     engine.open(1, np.array(text.prompt, np.int32))
     for _ in range(20):
@@ -225,7 +224,7 @@ def test_a_shared_prefix_is_computed_once(directory, vllm_device):
 
 def test_a_block_is_shared_once_a_new_session_has_filled_it(directory, vllm_device):
     """Also where that session, whose context ends with the block, had room for it as soon as it was opened."""
-    engine = VllmEngine(str(directory), kv_slots=512, way="sessions", **vllm_arguments(vllm_device))
+    engine = VllmEngine(str(directory), kv_slots=512, **vllm_arguments(vllm_device))
     block_size, found = engine._block_slots, []
     tokens = random_tokens(np.random.default_rng(5), 2 * block_size + 1).tolist()
     for session_id, length in enumerate((block_size + 1, 2 * block_size, 2 * block_size + 1)):
@@ -239,7 +238,7 @@ def test_a_block_is_shared_once_a_new_session_has_filled_it(directory, vllm_devi
 
 def test_text_stays_right_where_sessions_are_evicted_and_opened_again(directory, vllm_device):
     """Eight sessions that grow to twice the room; each ends with the text that transformers says."""
-    engine = VllmEngine(str(directory), kv_slots=256, way="sessions", **vllm_arguments(vllm_device))
+    engine = VllmEngine(str(directory), kv_slots=256, **vllm_arguments(vllm_device))
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     rng, reference = np.random.default_rng(5), load_reference(directory)
     prompts = {i: random_tokens(rng, 20) for i in range(8)}
@@ -292,7 +291,7 @@ def test_steps_that_do_not_fit_are_refused(engine, step, message):
 )
 def test_what_vllm_could_not_follow_is_refused(directory, vllm_device, tokens, judged, message):
     arguments = vllm_arguments(vllm_device)
-    engine = VllmEngine(str(directory), kv_slots=64, way="sessions", max_sessions=1, **arguments)
+    engine = VllmEngine(str(directory), kv_slots=64, max_sessions=1, **arguments)
     engine.open(1, np.array([5, 6], np.int32))
     with pytest.raises(EngineError, match=message):
         engine.step([SessionStep(1, 0, np.array(tokens, np.int32), GREEDY, judged=judged)])

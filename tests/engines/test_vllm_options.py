@@ -92,7 +92,7 @@ def test_vllm_is_told_of_no_drafts(directory, vllm_device):
     assert config.speculative_config is None
     assert CudagraphDispatcher(config).uniform_decode_query_len == 1
     assert not config.scheduler_config.async_scheduling
-    assert config.scheduler_config.scheduler_cls == "specq.engines.vllm.scheduler.SessionScheduler"
+    assert config.scheduler_config.scheduler_cls == "specq.engines.vllm.patches.scheduler.SessionScheduler"
 
 
 def test_attention_on_latent_vectors_knows_of_drafts(directory, vllm_device, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import COUNTS
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
@@ -28,17 +28,15 @@ pytestmark = NEEDS_VLLM
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, vllm_device: str):
     directory: Path = make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama"))
-    made = VllmEngine(
-        str(directory), kv_slots=1536, way="sessions", **vllm_arguments(vllm_device) | {"dtype": "float32"}
-    )
+    made = VllmEngine(str(directory), kv_slots=1536, **vllm_arguments(vllm_device) | {"dtype": "float32"})
     yield made
     made.shutdown()
 
 
 def overlapping(engine: VllmEngine, overlaps: bool) -> VllmEngine:
     """Let steps overlap, or not."""
-    engine.overlaps = engine._way.overlaps = overlaps
-    let_judge(overlaps, engine._way._core.model_executor.driver_worker)  # type: ignore[attr-defined]
+    engine.overlaps = engine._sessions.overlaps = overlaps
+    let_judge(overlaps, engine._sessions._core.model_executor.driver_worker)  # type: ignore[attr-defined]
     return engine
 
 
@@ -73,7 +71,7 @@ def test_shared_prefixes_hold_what_was_fed(engine: VllmEngine) -> None:
     assert num_cached >= 32
     (found,) = engine.step([SessionStep(1, num_cached, text[num_cached:], GREEDY)]).judgements
     engine.close(1)
-    assert engine._way._core.scheduler.reset_prefix_cache()  # type: ignore[attr-defined]
+    assert engine._sessions._core.scheduler.reset_prefix_cache()  # type: ignore[attr-defined]
     assert engine.open(1, text) == 0
     (expected,) = engine.step([SessionStep(1, 0, text, GREEDY)]).judgements
     assert found.token_ids.tolist() == expected.token_ids.tolist()
@@ -114,7 +112,7 @@ def test_the_kv_in_flight_is_counted(engine: VllmEngine) -> None:
     engine.open(0, np.array([5, 6, 7], np.int32))  # at the same place
     first.collect()
     second.collect()
-    assert engine._way.lengths([0]).tolist() == [0]
+    assert engine._sessions.lengths([0]).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -144,39 +142,39 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
     assert said == [[7, 9], [7, 7], [9, 7]]
     engine.close(0)
     engine.step([SessionStep(1, 4, tokens[1:], GREEDY)])
-    worker = engine._way._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
-    assert [*worker.specq_steps._told._params.values()] == [GREEDY]
+    worker = engine._sessions._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
+    assert [*worker.specq_steps._latest._params.values()] == [GREEDY]
 
 
 class Watched:
     """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        from specq.engines.vllm.feeding import FILL
+        from specq.engines.vllm.patches.token_injection import FILL
 
-        self._way: Any = engine._way
-        self._runner = self._way._core.model_executor.driver_worker.worker.model_runner
-        self.plans: list[Plan] = []
-        self._launch, self._update = self._way._workers.launch, self._runner._update_states
-        monkeypatch.setattr(self._way._workers, "launch", self._note)
+        self._sessions: Any = engine._sessions
+        self._runner = self._sessions._core.model_executor.driver_worker.worker.model_runner
+        self.plans: list[StepDelta] = []
+        self._launch, self._update = self._sessions._workers.launch, self._runner._update_states
+        monkeypatch.setattr(self._sessions._workers, "launch", self._note)
         monkeypatch.setattr(self._runner, "_update_states", self._check)
         self._fill = getattr(self._runner, FILL)
         monkeypatch.setattr(self._runner, FILL, self._check_rows)
 
-    def _note(self, plan: Plan) -> None:
-        self.plans.append(pickle.loads(pickle.dumps(plan)))
+    def _note(self, delta: StepDelta) -> None:
+        self.plans.append(pickle.loads(pickle.dumps(delta)))
         self._launch(self.plans[-1])
 
     def _check(self, output: Any) -> Any:
         found = self._update(output)
-        batch, flight = self._runner.input_batch, self._way._newest
-        members, table, steps = flight.members, self._way._table, flight.batch
+        batch, flight = self._runner.input_batch, self._sessions._newest
+        members, table, steps = flight.members, self._sessions._table, flight.batch
         assert sorted(batch.req_ids) == sorted(members.request_ids)
         fed = np.full(len(steps), -1) if steps.fed_by is None else steps.fed_by
         for i, (name, holding, place) in enumerate(
             zip(members.request_ids, members.holdings, members.places.tolist(), strict=True)
         ):
-            row, blocks = batch.req_id_to_index[name], self._way._scheduler.kv_cache_manager.get_block_ids(name)
+            row, blocks = batch.req_id_to_index[name], self._sessions._scheduler.kv_cache_manager.get_block_ids(name)
             assert batch.num_computed_tokens_cpu[row] == steps.starts[i]
             assert self._runner.requests[name].block_ids == blocks
             assert batch.block_table[0].block_table.np[row, : len(blocks[0])].tolist() == blocks[0]
@@ -189,8 +187,8 @@ class Watched:
     def _check_rows(self, output: Any, *arguments: Any) -> None:
         """The rows of each request have its tokens and its drafts, but for the one that the device alone knows."""
         self._fill(output, *arguments)
-        steps, first = self._way._newest.batch, 0
-        places = {name: i for i, name in enumerate(self._way._newest.members.request_ids)}
+        steps, first = self._sessions._newest.batch, 0
+        places = {name: i for i, name in enumerate(self._sessions._newest.members.request_ids)}
         for name in self._runner.input_batch.req_ids:
             i, size = places[name], output.num_scheduled_tokens[name]
             known = int(steps.fed_by is not None and steps.fed_by[i] >= 0)
@@ -217,7 +215,7 @@ def test_the_runner_knows_what_the_host_knows(
     """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it would."""
     watched = Watched(engine, monkeypatch)
     serve(engine, seed, penalty)
-    check_many_go_on(sum(plan.batch is None for plan in watched.plans), len(watched.plans), penalty)
+    check_many_go_on(sum(delta.batch is None for delta in watched.plans), len(watched.plans), penalty)
 
 
 def test_the_runner_knows_what_the_host_knows_of_chains(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +228,7 @@ def test_the_runner_knows_what_the_host_knows_of_chains(engine: VllmEngine, monk
         joining = [i for i in texts if rng.random() < 0.8]
         steps = []
         for i in joining:
-            start = int(engine._way.lengths([i])[0])
+            start = int(engine._sessions.lengths([i])[0])
             tree = chain(rng.integers(0, VOCAB, rng.integers(0, 4)).tolist() if rng.random() < 0.6 else [])
             steps.append(SessionStep(i, start, np.array(texts[i][start:], np.int32), GREEDY, tree))
         for i, judgement in zip(joining, engine.step(steps).judgements if steps else (), strict=True):
@@ -241,15 +239,15 @@ class Counted:
     """Steps for which the device counts on by itself, each compared with what vLLM's runner makes of the same step."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        from specq.engines.vllm.steady import PREPARE
+        from specq.engines.vllm.patches.decode_fast_path import PREPARE
 
-        steps: Any = engine._way._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
-        self._inputs, self._runner = steps._inputs, steps._runner
+        steps: Any = engine._sessions._core.model_executor.driver_worker.worker.specq_steps  # type: ignore[attr-defined]
+        self._fast_path, self._runner = steps._fast_path, steps._runner
         table = self._runner.input_batch.block_table[0].block_table
         if table.gpu.device.type == "cpu":  # there it is what the host writes; elsewhere captured graphs read it
             monkeypatch.setattr(table, "gpu", table.gpu.clone())
         self.num_steps, self.num_counted, self.num_grown, self.nums = 0, 0, 0, set[int]()
-        self._go_on, self._prepare = self._inputs._go_on, self._inputs._prepare
+        self._go_on, self._prepare = self._fast_path._go_on, self._fast_path._prepare
         self._asked: tuple[Any, Any] | None = None
         prepare = getattr(self._runner, PREPARE)
 
@@ -259,7 +257,7 @@ class Counted:
             return prepare(output, num_scheduled, *arguments)
 
         monkeypatch.setattr(self._runner, PREPARE, noted)
-        monkeypatch.setattr(self._inputs, "_go_on", self._count_and_compare)
+        monkeypatch.setattr(self._fast_path, "_go_on", self._count_and_compare)
 
     def _made(self, num: int) -> dict[str, list[Any]]:
         """What a step of so many requests depends on, but for its tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.engines.vllm.engine import VllmEngine
-from specq.engines.vllm.even import graphs_up_to
+from specq.engines.vllm.padding import graphs_up_to
 from specq.protocol.errors import SpecqError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
@@ -32,15 +32,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path, vllm_device: str) -> Iterator[VllmEngine]:
     arguments = vllm_arguments(vllm_device) | {"dtype": "float32"}
-    made = VllmEngine(str(checkpoint), kv_slots=1536, way="sessions", **arguments)
+    made = VllmEngine(str(checkpoint), kv_slots=1536, **arguments)
     yield made
     made.shutdown()
 
 
 def as_on_a_gpu(engine: VllmEngine, overlaps: bool) -> VllmEngine:
     """Let steps overlap and take unread drafts, or not."""
-    engine.overlaps = engine.takes_unread = engine._way.overlaps = overlaps
-    let_judge(overlaps, engine._way._core.model_executor.driver_worker)  # type: ignore[attr-defined]
+    engine.overlaps = engine.takes_unread = engine._sessions.overlaps = overlaps
+    let_judge(overlaps, engine._sessions._core.model_executor.driver_worker)  # type: ignore[attr-defined]
     return engine
 
 
@@ -71,7 +71,7 @@ def check(
         make_drafter(checkpoint, "cuda" if device == "cuda" else "cpu as a gpu", seed, width),
         list[int](),
     )
-    way: Any = as_on_a_gpu(engine, True)._way
+    way: Any = as_on_a_gpu(engine, True)._sessions
     collect = way._collect
 
     def noted(flight: Any) -> Any:
@@ -101,13 +101,13 @@ def test_texts_are_the_targets_own(
 ) -> None:
     """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again; with rows that nobody asked for, and without."""
     if is_even:
-        monkeypatch.setattr(engine._way, "_graphs", graphs_up_to(512, 64))
+        monkeypatch.setattr(engine._sessions, "_graphs", graphs_up_to(512, 64))
     check(engine, own_texts, checkpoint, vllm_device, seed, width, monkeypatch)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "rows are fed with other tokens": lambda patch: patch.setattr("specq.engines.vllm.feeding.places_of", other_places),
-    "rows are fed with none": lambda patch: patch.setattr("specq.engines.vllm.feeding.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)),
+    "rows are fed with other tokens": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.places_of", other_places),
+    "rows are fed with none": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)),
     "handles are judged": lambda patch: patch.setattr(StepBatch, "known", lambda self: self),
 }  # fmt: skip
 

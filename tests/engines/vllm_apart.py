@@ -34,7 +34,7 @@ def let_fail(worker: Any) -> None:
 
 def serve_unread(engine: VllmEngine, directory: Path, kind: str) -> dict[str, Any]:
     """Return what is said without drafts and with unread ones; see `main`."""
-    way: Any = engine._way
+    way: Any = engine._sessions
     own = drafts.serve(engine, None, 0)
     way._core.collective_rpc(partial(let_judge, True))
     engine.overlaps = engine.takes_unread = way.overlaps = True
@@ -65,9 +65,9 @@ def main(directory: str, kind: str) -> None:
     tokens, "late": how many steps waited for some, and "lost": an error."""
     arguments = vllm_arguments(kind) | {"dtype": "float32"}
     arguments["options"] = arguments.get("options", {}) | {"tensor_parallel_size": 2}
-    engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, way="sessions", **arguments)
+    engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, **arguments)
     try:
-        way: Any = engine._way
+        way: Any = engine._sessions
         texts: dict[str, Any] = {}
         in_flight = counted(engine)
         for name, overlaps in (("together", True), ("apart", False)):

@@ -166,7 +166,8 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and the last."""
-    from specq.engines.torch import fused_eagle_layer, fused_eagle_trees, fused_top
+    from specq.engines.torch import fused_eagle_layer, fused_eagle_trees
+    from specq.engines.torch.cuda import top as fused_top
 
     constants = set[tuple[str, object]]()
 

@@ -1,7 +1,5 @@
 """The torch engine's parts, one job a file.
 
-    kv_pool       which slot holds whose token: sessions, prefix sharing, eviction; no torch
-    rows          the packed rows of one forward pass, as plain integer arrays; no torch
     loading       a checkpoint -> `ModelInfo` and a forward
     gguf_network  a GGUF file -> a transformers model
     draft_network a draft model of our own form -> a transformers model with a smaller head
@@ -10,30 +8,36 @@
     fused_eagle   rows and trees of such a head through Triton kernels, on a GPU
     head_files, target_matrices   what both read: the files of heads, single matrices of a target
     generic       forward through transformers' own modelling code; every device and architecture
-    native        forward in one C call (kernels/); Llama-like float32 models on a CPU
-    native_chain  chains of draft tokens in one C call; chain: the same on a GPU
-    fused         forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)
+    native        the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models
+    cuda/         forward through Triton kernels and CUDA graphs, on a GPU; chains of draft tokens; recorded work
     forward       what the forwards share: KV tensors, results, hidden states that are asked for
     top           the best tokens of each row, for drafters; row_noise: the noise of rows, from keys
-    inbox         numbers to a device and back; replays: work of fixed shapes, recorded as CUDA graphs
-    compiler      builds kernels/ at first use
 
-All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
-engine and the draft-model proposer use any without knowing which.
+What needs no torch is in `specq.engines.native`: rows, the KV pool, the compiled forward. All forwards take `PackedRows` and
+keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the engine and the draft-model proposer use
+any without knowing which.
 """
 
+from specq.engines.native import (
+    ALONE,
+    ChainStarts,
+    KvPool,
+    PackedRows,
+    RowPacker,
+    Threads,
+    pack_nodes,
+    pack_tokens,
+)
+from specq.engines.torch.cuda.inbox import Inbox, fetch
+from specq.engines.torch.cuda.replays import BATCH_SIZES, Replays, padded_batch
 from specq.engines.torch.eagle_head import EagleHead, eagle_kernels, is_eagle, load_eagle
 from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm, TreeContexts
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.head_files import read_tensors
-from specq.engines.torch.inbox import Inbox, fetch
-from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
-from specq.engines.torch.native import ALONE, Threads
-from specq.engines.torch.replays import BATCH_SIZES, Replays, padded_batch
+from specq.engines.torch.native import threads_of
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
-from specq.engines.torch.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
 from specq.engines.torch.top import rank_rows, rank_tokens
 
 __all__ = [
@@ -72,4 +76,5 @@ __all__ = [
     "rank_tokens",
     "read_tensors",
     "tensor_value",
+    "threads_of",
 ]

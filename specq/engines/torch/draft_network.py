@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import draft_form
+from specq.engines.native.packing import BLOCK, BlockWeight
 from specq.engines.torch.gguf_network import add_rope
-from specq.engines.torch.packing import BLOCK, BlockWeight
 from specq.protocol import ConfigError, Int32Array
 
 _Tensors = dict[str, torch.Tensor]
@@ -69,7 +69,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
         scales.half()[:, None, None].expand(*values.shape[:2], 1).contiguous().view(torch.uint8),
         values.view(torch.uint8),
     )
-    return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1))
+    return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1).numpy())
 
 
 def _read_all(directory: Path, shape: draft_form.DraftShape) -> _Tensors:

@@ -1,6 +1,6 @@
 """The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; many sessions, one packed forward pass a step.
 
-The KV pool (torch/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
+The KV pool (native/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
 `specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have gone well, so
 one that failed can be repeated with some of its sessions.
 
@@ -21,15 +21,15 @@ import torch
 
 from specq.engines.checks import check_asked, check_steps, check_tokens
 from specq.engines.interface import Launched
+from specq.engines.native.compiler import built_kernels
+from specq.engines.native.kv_pool import KvPool
+from specq.engines.native.rows import RowTap, pack_steps
 from specq.engines.profiling import quick_step_times, step_times
 from specq.engines.step_cache import keep, recall, step_times_file
-from specq.engines.torch.compiler import built_kernels
 from specq.engines.torch.flights import Flight, Plan, Unread, feed_of
-from specq.engines.torch.forward import FedForward, ForwardOutput, RowTap, tapped_rows
-from specq.engines.torch.kv_pool import KvPool
+from specq.engines.torch.forward import FedForward, ForwardOutput, tapped_rows
 from specq.engines.torch.loading import LoadedModel, load
-from specq.engines.torch.native import Threads
-from specq.engines.torch.rows import pack_steps
+from specq.engines.torch.native import threads_of
 from specq.protocol import (
     FINAL,
     NO_TAP,
@@ -79,7 +79,7 @@ class TorchEngine:
         max_sessions: int = 0,
         max_step_rows: int = 0,
     ) -> None:
-        team = Threads.of(threads, helper_cores)
+        team = threads_of(threads, helper_cores)
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from specq.engines.native.rows import PackedRows
 from specq.engines.torch.forward import FedLines, Feed
-from specq.engines.torch.rows import PackedRows
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
 from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
 from specq.verification.begun import Judging, says_own

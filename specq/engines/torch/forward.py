@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from specq.engines.torch.rows import LinePlaces, PackedRows
+from specq.engines.native.rows import LinePlaces, PackedRows, RowTap
 from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
 from specq.verification import StepBatch, ends_of
 from specq.verification.transfers import to_device
@@ -31,14 +31,6 @@ class KvStore:
         sources, targets = to_device(slots.astype(np.int64), self.keys.device)
         for held in (self.keys, self.values):
             held.index_copy_(2, targets, held.index_select(2, sources))
-
-
-@dataclass(frozen=True, slots=True)
-class RowTap:
-    """Hidden states that a forward pass returns: layers as in `Tap`, at least one, of packed rows i32[n]."""
-
-    layers: tuple[int, ...]
-    rows: Int32Array
 
 
 def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:

@@ -13,9 +13,9 @@ import torch
 import triton
 from torch.nn.functional import linear
 
+from specq.engines.torch.cuda.gpu_kernels.attention import combine_kernel
+from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
 from specq.engines.torch.eagle_network import EagleNetwork, Rotations
-from specq.engines.torch.gpu_kernels.attention import combine_kernel
-from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
 from specq.engines.torch.gpu_kernels.trees import attend_kept_kernel, enter_kernel
 
 LOG2_E = 1.4426950408889634

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 
+from specq.engines.torch.cuda.top import ranked_in_tiles
 from specq.engines.torch.eagle_network import TreeContexts
 from specq.engines.torch.fused_eagle_layer import FusedLayer, Rows
-from specq.engines.torch.fused_top import ranked_in_tiles
 from specq.engines.torch.gpu_kernels.trees import descend_kernel
 from specq.engines.torch.row_noise import RowNoise
 

@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
-from specq.engines.torch.rows import PackedRows
+from specq.engines.native.rows import PackedRows, RowTap
+from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.protocol import FINAL, BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"

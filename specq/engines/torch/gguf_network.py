@@ -12,11 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
-from specq.engines.torch.packing import BLOCK_TYPES, BlockWeight
+from specq.engines.native.packing import BLOCK_TYPES, BlockWeight
 from specq.protocol import ConfigError
 
 EXACT, ROUNDED = "float32", "bfloat16"
@@ -62,7 +63,7 @@ def load_blocks(path: Path) -> dict[str, BlockWeight]:
     """Return the weights of a file's linear layers that the kernels can read in the file's own blocks, by the layer's name."""
     file = read_gguf(path)
     found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
-    return {name: BlockWeight(kind, torch.tensor(rows)) for name, kind, rows in found}
+    return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}
 
 
 def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:

@@ -17,15 +17,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.torch import fused_weights, rotary
-from specq.engines.torch.compiler import kernels
+from specq.engines.native import ALONE, BlockWeight, NativeChainDrafter, Threads, kernels
+from specq.engines.native.packing import trim_memory
+from specq.engines.torch import rotary
+from specq.engines.torch.cuda import weights as fused_weights
 from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
-from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
-from specq.engines.torch.native_chain import NativeChainDrafter
-from specq.engines.torch.packing import BlockWeight, trim_memory
+from specq.engines.torch.native import NO_BLOCKS, NativeTorchForward, supports
 from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
@@ -125,7 +125,7 @@ def assemble(
     """Make KV and a forward for a transformers model that is in memory; `checkpoint` has its tokenizer and files.
 
     overrides   what the model's text depends on besides: see `specq.engines.fingerprint`
-    blocks      as of `NativeForward`; other forwards compute with the model's own weights, which say the same
+    blocks      as of `NativeTorchForward`; other forwards compute with the model's own weights, which say the same
     """
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
         raise unsupported(network, reason)
@@ -160,11 +160,11 @@ def _make_forward(
 ) -> Forward:
     """Return the fastest forward that can run this model where it lies."""
     if not eager and _runs_fused(network):
-        from specq.engines.torch.fused import FusedForward
+        from specq.engines.torch.cuda.forward import FusedForward
 
         return FusedForward(network, kv)
     library = None if eager or not supports(network) else kernels()
-    return GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads, blocks)
+    return GenericForward(network, kv) if library is None else NativeTorchForward(network, kv, library, threads, blocks)
 
 
 def _runs_fused(network: Any) -> bool:
@@ -182,14 +182,14 @@ def runs_triton(device: torch.device) -> bool:
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
     """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
-    `specq.engines.torch.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
+    `specq.engines.torch.cuda.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
     `LoadedModel`; a GPU's takes a column's number for its token."""
-    if isinstance(forward, NativeForward):
-        return NativeChainDrafter(forward, token_ids)
+    if isinstance(forward, NativeTorchForward):
+        return NativeChainDrafter(forward.native, token_ids)
     if token_ids is not None or find_spec("triton") is None:
         return None
-    from specq.engines.torch.chain import ChainDrafter
-    from specq.engines.torch.fused import FusedForward
+    from specq.engines.torch.cuda.chain import ChainDrafter
+    from specq.engines.torch.cuda.forward import FusedForward
 
     return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from specq.engines.torch.compiler import kernels
+from specq.engines.native.compiler import kernels
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.sampling import near_scores
@@ -70,7 +70,7 @@ def _top_on_device(
     scores: torch.Tensor, noise: RowNoise | None, count: int, token_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if _is_fused(scores, count):
-        from specq.engines.torch.fused_top import top_of_tiles
+        from specq.engines.torch.cuda.top import top_of_tiles
 
         return top_of_tiles(scores, noise, count, token_ids)
     scores = scores.float() if noise is None else noise.perturbed(scores, token_ids)

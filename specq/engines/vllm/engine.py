@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -20,12 +20,16 @@ from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
 from specq.engines.fingerprint import TensorsHash
 from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
-from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
+from specq.engines.vllm.options import make_options, model_info, prepare_environment
 from specq.engines.vllm.refusals import refusal
-from specq.engines.vllm.versions import ways_to_try
-from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
-from specq.runtime import reap, resolve
+from specq.engines.vllm.self_test import check_drafts
+from specq.engines.vllm.versions import is_tested, unfit, warn_if_untested
+from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, SessionStep, StepOutput, Tap
+from specq.runtime import reap
 from specq.verification import StepBatch, ahead, places_in_runs, without_handles
+
+if TYPE_CHECKING:
+    from specq.engines.vllm.sessions import Sessions
 
 log = structlog.get_logger(__name__)
 
@@ -33,41 +37,6 @@ PATIENCE_S = 1.0  # of the profile at start
 ROWS_EACH = 4  # of a session in large steps of that, where these have whole graphs: as many sessions as drafts make such steps of
 COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
 HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
-
-WAYS = {
-    "sessions": "specq.engines.vllm.sessions:Sessions",
-    "prompts": "specq.engines.vllm.prompts:Prompts",
-}
-
-
-class Way(Loaded, Protocol):
-    """How vLLM is driven; made with the arguments of `EngineArgs`, and `verbose`. `open` to `free_slots` as of `Engine`."""
-
-    max_chain: int
-    even_chains: Mapping[int, int]
-    overlaps: bool
-    takes_unread: bool
-    is_apart: bool  # whether workers have processes of their own
-    has_graphs: bool  # for steps of more than a row a session
-
-    def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int: ...
-
-    def close(self, session_id: int) -> None: ...
-
-    def launch(self, batch: StepBatch) -> Launched:
-        """Begin steps that were checked; behind a step in flight only where the way overlaps."""
-        ...
-
-    def lengths(self, session_ids: Sequence[int]) -> IntpArray:
-        """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
-        ...
-
-    @property
-    def free_slots(self) -> int: ...
-
-    def shutdown(self) -> None:
-        """Let go of the device and of worker processes."""
-        ...
 
 
 class VllmEngine:
@@ -77,7 +46,6 @@ class VllmEngine:
     max_sessions    of a step; max_step_rows: its tokens and nodes
     verbose         log the decision on each drafted node
     options         arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`
-    way             a name in WAYS; empty: the best that this vLLM was tested with
     eager           leave compiled kernels and CUDA graphs out; threads is of no use here
 
     Raises ConfigError if vLLM cannot run the model so.
@@ -102,7 +70,6 @@ class VllmEngine:
         max_sessions: int = 64,
         max_step_rows: int = 1024,
         options: Mapping[str, Any] | None = None,
-        way: str = "",
     ) -> None:
         prepare_environment(device, int((options or {}).get("tensor_parallel_size", 1)))
         directory = resolve_directory(model, "the vllm engine")
@@ -115,25 +82,26 @@ class VllmEngine:
             max_step_rows=max_step_rows,
             given={**({"enforce_eager": True} if eager else {}), **(options or {})},
         )
-        self._way, tensors = _start_beside((way,) if way else _ways(), arguments, verbose=verbose)
+        self._sessions, tensors = _start_beside(arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
-        self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
-        self.takes_unread, self.is_apart = self._way.takes_unread, self._way.is_apart
-        self.even_chains = self._way.even_chains  # as of `specq.engines.even_chains`
-        self.info = model_info(arguments, self._way, name, tensors)
+        self.max_chain, self.overlaps = self._sessions.max_chain, self._sessions.overlaps
+        self.takes_unread, self.is_apart = self._sessions.takes_unread, self._sessions.is_apart
+        self.even_chains = self._sessions.even_chains  # as of `specq.engines.even_chains`
+        self.info = model_info(arguments, self._sessions, name, tensors)
+        self._test_itself()
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; see `Engine.open`."""
-        return self._way.open(session_id, token_ids, owner)
+        return self._sessions.open(session_id, token_ids, owner)
 
     def close(self, session_id: int) -> None:
         """End a session; see `Engine.close`."""
-        self._way.close(session_id)
+        self._sessions.close(session_id)
 
     @property
     def free_slots(self) -> int:
-        return self._way.free_slots
+        return self._sessions.free_slots
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one forward pass; see `Engine.step`."""
@@ -143,12 +111,12 @@ class VllmEngine:
         """Begin a step; see `OverlappingEngine.launch`."""
         batch = StepBatch.of(steps).as_read()
         check_asked(self, batch, tap)
-        check_steps(batch, self._way.lengths(batch.session_ids), self.info)
+        check_steps(batch, self._sessions.lengths(batch.session_ids), self.info)
         if len(batch.parents):
             self._check_chains(batch)
         check_tokens(batch.token_ids if batch.drafted is None else without_handles(batch.token_ids), batch, self.info)
         self._check_room(batch)
-        return self._way.launch(batch)
+        return self._sessions.launch(batch)
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
@@ -158,12 +126,23 @@ class VllmEngine:
             patience_s=PATIENCE_S,
             most_sessions=self._most_sessions,
             block_slots=self._block_slots,
-            most_each=ROWS_EACH if self._way.has_graphs else 0,
+            most_each=ROWS_EACH if self._sessions.has_graphs else 0,
         )
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
-        self._way.shutdown()
+        self._sessions.shutdown()
+
+    def _test_itself(self) -> None:
+        """Raise ConfigError if this vLLM was not tested, and drafts change what it says."""
+        version = _version()
+        if is_tested(version):
+            return
+        try:
+            check_drafts(self, self._most_sessions)
+        except Exception as error:
+            self.shutdown()
+            raise ConfigError(unfit(version, error)) from error
 
     def _check_chains(self, batch: StepBatch) -> None:
         """Raise EngineError for a tree that is no chain, or too long a one."""
@@ -187,13 +166,13 @@ class VllmEngine:
             )
 
 
-def _start_beside(ways: Sequence[str], arguments: dict[str, Any], *, verbose: bool) -> tuple[Way, str]:
+def _start_beside(arguments: dict[str, Any], *, verbose: bool) -> tuple[Sessions, str]:
     """Start vLLM; meanwhile hash the weights and compile the judge. Return also the hash. Where vLLM forks workers, no thread of ours runs: ""."""
     compiling = _begin_compiling(arguments)
     is_alone = arguments.get("tensor_parallel_size", 1) == 1
     tensors = TensorsHash(Path(arguments["model"])) if is_alone else None
     try:
-        return _start(ways, arguments, verbose=verbose), tensors.result() if tensors else ""
+        return _start(arguments, verbose=verbose), tensors.result() if tensors else ""
     finally:
         if tensors:
             tensors.cancel()
@@ -214,28 +193,27 @@ def _begin_compiling(arguments: Mapping[str, Any]) -> subprocess.Popen[bytes] | 
     return ahead.begin(vocab_size, dtype, capability.to_int()) if capability else None
 
 
-def _ways() -> tuple[str, ...]:
+def _version() -> str:
     import vllm
 
-    return ways_to_try(str(vllm.__version__))
+    return str(vllm.__version__)
 
 
-def _start(ways: Sequence[str], arguments: dict[str, Any], *, verbose: bool) -> Way:
-    """Start vLLM in the first of these ways that it allows."""
-    for name in ways[:-1]:
-        try:
-            return _start_one(name, arguments, verbose=verbose)
-        except (ImportError, AttributeError, TypeError, EngineError) as error:
-            log.warning("vllm_way_failed", way=name, reason=str(error), trying=ways[-1])
-    return _start_one(ways[-1], arguments, verbose=verbose)
-
-
-def _start_one(name: str, arguments: dict[str, Any], *, verbose: bool) -> Way:
+def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
+    """Start vLLM. Raises ConfigError for whatever it refuses."""
+    version = _version()
+    warn_if_untested(version)
     try:
-        way: Way = resolve("way to drive vLLM", WAYS, name)(arguments, verbose=verbose)
-    except (ImportError, AttributeError, TypeError, EngineError, ConfigError):  # not as this way expects it
+        from specq.engines.vllm.sessions import Sessions
+
+        sessions = Sessions(arguments, verbose=verbose)
+    except ConfigError:
         raise
+    except (ImportError, AttributeError, TypeError, EngineError) as error:  # vLLM is not as specq expects it
+        if is_tested(version):
+            raise
+        raise ConfigError(unfit(version, error)) from error
     except Exception as error:  # whatever vLLM or a worker of its refuses
         raise ConfigError(refusal(arguments["model"], error)) from error
-    log.info("vllm_started", way=name)
-    return way
+    log.info("vllm_started")
+    return sessions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specq.engines.vllm.scheduler import Holding
+from specq.engines.vllm.patches.scheduler import Holding
 from specq.protocol import IntpArray, StepOutput
 from specq.verification import StepBatch
 

@@ -37,7 +37,7 @@ def are_all(places: IntpArray | Int32Array) -> bool:
 
 
 def said_tokens(judgements: Judgements) -> tuple[IntpArray, Int32Array]:
-    """Return what each judged request goes on with, for vLLM's own books: how many tokens, i64[judged], and all of them, i32[all]."""
+    """Return what each judged request goes on with, for vLLM's own tables: how many tokens, i64[judged], and all of them, i32[all]."""
     counts: IntpArray = np.maximum(judgements.num_tokens, 1)
     found = np.full(int(counts.sum()), ANY_TOKEN, np.int32)
     found[(judgements.num_tokens > 0).repeat(counts)] = judgements.token_ids

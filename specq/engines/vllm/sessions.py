@@ -1,4 +1,4 @@
-"""vLLM driven by sessions: each is one long-lived request of an engine core in this process."""
+"""Sessions in vLLM: each is one long-lived request of an engine core in this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from specq.engines.room import Slacks, free_slots
-from specq.engines.vllm.even import MIXED, even_length, row_counts
 from specq.engines.vllm.flights import Members, SessionFlight
-from specq.engines.vllm.plans import Plan
-from specq.engines.vllm.scheduler import Holding, SessionScheduler
+from specq.engines.vllm.padding import MIXED, even_length, row_counts
+from specq.engines.vllm.patches.scheduler import Holding, SessionScheduler
+from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.table import SessionTable
 from specq.engines.vllm.workers import Workers, executor_of
 from specq.protocol import (
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 MAX_CHAIN = 16
 OPTIONS = {
-    "scheduler_cls": "specq.engines.vllm.scheduler.SessionScheduler",
+    "scheduler_cls": "specq.engines.vllm.patches.scheduler.SessionScheduler",
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
     "async_scheduling": False,  # vLLM's scheduler is never asked; see `executor_of`
 }
@@ -70,7 +70,12 @@ def leave_groups() -> None:
 
 
 class Sessions:
-    """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
+    """Sessions as requests; made with the arguments of `EngineArgs`. `open` to `free_slots` as of `Engine`.
+
+    even_chains   as of `specq.engines.even_chains`
+    is_apart      whether workers have processes of their own
+    has_graphs    for steps of more than a row a session
+    """
 
     max_chain = MAX_CHAIN
 
@@ -108,7 +113,7 @@ class Sessions:
         self._table = SessionTable()
         self._held: dict[int, Holding] = {}  # by place
         self._numbers = count()  # a session that is opened again is another request
-        self._newest: SessionFlight | None = None  # the step from which a plan tells the workers what is different
+        self._newest: SessionFlight | None = None  # the step from which a delta says what is different
         self._slacks: Slacks | None = None  # of the open sessions; None: to be looked at anew
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
         self.vocab_size = config.model_config.get_vocab_size()
@@ -183,13 +188,13 @@ class Sessions:
         goes_on = newest is not None and members is newest.members and batch.goes_on(newest.batch)
         feeds = newest.feeds if newest is not None and goes_on else self.overlaps and says_own(batch)
         flight = SessionFlight(batch, members, feeds, self._collect, self._discard)
-        plan = self._plan(flight, goes_on=goes_on)
+        delta = self._delta_of(flight, goes_on=goes_on)
         self._newest, self._slacks = flight, None
-        self._workers.launch(plan)
-        if plan.late:
+        self._workers.launch(delta)
+        if delta.late:
             assert batch.drafted is not None
             assert self._workers.late is not None
-            batch.drafted.awaiting.append(partial(self._workers.late.send, plan.late))
+            batch.drafted.awaiting.append(partial(self._workers.late.send, delta.late))
         self._table.launch(batch, places, feeds=flight.feeds)
         return flight
 
@@ -220,7 +225,7 @@ class Sessions:
             places, self._table.openings[places], holdings, [holding.request.request_id for holding in holdings]
         )
 
-    def _plan(self, flight: SessionFlight, *, goes_on: bool) -> Plan:
+    def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
         """Take the KV that a step needs, which must be free, and return what the workers have to be told of it; `goes_on`: the step is the newest one,
         one token further."""
         batch, members, newest, table = flight.batch, flight.members, self._newest, self._table
@@ -230,15 +235,15 @@ class Sessions:
             each = enumerate(zip(members.holdings, batch.params, strict=True))
             news = {i: params for i, (holding, params) in each if holding.has_news(params)}
         even = self._even_length(batch, members.places)
-        plan = Plan(
+        delta = StepDelta(
             request_ids=None if are_same else members.request_ids,
             batch=None if goes_on else batch.without_params(),
             params=news,
             even_length=even,
             feeds=flight.feeds,
         )
-        if plan.batch is not None and batch.drafted is not None and self._workers.late is not None:
-            plan.batch.drafted, plan.late = DeviceTokens(None), self._workers.late.next_number()
+        if delta.batch is not None and batch.drafted is not None and self._workers.late is not None:
+            delta.batch.drafted, delta.late = DeviceTokens(None), self._workers.late.next_number()
         sizes = row_counts(batch, even)
         ends = table.computed[members.places] + sizes
         needs_more = has_news = ends > table.rooms[members.places]
@@ -252,8 +257,8 @@ class Sessions:
             place, holding = int(members.places[i]), members.holdings[i]
             self._scheduler.allocate(holding, table.take_unsaid(place), int(table.computed[place]), int(sizes[i]))
             table.rooms[place] = self._scheduler.room(holding)
-        self._scheduler.announce(plan, members.holdings, has_news.nonzero()[0].tolist())
-        return plan
+        self._scheduler.announce(delta, members.holdings, has_news.nonzero()[0].tolist())
+        return delta
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
         """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for, also where those that nobody

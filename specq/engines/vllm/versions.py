@@ -1,12 +1,10 @@
-"""Which vLLM was tested with specq, and in which ways.
+"""Which vLLM was tested with specq.
 
-    sessions   long-lived requests through a scheduler of our own; chains of any strategy, one forward pass a step
-    prompts    public API only; a request a round, several times slower; for where `sessions` does not work
-
-To add a version: run `make test-vllm` with it, add a line here, and allow it in the extra `vllm` of pyproject.toml.
-Run with the steps as they are now (`runner`, `steady`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
-build yet: its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before `sessions`
-judged behind `execute_model`. All that specq takes of vLLM is looked for at the start.
+To add a version: run `make test-vllm` with it, add it to TESTED, and allow it in the extra `vllm` of pyproject.toml.
+Run with the steps as they are now (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
+build yet: its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged
+behind `execute_model`. All that specq takes of vLLM is looked for at the start; of a version that is not in TESTED,
+the engine also compares a few texts (`self_test`).
 """
 
 from __future__ import annotations
@@ -17,17 +15,7 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-WAYS = ("sessions", "prompts")
-
-# Version -> the ways that were tested with it.
-TESTED: dict[str, tuple[str, ...]] = {
-    "0.26.0": ("sessions",),
-    "0.27.1": ("sessions", "prompts"),
-    "0.29.0": ("sessions", "prompts"),
-    "0.31.0": ("sessions", "prompts"),
-    "0.32.0": ("sessions", "prompts"),
-    "0.33.0": ("sessions", "prompts"),
-}
+TESTED = ("0.26.0", "0.27.1", "0.29.0", "0.31.0", "0.32.0", "0.33.0")
 
 
 def is_tested(version: str) -> bool:
@@ -40,13 +28,15 @@ def base_version(version: str) -> str:
     return version.partition("+")[0]
 
 
-def ways_to_try(version: str) -> tuple[str, ...]:
-    """Return the ways in which to drive this version, best first, and say so if it was not tested."""
-    tested = TESTED.get(base_version(version))
-    if tested is not None:
-        return tested
-    log.warning("vllm_untested", version=version, tested=", ".join(TESTED), trying=WAYS[0])
-    return WAYS
+def warn_if_untested(version: str) -> None:
+    """Log a warning for a version that was not tested."""
+    if not is_tested(version):
+        log.warning("vllm_untested", version=version, tested=", ".join(TESTED))
+
+
+def unfit(version: str, error: Exception) -> str:
+    """Return what to tell the user of a version that was not tested and does not work."""
+    return f"vLLM {version} was not tested with specq, and does not work with it: {error}; install one of {', '.join(TESTED)}"
 
 
 # What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
@@ -79,7 +69,7 @@ RUNNER_PARTS = (
     "use_async_spec_decode",
 )
 # Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the device, but for the last one. The
-# runner counts them anew for each step (`steady`).
+# runner counts them anew for each step (`decode_fast_path`).
 COUNTS = ("num_computed_tokens", "positions", "seq_lens", "optimistic_seq_lens_cpu")
 # What a row depends on besides, where it is set: it is not the same for two versions.
 OTHER_INPUTS = ("enable_prompt_embeds", "lora_config", "num_accepted_tokens_event", "uses_mrope", "uses_xdrope_dim")

@@ -1,4 +1,4 @@
-"""What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.runner`).
+"""What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.patches.runner`).
 
 Under tensor parallelism each worker has all logits and judges them; the judge is deterministic, so all say the same.
 The V1 model runner only: the V2 runner takes drafts from the device's memory, not from the scheduler.
@@ -13,11 +13,11 @@ import torch
 from vllm import envs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specq.engines.vllm.answers import Answer
-from specq.engines.vllm.graphs import possible_graphs
 from specq.engines.vllm.late_tokens import HELLO, TokenReceiver
-from specq.engines.vllm.plans import Plan
-from specq.engines.vllm.runner import RunnerSteps
+from specq.engines.vllm.patches.cuda_graphs import possible_graphs
+from specq.engines.vllm.patches.results import StepResult
+from specq.engines.vllm.patches.runner import RunnerSteps
+from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import missing_parts
 from specq.protocol import EngineError
 from specq.verification import Judgements
@@ -62,13 +62,13 @@ class JudgingWorker:
         self.specq_steps.graphs.leave_out(lengths)
 
     @torch.inference_mode()
-    def specq_launch(self, plan: Plan, num_in_flight: int) -> Answer | Judgements | None:
+    def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
         """See `RunnerSteps.launch`. All workers find the same, and the first one says it: as soon as the device has judged, where it needs nothing of
         the host for that, by a thread of vLLM's; else when it has waited for it itself."""
-        answer = self.specq_steps.launch(plan, num_in_flight)
+        answer = self.specq_steps.launch(delta, num_in_flight)
         if self.rank:
             return None
-        return answer if plan.feeds or not self._specq_is_apart else answer.get_output()
+        return answer if delta.feeds or not self._specq_is_apart else answer.get_output()
 
     def specq_discard(self) -> None:
         """See `RunnerSteps.discard`."""

@@ -22,7 +22,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from specq.engines.vllm.late_tokens import TokenSender
-from specq.engines.vllm.plans import Plan
+from specq.engines.vllm.step_delta import StepDelta
 from specq.protocol import EngineError, EngineLostError
 from specq.verification import Judgements
 
@@ -82,9 +82,9 @@ class Workers:
         """See `JudgingWorker.specq_leave_out`."""
         self._answer(self._ask("specq_leave_out", lengths))
 
-    def launch(self, plan: Plan) -> None:
+    def launch(self, delta: StepDelta) -> None:
         """See `RunnerSteps.launch`."""
-        launched = self._ask("specq_launch", plan, len(self._flights))
+        launched = self._ask("specq_launch", delta, len(self._flights))
         if launched.done():  # here, where it has failed
             self._answer(launched)
         self._flights.append(launched)

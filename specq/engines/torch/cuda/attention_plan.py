@@ -1,0 +1,125 @@
+"""Lays out a forward pass's integers for the fused path: one int32 block, copied to the device at once. No torch.
+
+Attention is cut into work items of a few rows of one session against a part of one list of slots, so that long contexts
+are read by many programs at once, and rows of a session share what they read:
+
+    prefix item   a block of at most `rows_per_block` rows against `chunk` slots of the session's table
+    nodes item    a run of rows each of which is the child of the one before, against the last one's extras: of those a
+                  row sees as many as it has extras itself
+
+Each item gives every one of its rows a partial result. A row's partials lie at equal distances: `spans` says where. Where
+one prefix item and one nodes item make up all that a session sees, they are one item, whose result needs no combining.
+
+The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
+
+    token_ids, positions, slots i32[R]; visible i32[2, R]: slots of the table, and of its own extras, that a row sees
+    spans i32[R, 3]: first partial, distance, number of partials; 0 partials: the result is written at once
+    logit_rows i32[R] (padding: 0); num_items i32[4], of which the first counts; items i32[max_items, 8]; lists i32[any]
+
+An item: first row, number of rows, start and length in lists, position of the list's first slot, first partial (-1: the
+result is written at once), where in the list the nodes begin, 0. The lists are, for each session, its table and then what
+its runs see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+
+from specq.engines.native.compiler import kernels
+from specq.engines.native.rows import LinePlaces, PackedRows, address, table_addresses
+from specq.protocol import Int32Array
+
+ITEM = 8  # integers
+FIRST, COUNT, START, LENGTH, SPLIT = (
+    0,
+    1,
+    2,
+    3,
+    6,
+)  # where in an item its rows and list stand, and where nodes begin: at 0 if it has nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Where the parts of a block lie; see the module.
+
+    num_rows        R, padded
+    rows_per_block  rows of a session that one item may hold
+    num_chunks      about how many prefix items there should be, to fill the device
+    joins           whether nodes may join a prefix item, and results be written at once
+    """
+
+    num_rows: int
+    rows_per_block: int
+    num_chunks: int
+    joins: bool = True
+
+    @property
+    def max_items(self) -> int:
+        return 2 * self.num_rows + self.num_chunks
+
+    @property
+    def max_partials(self) -> int:
+        """Rows of partial results that any step may need."""
+        return 2 * self.num_rows + self.rows_per_block * self.num_chunks
+
+    def starts(self) -> dict[str, int]:
+        """Return each part's offset in the block, in order; the same dict at every call."""
+        return _starts(self)
+
+
+@cache
+def _starts(layout: BlockLayout) -> dict[str, int]:
+    rows = layout.num_rows
+    lengths = {"token_ids": rows, "positions": rows, "slots": rows, "visible": 2 * rows, "spans": 3 * rows}
+    lengths |= {"logit_rows": rows, "num_items": 4, "items": ITEM * layout.max_items, "lists": 0}
+    return dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
+
+
+def max_list_length(rows: PackedRows) -> int:
+    """Number of slots that the lists of a step may have."""
+    return int(np.maximum.reduceat(rows.ctx_lens, rows.row_starts[:-1]).sum()) + len(rows.extras)
+
+
+class _Packed(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_rows", "num_sessions", "num_logits", "num_extras")),
+        ("block", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+    )
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("num_rows", "rows_per_block", "num_chunks", "joins", "max_items")
+    )
+
+
+def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
+    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h); return how much of it is used."""
+    library = kernels()
+    assert library is not None  # the fused path is not taken without a compiler, which Triton needs too
+    tables = table_addresses(rows.tables)
+    sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), len(rows.extras)
+    packed = _Packed(*sizes, address(rows.block), address(tables))
+    shape = _Layout(layout.num_rows, layout.rows_per_block, layout.num_chunks, layout.joins, layout.max_items)
+    function = library.specq_lay_out
+    function.restype = ctypes.c_int64
+    used: int = function(ctypes.byref(packed), ctypes.byref(shape), ctypes.c_void_p(address(block)))
+    if used < 0:
+        raise MemoryError("no memory to lay out a step")
+    return used
+
+
+def line_places(block: Int32Array, layout: BlockLayout) -> LinePlaces:
+    """Return where the lines of nodes stand in a block that was laid out, of those whose rows are no part of a longer line; without those of trees
+    that are chains, which may stand in other lists."""
+    starts = layout.starts()
+    items = block[starts["items"] :][: ITEM * int(block[starts["num_items"]])].reshape(-1, ITEM)
+    firsts, counts, begins, lengths = items[items[:, SPLIT] == 0][:, [FIRST, COUNT, START, LENGTH]].T.astype(np.int64)
+    return LinePlaces.of(firsts + counts - 1, starts["lists"] + begins, lengths)

@@ -1,0 +1,246 @@
+"""Chains of draft steps without the host: each step's best token is the next step's input, on the device.
+
+One CUDA graph holds a whole step (all layers, head, choice of tokens, the batch moved on by one); a chain of K nodes is K - 1
+replays after the pass that computes the context, one copy of integers there and one copy of results back. A row is one
+chain; rows of many sessions, or of one session's branches, run together.
+
+A chain's own slots are its row's extras (see `attention_plan`): the item that reads them grows by one slot a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import torch
+import triton
+
+from specq.engines.native.rows import ChainStarts, PackedRows, pack_nodes
+from specq.engines.torch.cuda.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
+from specq.engines.torch.cuda.forward import FusedForward, padded_size
+from specq.engines.torch.cuda.gpu_kernels.top import merge_kernel, tile_kernel
+from specq.engines.torch.cuda.inbox import Inbox, fetch
+from specq.engines.torch.cuda.layers import Batch
+from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.verification import strategy
+from specq.verification.near_noise import is_uncut
+from specq.verification.noise import Domain, row_keys
+
+MAX_STEPS = 32
+MAX_ROWS = 256
+LIST_ROOM = 1 << 20  # slots
+TILE = 1024  # tokens
+MAX_COUNT = 8
+ALL = 1 << 30
+
+
+class ChainDrafter:
+    """Drafts chains with one fused model.
+
+    runs_beside_host  whether `start` returns before the chains are there, so that the host is free meanwhile
+    """
+
+    runs_beside_host: ClassVar[bool] = True
+
+    def __init__(self, forward: FusedForward) -> None:
+        self._forward, self._decoder, self._device = forward, forward.decoder, forward.device
+        largest = self._decoder.layout(padded_size(MAX_ROWS), MAX_ROWS)
+        length = largest.starts()["lists"] + LIST_ROOM
+        self._block = torch.zeros(length, dtype=torch.int32, device=self._device)
+        self._inbox = Inbox(length, self._device)
+        self._state = torch.zeros(MAX_ROWS * _STATE_WIDTH, dtype=torch.int32, device=self._device)
+        self._state_inbox = Inbox(len(self._state), self._device)
+        self._scratch = self._decoder.scratch(largest)
+        self._graphs: dict[tuple[BlockLayout, _Top], torch.cuda.CUDAGraph] = {}
+        self._tops: dict[tuple[int, int], _Top] = {}
+
+    def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
+        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles distributions
+        that are cut (top-k, top-p, min-p) or travel with the draft."""
+        num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
+        is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
+        return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))
+
+    def can_draft(self, params: SamplingParams) -> bool:
+        """Whether the device can draft for such parameters by itself."""
+        return _takes(params)
+
+    @torch.no_grad()
+    def start(
+        self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
+    ) -> ChainsOnDevice:
+        """Begin to draft chains; return what waits for the device, and gives the
+        `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and their
+        log-probabilities, f32. Each step follows the first token of the one before. Its `tokens` are the same on the device.
+
+        logits [rows, vocab]: what the model says at the chains' starts, still on the device; tokens are those below
+        limit_vocab.
+        """
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            rows = _before_first(starts)
+            layout = self._decoder.layout(padded_size(len(starts)), 1, joins=False)
+            top = self._top(count, min(limit_vocab, logits.shape[1]))
+            self._send(rows, starts, layout, depth)
+            batch = Batch.of(self._block, layout)
+            if layout.num_rows > len(logits):
+                logits = torch.nn.functional.pad(logits, (0, 0, 0, layout.num_rows - len(logits)))
+            self._choose(logits, batch, top)
+            for _ in range(depth - 1):
+                self._step(batch, top)
+            results = top.results[: depth * layout.num_rows * count * 2].view(depth, layout.num_rows, count, 2)
+            return ChainsOnDevice(results[:, : len(starts)], top.num_tokens)
+
+    def _top(self, count: int, num_tokens: int) -> _Top:
+        key = (count, num_tokens)
+        if key not in self._tops:
+            self._tops[key] = _Top(count, num_tokens, self._device)
+        return self._tops[key]
+
+    def _send(self, rows: PackedRows, starts: ChainStarts, layout: BlockLayout, depth: int) -> None:
+        """Copy the batch's integers and the chains' state to the device."""
+        inbox, num_rows = self._inbox, layout.num_rows
+        inbox.wait()
+        used = lay_out(rows, layout, inbox.array)
+        parts = layout.starts()
+        num_items = int(inbox.array[parts["num_items"]])
+        lineages = np.fromiter(map(len, starts.lineages), np.int32) if starts.lineages else 0
+        own_items = num_items - len(starts) + np.arange(len(starts))  # the last items are the rows' extras
+        inbox.array[parts["items"] + own_items * ITEM + LENGTH] = lineages
+        nodes = inbox.array[parts["visible"] + num_rows : parts["spans"]]
+        nodes[: len(starts)] = ALL  # the item grows, and its row sees all of it
+        inbox.copy(used, self._block)
+        state = self._state_inbox
+        state.wait()
+        steps, grow, inverse, slots, keys = _split_state(state.array, num_rows)
+        steps[:] = 0
+        grow[:] = layout.max_items - 1  # of a padding row: an item that does not count
+        grow[: len(starts)] = own_items
+        inverse[:] = 0
+        slots[:] = -1
+        keys[:] = 0
+        slots[: len(starts), : depth - 1] = starts.slots
+        warm = [i for i, params in enumerate(starts.params) if params.temperature > 0]
+        if warm:
+            inverse[warm] = [1 / starts.params[i].temperature for i in warm]
+            positions = np.add.outer(starts.positions[warm], np.arange(depth))
+            seeds = [starts.params[i].seed for i in warm for _ in range(depth)]
+            keys[warm, :depth] = row_keys(seeds, positions.reshape(-1), Domain.GUMBEL).reshape(-1, depth, 2)
+        state.copy(num_rows * _STATE_WIDTH, self._state)
+
+    def _step(self, batch: Batch, top: _Top) -> None:
+        """Run one step on the device, from a graph where the forward uses them."""
+        if not self._forward.uses_graphs:
+            self._run_step(batch, top)
+            return
+        key = (batch.layout, top)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(batch, top)
+        self._graphs[key].replay()
+
+    def _capture(self, batch: Batch, top: _Top) -> torch.cuda.CUDAGraph:
+        """Capture a step. What compiles the kernels beforehand is a step too, so its traces are wiped."""
+        kept = [self._block.clone(), self._state.clone(), top.results.clone()]
+        self._run_step(batch, top)
+        for tensor, before in zip((self._block, self._state, top.results), kept, strict=True):
+            tensor.copy_(before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._run_step(batch, top)
+        return graph
+
+    def _run_step(self, batch: Batch, top: _Top) -> None:
+        num_rows = batch.layout.num_rows
+        self._decoder.run(batch, self._scratch)
+        hidden = self._scratch.hidden[:num_rows]
+        self._decoder.hidden(batch, self._scratch, num_rows, hidden)
+        self._choose(self._decoder.head(hidden), batch, top)
+
+    def _choose(self, logits: torch.Tensor, batch: Batch, top: _Top) -> None:
+        """Choose tokens from logits [rows, vocab] and move the batch on."""
+        num_rows, decoder = batch.layout.num_rows, self._decoder
+        steps, grow, inverse, slots, keys = _split_device_state(self._state, num_rows)
+        tile_kernel[(num_rows, top.num_tiles)](
+            logits, logits.stride(0), top.num_tokens, inverse, keys, steps, top.scores, top.ids, top.sums, top.ids,
+            MAX_STEPS, 1, NOISY=True, STEPPED=True, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl, NAMED=False,
+            num_warps=4, **decoder.launch_options,
+        )  # fmt: skip
+        merge_kernel[(num_rows,)](
+            top.scores, top.ids, top.sums, top.num_tiles, top.results, steps, batch.token_ids, batch.positions,
+            batch.slots, batch.items, grow, slots, MAX_STEPS, COUNT=top.count, WIDTH=top.width,
+            TILES_PAD=top.tiles_pad, CHAIN=True, MAX_STEPS=MAX_STEPS, PDL=decoder.pdl, num_warps=4,
+            **decoder.launch_options,
+        )  # fmt: skip
+
+
+class ChainsOnDevice:
+    """Chains on their way to the host: calling it waits for them.
+
+    tokens  i32[depth * rows * count] on the device, each of them below `num_tokens`: one step after the other, of each chain its best first
+    """
+
+    def __init__(self, results: torch.Tensor, num_tokens: int) -> None:
+        """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is begun afterwards."""
+        self.tokens = results[..., 0].reshape(-1).clamp(0, num_tokens - 1)
+        self._fetched = fetch(results)
+
+    def __call__(self) -> tuple[Int32Array, Float32Array]:
+        """Return tokens i32[depth, rows, count] and log-probabilities, f32."""
+        found = self._fetched()
+        return found[..., 0].copy(), found[..., 1].copy().view(np.float32)
+
+
+class _Top:
+    """What choosing `count` of `num_tokens` tokens a row writes: candidates of each tile, and the results of all steps."""
+
+    def __init__(self, count: int, num_tokens: int, device: torch.device) -> None:
+        self.count, self.num_tokens = count, num_tokens
+        self.num_tiles = num_tiles = triton.cdiv(num_tokens, TILE)
+        self.width, self.tiles_pad = (triton.next_power_of_2(size) for size in (num_tiles * count, num_tiles))
+
+        def make(length: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(length, dtype=dtype, device=device)
+
+        self.scores = make(MAX_ROWS * num_tiles * count, torch.float64)
+        self.ids = make(MAX_ROWS * num_tiles * count, torch.int32)
+        self.sums = make(MAX_ROWS * num_tiles * 2, torch.float64)
+        self.results = make(MAX_STEPS * MAX_ROWS * count * 2, torch.int32)
+
+
+# A chain's state, per row: step, the item that grows, 1 / temperature (f32), MAX_STEPS slots, MAX_STEPS pairs of keys.
+_STATE_WIDTHS = (1, 1, 1, MAX_STEPS, 2 * MAX_STEPS)
+_STATE_WIDTH = sum(_STATE_WIDTHS)
+
+
+def _state_spans(num_rows: int) -> list[slice]:
+    """Return where each part of the state lies for so many rows."""
+    ends = np.cumsum([0, *_STATE_WIDTHS]) * num_rows
+    return [slice(int(start), int(end)) for start, end in pairwise(ends)]
+
+
+def _split_state(
+    state: Int32Array, num_rows: int
+) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array, Int32Array]:
+    """Return views: steps, grow, inverse temperatures, slots [rows, MAX_STEPS], keys [rows, MAX_STEPS, 2]."""
+    steps, grow, inverse, slots, keys = (state[span] for span in _state_spans(num_rows))
+    return steps, grow, inverse.view(np.float32), slots.reshape(num_rows, -1), keys.reshape(num_rows, -1, 2)
+
+
+def _split_device_state(state: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
+    parts = [state[span] for span in _state_spans(num_rows)]
+    parts[2] = parts[2].view(torch.float32)
+    return parts
+
+
+def _takes(params: SamplingParams) -> bool:
+    return params.temperature == 0 or (is_uncut(params) and not strategy(params.strategy).samples_drafts(params))
+
+
+def _before_first(starts: ChainStarts) -> PackedRows:
+    """Return the node before each chain's first as rows: its extras are its lineage and, to be grown into, the chain's slots; never none,
+    so that each row has an item of its own."""
+    none = np.zeros((len(starts), 1), np.int32)
+    own = np.concatenate([starts.slots, none], 1)
+    return pack_nodes(starts, none[:, 0], none[:, 0] - 1, starts.positions - 1, own)

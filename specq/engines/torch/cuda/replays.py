@@ -1,0 +1,134 @@
+"""Work of fixed shapes on a device, run again and again: on a GPU one CUDA graph for each kind of it.
+
+The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the same `Replays`, so nothing
+of it is left when another one runs, but for its results, which are copied to where they stay. Where the device cannot record something, nothing
+more is recorded: it is run as it is from then on, which takes the host longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Protocol
+
+import structlog
+import torch
+
+from specq.engines.torch.cuda.inbox import Inbox
+from specq.protocol import Int32Array
+from specq.runtime import traced
+
+log = structlog.get_logger(__name__)
+
+NUM_INBOXES = 4  # so many copies to the device may be on their way before the host waits
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # contexts that work is recorded for
+
+Work = Callable[[], torch.Tensor]
+
+
+def padded_batch(count: int) -> int:
+    """Return the least of BATCH_SIZES that so many fit into."""
+    return 1 << (count - 1).bit_length()
+
+
+class Recorded(Protocol):
+    """Work that was recorded."""
+
+    def replay(self) -> None: ...
+
+
+class Replays:
+    """Work by key, on one device. `uses_graphs`: whether it is recorded; else it is run as it is each time."""
+
+    def __init__(self, device: torch.device, *, uses_graphs: bool) -> None:
+        self.device, self.uses_graphs = device, uses_graphs
+        self._recorded: dict[Hashable, Recorded] = {}
+        self._inputs: dict[Hashable, torch.Tensor] = {}
+        self._results: dict[Hashable, torch.Tensor] = {}
+        self._inboxes: list[Inbox] = []
+        self._memory: Any = None  # what torch calls a pool
+        self.num_recorded = 0
+        self.is_in_service = False  # what is recorded from now on keeps sessions waiting, and is logged
+
+    @classmethod
+    def on(cls, device: torch.device) -> Replays | None:
+        """Return it for a device that records; None where work has any shape."""
+        is_nvidia = device.type == "cuda" and torch.version.hip is None
+        return cls(device, uses_graphs=True) if is_nvidia else None
+
+    def send(self, key: Hashable, values: Int32Array) -> torch.Tensor:
+        """Copy integers i32[n], as many each time, to where the work of this key reads them, without waiting; return that."""
+        block = self._inputs.get(key)
+        if block is None:
+            block = self._inputs[key] = torch.zeros(len(values), dtype=torch.int32, device=self.device)
+        if not self._inboxes or len(values) > len(self._inboxes[0].array):
+            self._inboxes = [Inbox(2 * len(values), self.device) for _ in range(NUM_INBOXES)]
+        self._inboxes.append(self._inboxes.pop(0))
+        inbox = self._inboxes[0]
+        inbox.wait()
+        inbox.array[: len(values)] = values
+        with self._on_device():
+            inbox.copy(len(values), block)
+        return block
+
+    def run(self, key: Hashable, work: Work) -> torch.Tensor:
+        """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
+        ones read: memory that outlives the work, or that it makes itself."""
+        with self._on_device():
+            return self._run(key, work)
+
+    def _run(self, key: Hashable, work: Work) -> torch.Tensor:
+        recorded = self._recorded.get(key)
+        if recorded is not None:
+            recorded.replay()
+            return self._results[key]
+        found = work()  # this compiles what is not compiled yet, too, which a recording must not
+        if not self.uses_graphs:
+            return found
+        started = time.perf_counter()
+        kept = self._results[key] = found.clone()
+
+        def again() -> None:
+            kept.copy_(work())
+
+        try:
+            self._recorded[key] = self._record(again)
+            self.num_recorded += 1
+            if self.is_in_service:
+                log.info("work_recorded_in_service", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
+        except RuntimeError as error:  # of the device: no memory, or what it cannot record
+            log.warning("work_not_recorded", **traced(error))
+            self.uses_graphs = False
+        return kept
+
+    def _record(self, work: Callable[[], None]) -> Recorded:
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            self._end_failed(stream)
+            raise
+        return graph
+
+    def _end_failed(self, stream: torch.cuda.Stream) -> None:
+        """Let torch leave a recording that failed, which up to 2.11 it does not do by itself: it would stay on the recording's stream, and could neither
+        record anything more in this process, the target's steps neither, nor free memory."""
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError, AttributeError):  # it has ended, or an older torch calls this otherwise
+            torch._C._cuda_endAllocateToPool(stream.device_index, self._memory)  # noqa: SLF001 - it has no other name
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def forget(self) -> None:
+        """Forget all that was recorded: memory that it reads or writes has moved."""
+        if self._recorded and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # one of them may be running
+        for kept in (self._recorded, self._inputs, self._results):
+            kept.clear()
+        self._memory = None  # torch may refuse a pool of which no graph is left

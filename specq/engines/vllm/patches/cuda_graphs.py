@@ -1,0 +1,207 @@
+"""Whole CUDA graphs of vLLM's first model runner for steps in which sessions have more than one row.
+
+The runner captures whole graphs for one number of rows a session, its `uniform_decode_query_len`, and tells its dispatcher by that number
+whether a step has one; all other steps run in pieces, with attention between them, up to a number of rows, and beyond that one kernel after the other: on an
+H100 a 7B model's take 10 and 25 ms of the host's time, where the device needs 8.4 for 336 rows and 19 for 1,024.
+
+What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have (FlashAttention 3), so that prompts may be
+among them, there is one for each number of rows. Else there is one for each number of sessions with so many rows each.
+A graph is kept by its `BatchDescriptor`, which has both the rows and the requests of a step, and whether these have as many each, so they do not meet. The runner
+has a dispatcher of ours for one kind of graphs (`WholeDispatcher`) in the place of its own: while it captures, and in each step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+import torch
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.compilation.monitor import set_cudagraph_capturing_enabled
+from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.forward_context import BatchDescriptor
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from specq.engines.vllm.padding import MIXED, MOST_EVEN_ROWS, graphs_up_to, mixed_up_to
+
+log = structlog.get_logger(__name__)
+
+
+class WholeDispatcher:
+    """Stands in for vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that has its rows; what has none here, `usual` dispatches."""
+
+    def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
+        """`descriptors` are the graphs, ascending: all for steps in which each request has as many rows, or all for others."""
+        self._descriptors, self._usual = descriptors, usual
+        self._are_even = descriptors[0].uniform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._usual, name)
+
+    def descriptors(self) -> list[BatchDescriptor]:
+        """Return what is captured, largest first, as vLLM does."""
+        return [*reversed(self._descriptors)]
+
+    def dispatch(
+        self,
+        num_tokens: int,
+        uniform_decode: bool = False,
+        has_lora: bool = False,
+        num_active_loras: int = 0,
+        valid_modes: set[CUDAGraphMode] | None = None,
+        invalid_modes: set[CUDAGraphMode] | None = None,
+    ) -> tuple[CUDAGraphMode, BatchDescriptor]:
+        """See `CudagraphDispatcher.dispatch`."""
+        may_be_whole = CUDAGraphMode.FULL not in (invalid_modes or ()) and (
+            not valid_modes or CUDAGraphMode.FULL in valid_modes
+        )
+        if uniform_decode == self._are_even and may_be_whole and not has_lora:
+            descriptor = next((one for one in self._descriptors if one.num_tokens >= num_tokens), None)
+            if descriptor is not None:
+                return CUDAGraphMode.FULL, descriptor
+        found: tuple[CUDAGraphMode, BatchDescriptor] = self._usual.dispatch(
+            num_tokens=num_tokens,
+            uniform_decode=uniform_decode and not self._are_even,
+            has_lora=has_lora,
+            num_active_loras=num_active_loras,
+            valid_modes=valid_modes,
+            invalid_modes=invalid_modes,
+        )
+        return found
+
+
+class WholeGraphs:
+    """The whole graphs of a runner for steps of more than a row a session, and which ones the next step uses.
+
+    num_bytes   of the device's memory that they took
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.num_bytes = 0
+        self._usual = runner.cudagraph_dispatcher, runner.uniform_decode_query_len
+        self._dispatchers: dict[int, WholeDispatcher] = {}
+
+    def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+        """Capture graphs, as `possible_graphs` has them; return those that there are then.
+
+        Where there is no memory for some of a kind, those that are more than half as large as its largest are left out, and all of all kinds where anything
+        else fails; raises what the device says if it is lost. The largest come first, and all in one call of vLLM's where memory allows: only graphs that
+        were captured on one stream share the memory of what they compute in between, and each call takes a new stream. It also collects all garbage twice.
+        """
+        kept = dict(graphs)
+        self._dispatchers = {length: self._dispatcher(length, counts) for length, counts in kept.items()}
+        waiting = sorted(kept, key=lambda length: max(length, 1) * kept[length][-1], reverse=True)
+        with set_current_vllm_config(self._runner.vllm_config):
+            while waiting:
+                self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=partial(self._in_turn, waiting))
+                try:
+                    self.num_bytes += self._runner.capture_model()
+                except Exception as error:  # noqa: BLE001 - whatever it is: steps run without these graphs
+                    is_memory = isinstance(error, torch.OutOfMemoryError) and bool(waiting)
+                    reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
+                    fewer = {waiting[0]: _smaller(kept[waiting[0]])} if is_memory else dict.fromkeys(kept, ())
+                    log.warning("vllm_graphs_not_captured", rows_each=sorted(fewer), reason=reason)
+                    self.leave_out([*fewer])
+                    kept |= fewer
+                    self._dispatchers |= {
+                        length: self._dispatcher(length, left) for length, left in fewer.items() if left
+                    }
+                    waiting = [length for length in waiting if length in self._dispatchers]
+                finally:
+                    self.use(MIXED)
+        if graphs:
+            gc.freeze()  # vLLM leaves what it has made to no collector, and its capturing undoes that
+        return {length: kept[length] for length in graphs if length in self._dispatchers}
+
+    def _dispatcher(self, length: int, counts: Sequence[int]) -> WholeDispatcher:
+        """Return what dispatches to graphs of one kind, as `possible_graphs` has them."""
+        most_requests = self._runner.vllm_config.scheduler_config.max_num_seqs
+        found = [
+            BatchDescriptor(count, min(count, most_requests), False)
+            if length == MIXED
+            else BatchDescriptor(count * length, count, True)
+            for count in counts
+        ]
+        return WholeDispatcher(found, self._usual[0])
+
+    def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
+        """Say what the runner captures, one number of rows after the other, and make it ready for that; `waiting`
+        keeps those that are not done."""
+        while waiting:
+            self.use(waiting[0])
+            yield CUDAGraphMode.FULL, self._dispatchers[waiting[0]].descriptors()
+            del waiting[0]
+
+    def leave_out(self, lengths: Sequence[int]) -> None:
+        """Forget graphs, as `capture` has them, captured or not, and leave vLLM as it is when it has captured."""
+        for length in lengths:
+            dispatcher = self._dispatchers.pop(length, None)
+            for descriptor in dispatcher.descriptors() if dispatcher else ():
+                self._runner.model.concrete_cudagraph_entries.pop(descriptor, None)
+        self.use(MIXED)
+        set_cudagraph_capturing_enabled(False)
+        torch.accelerator.synchronize()
+
+    def use(self, length: int) -> None:
+        """Let the next step of the runner use a graph for so many rows of each request, where there is one; MIXED: for rows as they are."""
+        usual, usual_length = self._usual
+        self._runner.cudagraph_dispatcher = self._dispatchers.get(length, usual)
+        self._runner.uniform_decode_query_len = (
+            length if length != MIXED and length in self._dispatchers else usual_length
+        )
+
+
+def _smaller(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return those that are at most half as large as the largest."""
+    return tuple(count for count in counts if 2 * count <= counts[-1])
+
+
+def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
+    """Return which graphs can be captured beside vLLM's own: MIXED -> numbers of rows, or rows of each session -> numbers of sessions. None where vLLM
+    captures no whole ones for plain rows alone, or its attention computes several rows of a request otherwise than in a graph."""
+    mode, scheduling = runner.compilation_config.cudagraph_mode, runner.vllm_config.scheduler_config
+    if runner.uniform_decode_query_len != 1 or not (mode and mode.separate_routine()):
+        return {}
+    support = _support(runner)
+    if (
+        mode.decode_mode() != CUDAGraphMode.FULL
+        or _is_special(runner)
+        or support < AttentionCGSupport.UNIFORM_BATCH.value
+    ):
+        return {}
+    most_rows = min(runner.compilation_config.max_cudagraph_capture_size or 0, runner.max_num_tokens)
+    if support >= AttentionCGSupport.ALWAYS.value:  # vLLM captures them with requests that are as long as the step
+        sizes = mixed_up_to(min(most_rows, runner.max_model_len))
+        return {MIXED: sizes} if sizes else {}
+    found = graphs_up_to(min(most_rows, MOST_EVEN_ROWS), scheduling.max_num_seqs)
+    return {length: counts for length, counts in found.items() if length <= (runner.reorder_batch_threshold or length)}
+
+
+def _is_special(runner: Any) -> bool:
+    """Return whether vLLM runs in a way in which a step's graph depends on more than its rows and requests."""
+    parallel, cache = runner.parallel_config, runner.vllm_config.cache_config
+    return bool(
+        runner.lora_config is not None
+        or parallel.data_parallel_size > 1
+        or parallel.use_ubatching
+        or parallel.decode_context_parallel_size > 1
+        or cache.kv_sharing_fast_prefill
+        or getattr(runner.compilation_config.pass_config, "enable_sp", False)
+        or runner.encoder_cudagraph_manager is not None
+        or not isinstance(runner.model, CUDAGraphWrapper)
+    )
+
+
+def _support(runner: Any) -> int:
+    """Return for which steps all of the model's attention can be captured, as a value of `AttentionCGSupport`."""
+    supports = [
+        group.get_metadata_builder().get_cudagraph_support(runner.vllm_config, group.kv_cache_spec)
+        for groups in runner.attn_groups
+        for group in groups
+    ]
+    return int(min((support.value for support in supports), default=AttentionCGSupport.NEVER.value))

@@ -1,0 +1,128 @@
+"""Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and those that only the device knows.
+
+So its own tables never hold a token that was drafted, and requests with drafts need not be told of. In a process of its own a worker waits for tokens
+that the host has not read (`late_tokens`) when all else is ready.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from specq.engines.vllm.late_tokens import TokenReceiver
+from specq.engines.vllm.patches.batch_state import BatchState
+from specq.engines.vllm.rows import are_all
+from specq.protocol import Int32Array, IntpArray
+from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
+from specq.verification.transfers import to_device
+
+FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills a step's tokens in
+FORWARD = "_model_forward"  # with which it launches the model
+
+
+class _Waiting(NamedTuple):
+    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and `late` as of `StepDelta`."""
+
+    batch: StepBatch
+    names: list[str]
+    tokens: torch.Tensor | None
+    late: int
+
+
+class _Late(NamedTuple):
+    """Rows for whose tokens a step waits, the places of these, for which they stand, and `late` as of `StepDelta`."""
+
+    drafted: DeviceTokens
+    rows: IntpArray
+    places: IntpArray
+    number: int
+
+
+class TokenInjection:
+    """Stands in for `FILL` of `runner`, and for `FORWARD` where tokens may come late."""
+
+    def __init__(self, runner: Any, batch_state: BatchState, receiver: TokenReceiver | None = None) -> None:
+        self._input_ids, self._batch_state, self._fill = runner.input_ids, batch_state, getattr(runner, FILL)
+        self._waiting: _Waiting | None = None
+        self._late: _Late | None = None
+        self._receiver, self._forward = receiver, getattr(runner, FORWARD)
+        setattr(runner, FILL, self._fill_and_feed)
+        if receiver is not None:
+            setattr(runner, FORWARD, self._await_and_forward)
+
+    def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None, late: int = 0) -> None:
+        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says; `late` as of `StepDelta`."""
+        assert self._waiting is None, "vLLM's runner has filled no tokens in"
+        if batch.fed_by is not None or len(batch.parents):
+            self._waiting = _Waiting(batch, names, tokens, late)
+
+    def feed_all(self, num: int) -> None:
+        """Let each of so many rows, one of each request, begin with the token that the step before says; nothing is drafted."""
+        assert self._waiting is not None
+        tokens, self._waiting = self._waiting.tokens, None
+        assert tokens is not None
+        into, rows = self._input_ids.gpu[:num], self._batch_state.rows_on(tokens.device)
+        if rows is None:
+            into.copy_(tokens)
+        else:
+            into.index_copy_(0, rows, tokens)
+
+    def _fill_and_feed(self, output: SchedulerOutput, *arguments: Any, **options: Any) -> None:
+        if self._waiting is None:
+            self._fill(output, *arguments, **options)
+            return
+        (batch, names, tokens, late), self._waiting = self._waiting, None
+        self._batch_state.settle(names)
+        sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
+        firsts = _first_rows(sizes, self._batch_state.order)
+        rows = _node_rows(batch, firsts)
+        drafted = batch.node_tokens
+        self._input_ids.np[rows] = without_handles(drafted)
+        self._fill(output, *arguments, **options)
+        if batch.fed_by is not None:
+            is_fed = batch.fed_by >= 0
+            assert tokens is not None
+            self._put(firsts[is_fed], tokens, batch.fed_by[is_fed])
+        if batch.drafted is not None:
+            is_unread = is_handle(drafted)
+            unread = rows[is_unread], places_of(drafted[is_unread])
+            if late:
+                self._late = _Late(batch.drafted, *unread, late)
+            else:
+                self._put(unread[0], batch.drafted.tokens, unread[1])
+
+    def _await_and_forward(self, *arguments: Any, **options: Any) -> Any:
+        """Launch the model when the tokens are there for which the step waits."""
+        late, self._late = self._late, None
+        if late is not None:
+            assert self._receiver is not None
+            found = self._receiver.take(late.number)
+            late.drafted.read(found)
+            tokens = np.maximum(found[late.places], 0)  # any token where there is none: its row is rejected
+            self._put(late.rows, to_device(tokens, self._input_ids.gpu.device), np.arange(len(tokens)))
+        return self._forward(*arguments, **options)
+
+    def _put(self, rows: IntpArray, tokens: torch.Tensor, places: Int32Array | IntpArray) -> None:
+        """Put the tokens at these places, which are on the device, into rows."""
+        into = self._input_ids.gpu
+        if len(places) != len(tokens) or not are_all(places):
+            tokens = tokens[to_device(places.astype(np.int64), tokens.device)]
+        if are_all(rows):
+            into[: len(rows)].copy_(tokens, non_blocking=True)
+        else:
+            into[to_device(rows, into.device)] = tokens.to(into.dtype)
+
+
+def _node_rows(batch: StepBatch, firsts: IntpArray) -> IntpArray:
+    """Return the rows of all nodes, i64[nodes], where those of each session begin at `firsts` i64[n]."""
+    return (firsts + batch.num_tokens).repeat(batch.num_nodes) + places_in_runs(batch.num_nodes)
+
+
+def _first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:
+    """Return where each request's rows begin, i64[n], given their numbers and which request comes when."""
+    found = np.empty_like(sizes)
+    found[order] = ends_of(sizes[order]) - sizes[order]
+    return found

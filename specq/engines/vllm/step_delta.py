@@ -1,0 +1,71 @@
+"""What the host tells the workers of a step: what is not as it was in the step before. Pure.
+
+Most steps of sessions that generate go on where the one before ended, and then all that travels is which sessions hold new blocks of KV memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specq.protocol import SamplingParams
+from specq.verification import StepBatch
+
+Blocks = tuple[list[int], ...]  # ids, of each KV group
+
+
+@dataclass(slots=True)
+class StepDelta:
+    """What is new in a step of n requests. Numbers stand for the places of requests among the n.
+
+    request_ids  of its requests; None: those of the step before
+    batch        the steps of their sessions, without parameters; None: each goes on, one token further (`StepBatch.further`)
+    params       of sessions that have others than in the step before, or are new
+    new          vLLM's `NewRequestData` of those that the workers do not know
+    blocks       new blocks of the others
+    ended        ids of requests that have ended
+    zeroed       new blocks that the workers have to zero
+    even_length  rows that each request has, if that is more than were asked for; 0: as many as were
+    feeds        whether the next step may begin with what this one says
+    late         the number under which drafted tokens come that the host has not read (`late_tokens`); 0: there are none
+    """
+
+    request_ids: list[str] | None
+    batch: StepBatch | None
+    params: dict[int, SamplingParams]
+    even_length: int
+    feeds: bool
+    new: dict[int, Any] = field(default_factory=dict)
+    blocks: dict[int, Blocks] = field(default_factory=dict)
+    ended: Sequence[str] = ()
+    zeroed: list[int] | None = None
+    late: int = 0
+
+
+class LatestStep:
+    """The newest step that a worker was told of.
+
+    request_ids  of its requests
+    """
+
+    def __init__(self) -> None:
+        self.request_ids: list[str] = []
+        self._batch: StepBatch | None = None
+        self._params: dict[str, SamplingParams] = {}  # of each request that has not ended
+
+    def apply(self, delta: StepDelta) -> StepBatch:
+        """Take in what is new; return the whole step, with parameters."""
+        if delta.request_ids is not None:
+            self.request_ids = delta.request_ids
+        if delta.batch is None:
+            assert self._batch is not None
+            batch = self._batch.further()
+        else:
+            batch = delta.batch
+            self._params |= {self.request_ids[place]: params for place, params in delta.params.items()}
+            batch.params = [self._params[name] for name in self.request_ids]
+        for name in delta.ended:
+            self._params.pop(name, None)
+        self._batch = batch
+        return batch

@@ -1,0 +1,591 @@
+"""Steps with drafts that have a whole CUDA graph: which have one, that vLLM finds it, and that rows which nobody asked for change no text. Graphs need a
+GPU; which one a step takes, and the rows, do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specq.engines.profiling import step_times
+from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.padding import (
+    LENGTHS,
+    MIXED,
+    MOST_MORE_ROWS,
+    even_length,
+    graph_rows,
+    graphs_up_to,
+    mixed_up_to,
+)
+from specq.engines.vllm.rows import judged_rows
+from specq.engines.vllm.step_delta import StepDelta
+from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, StepOutput, Tap, Verdict
+from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
+from specq.testing.toy import ToyEngine, toy_info
+from specq.verification import StepBatch
+from specq.verifier.core import Verifier
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
+from tests.devices import NEEDS_VLLM, vllm_arguments
+from tests.engines.test_vllm import Text, chain, guess, run
+from tests.engines.test_vllm_arrays import random_step
+
+GRAPHS = graphs_up_to(512, 64)
+NUM_TOKENS = 40
+
+
+def drafted(lengths: list[int], num_tokens: int = 1, *, judged: bool = True) -> StepBatch:
+    """A step of sessions with chains of so many nodes; the last has so many tokens before them."""
+    last = len(lengths) - 1
+    return StepBatch.of(
+        [
+            SessionStep(i, 9, np.zeros(num_tokens if i == last else 1, np.int32), SamplingParams(), chain([1] * count), judged=judged or i < last)
+            for i, count in enumerate(lengths)
+        ]
+    )  # fmt: skip
+
+
+# --- which steps ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "even"),
+    [
+        ([0, 0], 0),
+        ([1], 2),
+        ([1, 0], 2),
+        ([4, 4, 4], 5),
+        ([5, 5, 5], 6),
+        ([6, 5, 6], 8),
+        ([16], 17),
+        ([16] * 24, 17),
+        ([16] * 25, 0),  # 32 sessions would have 544 rows
+        ([3] * 64, 4),
+        ([3] * 63 + [0], 4),
+        ([7] + [0] * 30, 8),  # 38 rows are 256
+        ([11] + [0] * 30, 0),  # 42 would be 384
+        ([3] * 64 + [4], 0),  # a graph for 65 sessions is not there
+    ],
+)
+def test_a_step_is_made_even_where_that_costs_little(lengths: list[int], even: int) -> None:
+    found = even_length(drafted(lengths), GRAPHS)
+    assert found == even
+    if found:
+        assert found > max(lengths)
+        assert graph_rows(GRAPHS[found], found, len(lengths)) <= MOST_MORE_ROWS + sum(count + 1 for count in lengths)
+
+
+def test_prompts_are_never_made_even() -> None:
+    assert even_length(drafted([2, 2]), GRAPHS) == 3
+    assert even_length(drafted([2, 2], num_tokens=2), GRAPHS) == 0
+    assert even_length(drafted([2, 0], judged=False), GRAPHS) == 0
+    assert even_length(drafted([2, 2]), {}) == 0
+
+
+def test_graphs_are_as_large_as_steps_may_be() -> None:
+    found = graphs_up_to(512, 100)
+    assert tuple(found) == LENGTHS
+    assert all(length * count <= 512 for length, counts in found.items() for count in counts)
+    assert found[5][-1] == 100
+    assert found[17][-1] == 24
+    assert graphs_up_to(4, 100) == {2: (1, 2), 3: (1,), 4: (1,)}
+    assert graphs_up_to(0, 100) == {}
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "expected"), [(0, ()), (3, (3,)), (20, (4, 8, 16, 20)), (32, (4, 8, 16, 24, 32))]
+)
+def test_mixed_graphs_are_as_large_as_steps_may_be(most_rows: int, expected: tuple[int, ...]) -> None:
+    assert mixed_up_to(most_rows) == expected
+    assert mixed_up_to(4096) == mixed_up_to(1024)
+    assert mixed_up_to(1024)[-1] == 1024
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_nobody_asked_for_are_not_judged(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = [random_step(rng, 100 + i, 5) for i in range(int(rng.integers(1, 12)))]
+    batch, order = StepBatch.of(steps), rng.permutation(len(steps)).astype(np.intp)
+    if seed % 2:
+        order.sort()
+    even = 1 + max(step.tree.num_nodes for step in steps) + seed % 3
+    logits = [(steps[i].session_id, row) for i in order for row in range(even)]
+    rows = judged_rows(batch, order, even)
+    wanted = [(s.session_id, row) for s in steps if s.judged for row in range(s.tree.num_nodes + 1)]
+    assert (logits if rows is None else [logits[i] for i in rows]) == wanted
+
+
+class Recording(ToyEngine):
+    """Notes how many rows each session has in steps that are judged."""
+
+    def __init__(self, kv_slots: int) -> None:
+        super().__init__(toy_info(kv_slots=kv_slots), max_chain=16)
+        self.rows_each: dict[int, list[int]] = {}
+
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        if steps[0].judged:
+            self.rows_each[sum(step.num_rows for step in steps)] = [step.num_rows for step in steps]
+        return super().step(steps, tap)
+
+
+@pytest.mark.parametrize(
+    ("most_each", "kv_slots", "most_sessions", "counts"),
+    [
+        (4, 1 << 16, 256, {1: 1, 8: 8, 96: 24, 256: 32}),
+        (4, 1 << 16, 16, {1: 1, 8: 8, 96: 16, 256: 16}),
+        (4, 640, 256, {1: 1, 8: 8, 96: 20, 256: 20}),
+        (0, 1 << 16, 256, {1: 1, 8: 8, 96: 8, 256: 8}),
+    ],
+)
+def test_large_steps_are_measured_with_as_many_sessions_as_there_is_room_for(
+    most_each: int, kv_slots: int, most_sessions: int, counts: dict[int, int]
+) -> None:
+    """So that each has few rows; also those that compute what stands before have no more rows than the largest."""
+    engine = Recording(kv_slots)
+    step_times(engine, list(counts), most_sessions=most_sessions, block_slots=16, most_each=most_each)
+    assert {size: len(rows) for size, rows in engine.rows_each.items()} == counts
+    assert max(engine.num_rows) <= max(counts)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama"))
+
+
+class Launches(list[int]):
+    """The rows of each session in steps of an engine, those with graphs on a GPU; 0: as many as were asked for."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        super().__init__()
+        workers: Any = engine._sessions._workers  # type: ignore[attr-defined]
+        launch = workers.launch
+
+        def noted(delta: StepDelta) -> None:
+            self.append(delta.even_length)
+            launch(delta)
+
+        workers.launch = noted
+
+
+def even_engine(directory: Path, device: str, **options: Any) -> tuple[VllmEngine, Launches]:
+    """Return an engine that evens steps out as on a GPU, whether it has graphs or not."""
+    made = VllmEngine(str(directory), **vllm_arguments(device) | options)
+    made._sessions._graphs = GRAPHS  # type: ignore[attr-defined]
+    return made, Launches(made)
+
+
+def open_all(engine: VllmEngine, prompts: list[list[int]], params: SamplingParams | None = None) -> dict[int, Text]:
+    """Open sessions and compute their prompts but for the last token."""
+    texts = {i: Text(i, prompt, params or SamplingParams()) for i, prompt in enumerate(prompts)}
+    for i, text in texts.items():
+        text.kv_len = engine.open(i, np.array(text.prompt, np.int32))
+        most = len(text.prompt) - 1 - text.kv_len
+        if most:
+            run(engine, [text.step(most=most)], texts)
+    return texts
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_greedy_texts_are_the_models_own_whatever_is_added(directory: Path, vllm_device: str) -> None:
+    """Ten sessions of which each step takes some, chains of 0 to 7 tokens, right and wrong: most steps have rows that nobody asked for."""
+    rng, reference = np.random.default_rng(0), load_reference(directory)
+    engine, launches = even_engine(directory, vllm_device, kv_slots=2048)
+    prompts = [random_tokens(rng, int(count)).tolist() for count in rng.integers(2, 150, 10)]
+    truth = [reference_text(reference, prompt, NUM_TOKENS + 10) for prompt in prompts]
+    texts = open_all(engine, prompts)
+    while growing := [text for text in texts.values() if len(text.said) < NUM_TOKENS]:
+        joining = [text for text in growing if rng.random() < 0.6]
+        steps = [text.step(guess(rng, truth[text.session_id][len(text.said) :])) for text in joining]
+        if steps:
+            run(engine, steps, texts)
+    assert [text.said[:NUM_TOKENS] for text in texts.values()] == [expected[:NUM_TOKENS] for expected in truth]
+    assert set(launches) > {0, 2, 4, 8}
+    for session_id in texts:
+        engine.close(session_id)
+    assert engine.free_slots == engine.info.kv_slots
+    assert shared_prefixes_hold(engine, texts[0].tokens)
+    engine.shutdown()
+
+
+def shared_prefixes_hold(engine: VllmEngine, text: list[int]) -> bool:
+    """Whether a text that is found in the prefix cache goes on as if it were computed anew."""
+    token_ids, said = np.array(text, np.int32), []
+    for is_fresh in (False, True):
+        if is_fresh:
+            assert engine._sessions._core.scheduler.reset_prefix_cache()  # type: ignore[attr-defined]
+        start = engine.open(1, token_ids)
+        assert (start == 0) == is_fresh
+        (found,) = engine.step([SessionStep(1, start, token_ids[start:], SamplingParams())]).judgements
+        said.append(found.token_ids.tolist())
+        engine.close(1)
+    return said[0] == said[1]
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_no_row_is_added_where_no_token_can_stand(directory: Path, vllm_device: str) -> None:
+    """Neither behind the longest context, nor in KV memory that others may need; texts come to their ends all the same."""
+    memory = vllm_arguments(vllm_device).get("options", {})
+    engine, launches = even_engine(
+        directory, vllm_device, kv_slots=512, max_sessions=4, options=memory | {"max_model_len": 64}
+    )
+    reference, rng = load_reference(directory), np.random.default_rng(3)
+    prompts = [random_tokens(rng, count).tolist() for count in (50, 52, 52)]
+    truth = [reference_text(reference, prompt, 64 - len(prompt)) for prompt in prompts]
+    texts, evened = open_all(engine, prompts), list[tuple[int, int]]()
+    launches.clear()
+    while growing := [text for text in texts.values() if len(text.tokens) < 64]:
+        wrong = chain([VOCAB - 1] * min(3, 63 - len(texts[0].tokens)))
+        run(engine, [text.step(wrong) if text.session_id == 0 else text.step() for text in growing], texts)
+        evened.append((len(growing[-1].tokens), launches[-1]))
+    assert [text.said for text in texts.values()] == truth
+    assert [even for length, even in evened if length <= 62] == [4] * 10
+    assert [even for length, even in evened if length > 62][:2] == [0, 0]  # the fourth row would be the context's 65th
+    engine.shutdown()
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_rows_are_added_only_where_kv_is_left(directory: Path, vllm_device: str) -> None:
+    """With one free block for each session besides what the rows take, and not with less."""
+    engine, launches = even_engine(directory, vllm_device, kv_slots=256, max_sessions=4)
+    way: Any = engine._sessions
+    size = way._scheduler.block_size
+    rng = np.random.default_rng(4)
+    texts = open_all(engine, [random_tokens(rng, size).tolist() for _ in range(2)])
+    more = [random_tokens(rng, size * (way._scheduler.num_free - 3) - 1), random_tokens(rng, 5)]
+    for session_id, prompt in enumerate(more, 8):
+        texts[session_id] = Text(session_id, prompt.tolist())
+    launches.clear()
+    engine.open(8, more[0])
+    run(engine, [texts[8].step()], texts)
+    assert way._scheduler.num_free == 3
+    run(engine, [texts[0].step(chain([1])), texts[1].step()], texts)  # two rows each, and one fits into its block
+    assert launches == [0, 0]
+    engine.close(8)
+    launches.clear()
+    run(engine, [texts[0].step(chain([1])), texts[1].step()], texts)
+    assert launches == [2]
+    engine.shutdown()
+
+
+# --- graphs ------------------------------------------------------------------------------------------------------------------
+
+
+class Captures(list[Any]):
+    """What a runner of vLLM's on a CPU captures, of graphs that are not real: the steps' descriptors, in order. `errors`: what capturing raises, by how
+    many there are then."""
+
+    def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.compilation import cuda_graph
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+        from vllm.config import CUDAGraphMode
+        from vllm.forward_context import get_forward_context
+        from vllm.platforms import current_platform
+        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+        from vllm.v1.worker import gpu_model_runner
+
+        super().__init__()
+        self.errors: dict[int, Exception] = {}
+        self.num_calls = 0
+        capture_model = runner.capture_model
+
+        @contextmanager
+        def captured(*_: Any, **__: Any) -> Iterator[None]:
+            context = get_forward_context()
+            found, metadata = context.batch_descriptor, next(iter(context.attn_metadata.values()))
+            # Where requests have any number of rows, each of them may have all.
+            each = metadata.max_query_len * (found.num_reqs if found.uniform else 1)
+            assert each == len(metadata.slot_mapping) == found.num_tokens
+            assert len(metadata.seq_lens) == found.num_reqs
+            assert (
+                int(metadata.seq_lens.max()) <= runner.max_model_len
+            )  # else attention reads behind the requests' block tables
+            if error := self.errors.pop(len(self), None):
+                raise error
+            yield
+            self.append(found)
+
+        def counted() -> int:
+            self.num_calls += 1
+            capture_model()
+            return 1 << 20
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "graph", captured)
+        monkeypatch.setattr(type(current_platform), "get_global_graph_pool", lambda _: (0, 1))
+        monkeypatch.setattr(cuda_graph, "current_stream", lambda: None)
+        monkeypatch.setattr(cuda_graph, "weak_ref_tensors", lambda tensors: tensors)
+        monkeypatch.setattr(gpu_model_runner, "graph_capture", lambda **_: nullcontext())
+        monkeypatch.setattr(gpu_model_runner, "lock_workspace", lambda: None)
+        for name, value in {
+            "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64,
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64], "cudagraph_num_of_warmups": 1,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(runner.compilation_config, name, value)
+        usual = CudagraphDispatcher(runner.vllm_config)
+        usual.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
+        monkeypatch.setattr(runner, "cudagraph_dispatcher", usual)
+        monkeypatch.setattr(runner, "capture_model", counted)
+        wrapper = CUDAGraphWrapper(runner.model, runner.vllm_config, CUDAGraphMode.FULL)
+        monkeypatch.setattr(runner, "model", wrapper)
+        self.kept = wrapper.concrete_cudagraph_entries
+
+
+@pytest.fixture
+def runner(directory: Path, vllm_device: str) -> Iterator[Any]:
+    """The runner of an engine on a CPU: on a GPU it would capture real graphs."""
+    if vllm_device != "cpu":
+        pytest.skip("there it would capture real ones")
+    engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_sessions=16, max_step_rows=128)
+    yield engine._sessions._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    engine.shutdown()
+
+
+def decided(runner: Any, rows: list[int]) -> tuple[Any, Any]:
+    """Return how vLLM's runner would run a step of requests with so many rows each: the mode, and the graph's descriptor."""
+    found = runner._determine_batch_execution_and_padding(
+        num_tokens=sum(rows), num_reqs=len(rows), num_scheduled_tokens_np=np.array(rows, np.int32),
+        max_num_scheduled_tokens=max(rows), use_cascade_attn=False,
+    )  # fmt: skip
+    return found[0], found[1]
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
+
+    assert possible_graphs(runner) == {}
+    bare, captures = runner.model, Captures(runner, monkeypatch)
+    assert possible_graphs(runner) == {}  # its attention can be captured in no way
+    builder = type(runner.attn_groups[0][0].get_metadata_builder())
+    for support, expected in (
+        ("ALWAYS", {MIXED: (4, 8, 16, 24, 32, 48, 64)}),
+        ("UNIFORM_SINGLE_TOKEN_DECODE", {}),
+        ("UNIFORM_BATCH", graphs_up_to(64, 16)),
+    ):
+        monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_, found=support: AttentionCGSupport[found])
+        assert possible_graphs(runner) == expected
+    for name, value, most in (
+        ("reorder_batch_threshold", 1, 1),
+        ("reorder_batch_threshold", 4, 4),
+        ("lora_config", object(), 1),
+        ("model", bare, 1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, name, value)
+            assert max(possible_graphs(runner), default=1) == most
+    usual = runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain = captures.copy()
+    own, graphs = WholeGraphs(runner), graphs_up_to(64, 16)
+    assert own.capture(graphs) == graphs
+    assert captures.num_calls == 2  # in one more, since each has a stream, and so memory, of its own
+    assert own.num_bytes == 1 << 20
+    descriptors = captures[len(plain) :]
+    assert descriptors[0].num_tokens == max(one.num_tokens for one in descriptors)
+    assert len(set(captures)) == len(captures.kept) == len(plain) + sum(map(len, graphs.values()))
+    assert runner.cudagraph_dispatcher is usual
+
+    for length, counts in graphs.items():
+        for count in range(1, counts[-1] + 1):
+            own.use(length)
+            mode, descriptor = decided(runner, [length] * count)
+            assert mode == CUDAGraphMode.FULL
+            assert descriptor in descriptors
+            assert (descriptor.num_tokens, descriptor.num_reqs) == (
+                graph_rows(counts, length, count),
+                graph_rows(counts, length, count) // length,
+            )
+            assert (
+                decided(runner, [length] * count + [length - 1 or 7])[0] == CUDAGraphMode.NONE
+            )  # a step that is not even
+    own.use(MIXED)
+    assert decided(runner, [1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
+    assert decided(runner, [2, 2])[0] == CUDAGraphMode.NONE
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_vllm_finds_a_graph_for_each_mixed_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for even ones; steps of one row each stay vLLM's own, and those that are larger than all graphs."""
+    from vllm.config import CUDAGraphMode
+
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
+
+    captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain, sizes = captures.copy(), mixed_up_to(64)
+    own = WholeGraphs(runner)
+    assert own.capture({MIXED: sizes}) == {MIXED: sizes}
+    descriptors = captures[len(plain) :]
+    assert [(one.num_tokens, one.num_reqs, one.uniform) for one in descriptors] == [
+        (size, min(size, 16), False) for size in sizes[::-1]
+    ]
+    assert len(set(captures)) == len(captures.kept) == len(plain) + len(sizes)
+    rng = np.random.default_rng(0)
+    for num_rows in range(2, 65):
+        num_sessions = int(rng.integers(1, min(num_rows - 1, 16) + 1))
+        rows = 1 + np.bincount(rng.integers(0, num_sessions, num_rows - num_sessions), minlength=num_sessions)
+        mode, descriptor = decided(runner, rows.tolist())
+        assert mode == CUDAGraphMode.FULL
+        assert descriptor in descriptors
+        assert descriptor.num_tokens == min(size for size in sizes if size >= num_rows)
+        assert descriptor.num_reqs >= num_sessions
+    assert decided(runner, [1, 1, 1]) == usual.dispatch(3, uniform_decode=True)
+    assert decided(runner, [60, 5])[0] == CUDAGraphMode.NONE
+    own.leave_out([MIXED])
+    assert len(captures.kept) == len(plain)
+    assert decided(runner, [2, 2])[0] == CUDAGraphMode.NONE
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_no_graph_has_more_rows_than_the_longest_text(
+    directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM captures it with requests as long as the step, of whose blocks its tables have no more than such a text has."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
+
+    if vllm_device != "cpu":
+        pytest.skip("there it would capture real ones")
+    engine, _ = even_engine(directory, vllm_device, kv_slots=2048, max_step_rows=128, options={"max_model_len": 40})
+    runner = engine._sessions._core.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    captures = Captures(runner, monkeypatch)
+    builder = type(runner.attn_groups[0][0].get_metadata_builder())
+    monkeypatch.setattr(builder, "get_cudagraph_support", lambda *_: AttentionCGSupport.ALWAYS)
+    found = possible_graphs(runner)
+    assert WholeGraphs(runner).capture(found) == found == {MIXED: (4, 8, 16, 24, 32, 40)}
+    assert captures[0].num_tokens == 40
+    monkeypatch.setattr(runner.compilation_config, "max_cudagraph_capture_size", 0)  # of sizes that no step can have
+    assert WholeGraphs(runner).capture(possible_graphs(runner)) == {}
+    engine.shutdown()
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is missing, the larger half of those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
+    from vllm.compilation import monitor
+
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
+
+    captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
+    runner.capture_model()
+    plain, graphs = set(captures), graphs_up_to(64, 16)
+    first = len(graphs[4])  # 16 sessions with 4 rows each, and 8 with 8, are the largest
+    for error, expected, num_calls in (
+        (torch.OutOfMemoryError("none is left"), graphs | {8: (1, 2, 4)}, 2),
+        (RuntimeError("it cannot be captured"), {}, 1),
+    ):
+        captures.clear()
+        captures.num_calls, captures.errors = 0, {first + 2: error}
+        own = WholeGraphs(runner)
+        found = own.capture(graphs)
+        assert found == expected
+        assert captures.num_calls == num_calls
+        assert {(one.num_tokens, one.num_reqs) for one in set(captures.kept) - plain} == {
+            (length * count, count) for length, counts in found.items() for count in counts
+        }
+        assert plain <= set(captures.kept)
+        assert not monitor.cudagraph_capturing_enabled
+        for length in (8, 3, 0):
+            own.use(length)
+            assert (runner.cudagraph_dispatcher is usual) == (length not in found)
+            assert runner.uniform_decode_query_len == (length if length in found else 1)
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_texts_stay_right_where_kv_is_short(directory: Path, vllm_device: str) -> None:
+    """A verifier serves eight sessions that grow to twice the room, with drafts, as many of each session as is best for all."""
+    engine, launches = even_engine(directory, vllm_device, kv_slots=320, max_sessions=8)
+    engine.even_chains = {length - 1: counts[-1] for length, counts in GRAPHS.items()}
+    assert all(seconds > 0 for seconds in engine.step_times([1, 8, 40]))
+    verifier = Verifier(engine, StepCurve([1, 512], [0.005, 0.0051]), incarnation=1)
+    rng, reference = np.random.default_rng(5), load_reference(directory)
+    prompts = {i: random_tokens(rng, 20) for i in range(8)}
+    truth = {i: reference_text(reference, prompt.tolist(), 44) for i, prompt in prompts.items()}
+    params = SamplingParams(ignore_eos=True)
+    for i, prompt in prompts.items():
+        opening = Open(session_id=i, epoch=1, prompt_len=20, tokens_left=40, params=params, token_ids=prompt)
+        verifier.handle(opening, 0.0)
+    launches.clear()
+    said: dict[int, list[int]] = {i: [] for i in prompts}
+    first_ids = dict.fromkeys(prompts, 0)
+    while verifier.has_work:
+        for verdict in verifier.step(lambda: 0.0):
+            assert isinstance(verdict, Verdict)
+            said[verdict.session_id] += verdict.token_ids.tolist()
+        for i, session in verifier.sessions.items():
+            tokens = truth[i][len(said[i]) :][: int(rng.integers(0, 4))]
+            if tokens and not session.finish:
+                tokens[-1] = (tokens[-1] + int(rng.random() < 0.3)) % VOCAB
+                verifier.handle(draft(session, first_ids[i], tokens), 0.0)
+                first_ids[i] += len(tokens)
+    assert said == {i: tokens[:40] for i, tokens in truth.items()}
+    assert {0, 2, 3, 4} <= set(launches)
+    engine.shutdown()
+
+
+def draft(session: Session, first_id: int, tokens: list[int]) -> Draft:
+    """Return a chain that hangs from a session's end, of which the drafter is sure."""
+    parents = [-1, *range(first_id, first_id + len(tokens) - 1)]
+    return Draft(
+        session_id=session.session_id, epoch=session.epoch, lane=0, base_len=session.length, first_id=first_id,
+        token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32), scores=np.full(len(tokens), -0.05, np.float16),
+    )  # fmt: skip
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM[1]
+def test_graphs_are_captured_and_say_what_pieces_say(directory: Path, vllm_device: str) -> None:
+    """On a GPU, in bf16, for which vLLM's attention allows it: each step with drafts, once by a graph and once in pieces, on the same KV."""
+    if vllm_device == "cpu":
+        pytest.skip("needs a GPU")
+    memory = vllm_arguments(vllm_device)["options"]
+    engine = VllmEngine(str(directory), dtype="bfloat16", kv_slots=4096, max_sessions=16, options=memory)
+    way: Any = engine._sessions
+    graphs = way._graphs
+    if not graphs:
+        pytest.skip("vLLM's attention for this model allows none")
+    model = way._core.model_executor.driver_worker.worker.model_runner.model
+    there = {
+        (one.num_tokens, one.num_reqs) for one in model.concrete_cudagraph_entries if one.num_tokens > one.num_reqs
+    }
+    assert there == {(length * count, count) for length, counts in graphs.items() for count in counts}
+    rng, num_same, num_all = np.random.default_rng(7), 0, 0
+    prompts = [random_tokens(rng, int(count)) for count in rng.integers(20, 90, 12)]
+    for most in (1, 3, 7, 16):
+        chains = [chain(random_tokens(rng, int(rng.integers(0, most + 1)))) for _ in prompts]
+        chains[0] = chain(random_tokens(rng, most))
+        said = []
+        for used in (graphs, {}):
+            way._graphs = used
+            way._scheduler.reset_prefix_cache()
+            texts = open_all(engine, [prompt.tolist() for prompt in prompts])
+            found = engine.step([text.step(own) for text, own in zip(texts.values(), chains, strict=True)])
+            said.append([one.token_ids.tolist() for one in found.judgements])
+            for session_id in texts:
+                engine.close(session_id)
+        num_same += sum(one == other for one, other in zip(*said, strict=True))
+        num_all += len(prompts)
+    assert num_same >= 0.9 * num_all  # near ties may go either way
+    engine.shutdown()
