@@ -41,25 +41,25 @@ from specq.protocol import (
 from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verification import Judgements
-from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
-from specq.verifier.bursts import Bursts, is_burst
-from specq.verifier.early_steps import EarlySteps
-from specq.verifier.flights import Done, Flight, Flights
-from specq.verifier.kv_admission import admit, reason_to_refuse
-from specq.verifier.meter import Moments, StepMeter, verifier_metrics
-from specq.verifier.open_sessions import OpenSessions
-from specq.verifier.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, PrefillLimit, longest_s
-from specq.verifier.round_trips import RoundTrips
-from specq.verifier.rounds import Rounds, commit, in_one
-from specq.verifier.scheduler import plan
-from specq.verifier.session import Session
-from specq.verifier.shares import NO_SHARES, Shares
-from specq.verifier.source_yields import Yields
+from specq.verifier.control.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
+from specq.verifier.control.bursts import Bursts, is_burst
+from specq.verifier.control.early_steps import EarlySteps
+from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, PrefillLimit, longest_s
+from specq.verifier.control.round_trips import RoundTrips
+from specq.verifier.control.source_yields import Yields
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.kv_admission import admit, reason_to_refuse
+from specq.verifier.sessions.open_sessions import OpenSessions
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.tracing import trace_close, trace_open, trace_step
+from specq.verifier.step.flights import Done, Flight, Flights
+from specq.verifier.step.meter import Moments, StepMeter, verifier_metrics
+from specq.verifier.step.rounds import Rounds, commit, in_one
+from specq.verifier.step.scheduler import plan
+from specq.verifier.step.shares import NO_SHARES, Shares
+from specq.verifier.step.tracing import trace_close, trace_open, trace_step
+from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
 from specq.verifier.trees import DraftTrees
-from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 MAX_MIN_ACCEPT_PROB = 9999

@@ -40,8 +40,8 @@ from specq.protocol.messages import (
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import Frames, decode, encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
 
 JOB, EPOCH = 1, 1
 PROMPT = np.array([5, 6, 7], np.int32)

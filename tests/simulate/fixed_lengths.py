@@ -18,7 +18,7 @@ from specq.runtime import log
 from specq.runtime.machine import describe
 from specq.simulate import Scenario, simulate
 from specq.simulate.calibration import read_measured
-from specq.verifier import scheduler
+from specq.verifier.step import scheduler
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 SCENARIO = {

@@ -15,8 +15,8 @@ from specq.drafting.drafter import Drafter
 from specq.proposers import Children, Expansion
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
-from specq.verifier import choice_order, scheduler
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.step import choice_order, scheduler
 from specq.verifier.trees import DraftTrees, reference_graft
 from tests.verification import rounds
 from tests.verification.rounds import CONTEXT, Serving, World

@@ -12,9 +12,10 @@ import pytest
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
 from specq.testing import exact
-from specq.verifier import grafting, scheduler
-from specq.verifier.session import Session
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions import grafting
+from specq.verifier.sessions.session import Session
+from specq.verifier.step import scheduler
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from specq.verifier.trees.reference_graft import siblings_from
 from tests.verification import rounds

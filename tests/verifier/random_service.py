@@ -14,9 +14,9 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
 
 MOST_STEPS = 3000
 

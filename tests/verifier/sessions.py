@@ -8,9 +8,9 @@ import numpy as np
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution, Tree
-from specq.verifier.choice_order import order_of_choice
-from specq.verifier.grafting import batch_of, hang
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of, hang
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.choice_order import order_of_choice
 from specq.verifier.trees import NEXT_IDS, NO_LIMIT, NONE, DraftTrees
 
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from specq.protocol import Close
-from specq.verifier.bursts import GAPS, LEAST, MOST_GAP_S, PATIENCE_S, Bursts
+from specq.verifier.control.bursts import GAPS, LEAST, MOST_GAP_S, PATIENCE_S, Bursts
 from tests.verifier.test_prefill_limit import Service, Text, on_cpu, on_gpu
 from tests.verifier.timed_service import Machine, TimedTarget
 

@@ -17,7 +17,7 @@ from bench.gpu.rounds import AnyText, open_wave, steps_of
 from specq.models import Shape
 from specq.proposers.eagle import Eagle
 from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
-from specq.verifier.arms import EAGLE
+from specq.verifier.control.arms import EAGLE
 from tests.replaying import StandIn
 
 SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=300)

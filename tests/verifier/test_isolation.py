@@ -21,13 +21,13 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
-from specq.verifier import scheduler
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import hang
-from specq.verifier.history import Past
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import hang
+from specq.verifier.sessions.history import Past
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step import scheduler
 from specq.verifier.trees import MAX_END_IDS, DraftTrees
 from tests.verifier.sessions import graft, make_draft, make_session
 
@@ -165,7 +165,7 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(StopMatcher, "push", raising)
     verifier = make_verifier(ToyEngine())
     verifier.codec = object()  # type: ignore[assignment]
-    monkeypatch.setattr("specq.verifier.session.StopMatcher.__init__", lambda self, *arguments: None)
+    monkeypatch.setattr("specq.verifier.sessions.session.StopMatcher.__init__", lambda self, *arguments: None)
     message = Open(
         session_id=7, epoch=4, prompt_len=1, tokens_left=5, params=SamplingParams(stop=("x",)),
         token_ids=np.array([1], np.int32),

@@ -11,8 +11,8 @@ from specq.protocol.messages import Ack, Draft, Verdict
 from specq.protocol.origins import COLOCATED, CORRECTED, DRAFT_WORKER, PLAIN, SUFFIX, SUFFIX_LANE, origin_names
 from specq.testing.toy import toy_text
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import batch_of_chains, hang
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of_chains, hang
+from specq.verifier.sessions.session import Session
 from tests.verifier.test_colocated import complete, make
 from tests.verifier.test_colocated import open_session as open_beside
 from tests.verifier.test_verifier import PROMPT, chain, make_verifier, open_session, step

@@ -21,12 +21,14 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.verification import StepBatch
-from specq.verifier import core, flights, kv_admission, scheduler
+from specq.verifier import core
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.flights import Flights
-from specq.verifier.open_sessions import OpenSessions
+from specq.verifier.sessions import kv_admission
+from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step import flights, scheduler
+from specq.verifier.step.flights import Flights
 from tests.verifier.random_service import FailingLater, serve
 
 PROMPT = [5, 6, 7]

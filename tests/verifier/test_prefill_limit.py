@@ -11,10 +11,10 @@ import pytest
 
 from specq.protocol import Open, SamplingParams, Verdict
 from specq.simulate.curve import HardwareCurve
+from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
-from specq.verifier.scheduler import plan
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step.scheduler import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session
 from tests.verifier.timed_service import TEXT, Machine, TimedTarget

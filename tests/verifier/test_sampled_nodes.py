@@ -11,8 +11,8 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
-from specq.verifier.grafting import batch_of, hang, predicted_scores
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of, hang, predicted_scores
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import MAX_LIVE_NODES, DraftTrees
 from tests.verifier.sessions import (
     candidates,

@@ -16,12 +16,12 @@ from specq.proposers.suffix import ReferenceTexts
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text
-from specq.verifier.grafting import DraftBatch, hang
-from specq.verifier.session import Session
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch, hang
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.sources.shared_texts import TOKENS_AT_ONCE, SharedTexts
 from specq.verifier.sources.suffix import MOST_DEPTH
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from specq.verifier.trees.arrays import WINDOW
 from tests.verifier.sessions import commit, graft, live_nodes, make_draft, make_session, observe, paths

@@ -13,12 +13,12 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_text
 from specq.verification import DeviceTokens, handles
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import hang
+from specq.verifier.sessions.grafting import hang
 from specq.verifier.sources import SuffixDecoder
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
-from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine
 
 PROMPT = [5, 6, 7]

@@ -24,9 +24,9 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.arms import SUFFIX
-from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
-from specq.verifier.session import Session
+from specq.verifier.control.arms import SUFFIX
+from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, hang
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
 from specq.verifier.sources.unread_trees import (

@@ -28,11 +28,11 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.verifier.arms import REMOTE, SUFFIX
+from specq.verifier.control.arms import REMOTE, SUFFIX
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.session import SYNC_PATIENCE, Session
+from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget, SuffixDecoder
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit
 

@@ -23,8 +23,8 @@ from specq.protocol import (
 )
 from specq.runtime import Faults
 from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.shares import Shares
 from specq.verifier.trees import NONE, DraftTrees
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)

@@ -13,7 +13,7 @@ from specq.engines import Engine
 from specq.protocol import ModelInfo, Open
 from specq.runtime import Faults
 from specq.verification import reason_against
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specq.protocol import MODES, BoolArray, IntpArray
-from specq.verifier.session import SYNC_PATIENCE, Session
+from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.trees import DraftTrees
 
 SYNC, JIT = MODES.index("sync"), MODES.index("jit")

@@ -13,7 +13,7 @@ import numpy as np
 
 from specq.protocol import BoolArray, Float64Array, Int64Array
 from specq.verification import places_in_runs
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
 
 
 def in_even_chains(

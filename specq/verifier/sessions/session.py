@@ -3,8 +3,8 @@
 What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all sessions at once; the
 attributes here read and write the same places.
 
-Rules: only `specq.verifier.rounds` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
-`specq.verifier.grafting`.
+Rules: only `specq.verifier.step.rounds` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
+`specq.verifier.sessions.grafting`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specq.protocol import (
 )
 from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
-from specq.verifier.history import Past
+from specq.verifier.sessions.history import Past
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
 
 SYNC_PATIENCE = 3  # heartbeats

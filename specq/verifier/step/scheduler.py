@@ -33,14 +33,14 @@ from specq.protocol import (
     ScratchRows,
 )
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
-from specq.verifier.choice_order import order_of_choice
-from specq.verifier.even_chains import in_even_chains
-from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
-from specq.verifier.session import Session
-from specq.verifier.shares import NO_SHARES, Shares
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.waiting import MARGIN
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.choice_order import order_of_choice
+from specq.verifier.step.even_chains import in_even_chains
+from specq.verifier.step.shares import NO_SHARES, Shares
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
-from specq.verifier.waiting import MARGIN
 
 NO_CHAINS: Mapping[int, int] = {}
 FLOOR = 0.01  # nodes less likely than this are not considered

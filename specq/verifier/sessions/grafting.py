@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from specq.protocol import Draft, DraftDistribution, Float64Array, Int32Array, Int64Array
 from specq.verification import DeviceTokens
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, Grafted
 
 LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from

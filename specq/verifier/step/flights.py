@@ -1,8 +1,8 @@
 """Steps between their launch and their collection, as the verifier sees them.
 
 With an engine that overlaps, the next step is launched before the last one is collected, where that one can be *followed*: each session of it
-takes one token that the device knows first, and no draft, and the next step waits neither for drafts (`specq.verifier.waiting`) nor for what the
-host must know of a session (`specq.verifier.early_steps`). What is found out late, such as the end of a text, costs a row of the next step and
+takes one token that the device knows first, and no draft, and the next step waits neither for drafts (`specq.verifier.control.waiting`) nor for what the
+host must know of a session (`specq.verifier.control.early_steps`). What is found out late, such as the end of a text, costs a row of the next step and
 nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
 failed step is repeated with some of its sessions.
 
@@ -22,9 +22,9 @@ import structlog
 from specq.engines import Computed, Engine, Launched, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
-from specq.verifier.kv_admission import Prefill
-from specq.verifier.open_sessions import JIT, SYNC
-from specq.verifier.shares import Shares
+from specq.verifier.sessions.kv_admission import Prefill
+from specq.verifier.sessions.open_sessions import JIT, SYNC
+from specq.verifier.step.shares import Shares
 
 log = structlog.get_logger(__name__)
 
