@@ -4,7 +4,7 @@
     begin()           sources of drafts begin, while the host sends and receives
     gather()          whether the step is put off while sessions of a burst arrive
     step()            propose -> schedule -> forward and judge -> commit -> verdicts; with an engine that overlaps, the next forward begins
-                      before what the last one gave is committed (flights.py)
+                      before what the last one gave is committed (in_flight.py)
 
 Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it committed
 until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
@@ -52,10 +52,11 @@ from specq.verifier.sessions.kv_admission import admit, reason_to_refuse
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step.flights import Done, Flight, Flights
+from specq.verifier.step.commit import commit
+from specq.verifier.step.in_flight import Done, Flight, Flights
 from specq.verifier.step.meter import Moments, StepMeter, verifier_metrics
-from specq.verifier.step.rounds import Rounds, commit, in_one
-from specq.verifier.step.scheduler import plan
+from specq.verifier.step.plan import plan
+from specq.verifier.step.rounds import Rounds, in_one
 from specq.verifier.step.shares import NO_SHARES, Shares
 from specq.verifier.step.tracing import trace_close, trace_open, trace_step
 from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of

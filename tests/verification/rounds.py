@@ -16,7 +16,7 @@ from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
 from specq.verifier.sessions.session import Session
-from specq.verifier.step.scheduler import plan
+from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit, graft
 

@@ -22,7 +22,7 @@ from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
 from specq.verifier.sessions.session import Session
-from specq.verifier.step import scheduler
+from specq.verifier.step import node_choice
 from specq.verifier.step.choice_order import order_of_choice
 from specq.verifier.trees import draft_trees, reference_choice
 
@@ -184,7 +184,7 @@ def _first_cut(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
 
 BUGS = {
     "cut by their own token": (reference_choice, "weighed", _cut_by_content),
-    "judged in another order than drawn": (scheduler, "order_of_choice", _last_first),
+    "judged in another order than drawn": (node_choice, "order_of_choice", _last_first),
     "without earlier siblings": (reference_choice, "weighed", _first_cut),
 }
 

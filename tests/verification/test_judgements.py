@@ -8,7 +8,7 @@ import pytest
 from specq.protocol import EngineError, EngineLostError, Fault, Judgement
 from specq.runtime import Faults
 from specq.verification import Judgements
-from specq.verifier.step.rounds import commit
+from specq.verifier.step.commit import commit
 from specq.verifier.step.shares import NO_SHARES
 
 

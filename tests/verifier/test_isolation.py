@@ -27,7 +27,7 @@ from specq.verifier.sessions.grafting import hang
 from specq.verifier.sessions.history import Past
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
-from specq.verifier.step import scheduler
+from specq.verifier.step import node_choice, plan
 from specq.verifier.trees import MAX_END_IDS, DraftTrees
 from tests.verifier.sessions import graft, make_draft, make_session
 
@@ -114,7 +114,7 @@ def test_several_at_once_are_all_found() -> None:
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "planned": (scheduler, "choose_nodes"),
+    "planned": (plan, "choose_nodes"),
     "shared": (Session, "history"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
@@ -220,14 +220,14 @@ def test_what_others_promise_for_one_session_costs_only_its_drafts(monkeypatch: 
     sessions = [make_session(context, trees=trees, session_id=i) for i in (0, 1)]
     for session in sessions:
         graft(session, make_draft(len(context), 0, [99], [-1]), 0.0)
-    of_choice = scheduler._in_order_of_choice
+    of_choice = node_choice._in_order_of_choice
 
     def raising(some: Sequence[Session], *found: Any) -> Any:
         if sessions[0] in some:
             raise KeyError(5)
         return of_choice(some, *found)
 
-    monkeypatch.setattr(scheduler, "_in_order_of_choice", raising)
+    monkeypatch.setattr(node_choice, "_in_order_of_choice", raising)
     (batch,) = SuffixDecoder().collect(sessions, Budget(StepCurve([1, 8], [1.0, 1.0]), 0.01), lambda: 0.0)
     assert batch.sessions == [sessions[1]]
 

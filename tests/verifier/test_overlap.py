@@ -27,8 +27,8 @@ from specq.verifier.core import Verifier
 from specq.verifier.sessions import kv_admission
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
-from specq.verifier.step import flights, scheduler
-from specq.verifier.step.flights import Flights
+from specq.verifier.step import in_flight, plan
+from specq.verifier.step.in_flight import Flights
 from tests.verifier.random_service import FailingLater, serve
 
 PROMPT = [5, 6, 7]
@@ -94,7 +94,7 @@ def _looks_at_all(shares: Any, *arguments: Any, commit: Any = core.commit, **_op
     return commit(shares, *arguments)
 
 
-def _next_ones(chunks: Any, before: Any, fed_by: Any = scheduler._fed_by) -> Any:
+def _next_ones(chunks: Any, before: Any, fed_by: Any = plan._fed_by) -> Any:
     found = fed_by(chunks, before)
     return None if found is None else np.where(found > 0, found - 1, found)
 
@@ -127,13 +127,13 @@ def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> An
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
-    "a session is fed with another's token": (scheduler, "_fed_by", _next_ones),
+    "a session is fed with another's token": (plan, "_fed_by", _next_ones),
     "a step behind one that failed is not discarded": (Flights, "_discard_behind", _keeps_those_behind),
     "sessions of a discarded step are not as they were": (Flights, "_discard_behind", _forgets_starts),
     "any step is followed": (Flights, "can_follow", lambda self, flight, _: self._engine.overlaps and flight.parts),
     "all are fed, whatever their tokens depend on": (OpenSessions, "_look", _forgets_histories),
     "steps are repeated with tokens that were not known": (StepBatch, "fed", lambda self, _: self),
-    "ended sessions are computed again": (flights, "_again", lambda shares: shares),
+    "ended sessions are computed again": (in_flight, "_again", lambda shares: shares),
 }
 
 

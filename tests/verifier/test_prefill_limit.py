@@ -14,7 +14,7 @@ from specq.simulate.curve import HardwareCurve
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step.scheduler import plan
+from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session
 from tests.verifier.timed_service import TEXT, Machine, TimedTarget

@@ -18,8 +18,8 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.waiting import Waiting
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
-from specq.verifier.step.flights import Flight
-from specq.verifier.step.scheduler import are_worth_waiting_for
+from specq.verifier.step.in_flight import Flight
+from specq.verifier.step.node_choice import are_worth_waiting_for
 from specq.verifier.step.shares import Shares
 
 

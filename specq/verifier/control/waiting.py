@@ -1,9 +1,9 @@
 """Whether the next step waits for drafts of draft workers, or begins behind the one in flight.
 
 A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; a plain step is launched early
-(`specq.verifier.step.flights`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
+(`specq.verifier.step.in_flight`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
 second than those that were launched early; else they overlap, as if nobody drafted, unless so much hangs on the trees that it pays by itself
-(`specq.verifier.step.scheduler.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
+(`specq.verifier.step.node_choice.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
 
 No clock: seconds are given.
 """

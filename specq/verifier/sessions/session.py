@@ -3,7 +3,7 @@
 What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all sessions at once; the
 attributes here read and write the same places.
 
-Rules: only `specq.verifier.step.rounds` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
+Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
 `specq.verifier.sessions.grafting`.
 """
 

@@ -43,8 +43,8 @@ from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.unread import may_be_unread, put_tokens
 from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.verifier.step.node_choice import promised
 from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.scheduler import promised
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)

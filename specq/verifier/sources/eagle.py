@@ -42,8 +42,8 @@ from specq.verifier.sources.unread_trees import (
     put_read,
     shapes_for,
 )
+from specq.verifier.step.node_choice import FLOOR
 from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.scheduler import FLOOR
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)

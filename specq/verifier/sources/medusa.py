@@ -28,8 +28,8 @@ from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, rooms_of, tree_for
+from specq.verifier.step.node_choice import FLOOR
 from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.scheduler import FLOOR
 from specq.verifier.trees import NEXT_IDS
 
 log = structlog.get_logger(__name__)
