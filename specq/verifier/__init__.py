@@ -1,12 +1,13 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
-    core        messages of the broker in, reports out, one engine inside; `step` shows a step's way
+    core        one engine inside; `step` shows a step's way
+    inbox       what is done with each message of the broker
     sessions/   the open sessions: what is committed, who takes part in the next step, who has room in the engine; grafting: how drafts
                 come onto their trees
     trees/      the unverified nodes of all sessions
     sources/    what drafts: remote drafters, suffix decoding, a colocated draft model
-    step/       plan, choice of nodes, steps in flight, commit, verdicts
-    control/    what is learned of steps, and decided by it: which sources are used, when the next step begins, how many rows of
+    step/       planner, plan, choice of nodes, steps in flight, commit, verdicts
+    control/    what is learned of steps, and decided by it (`controller` is its front): which sources are used, when the next step begins, how many rows of
                 prompts it has
 
 In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing here opens

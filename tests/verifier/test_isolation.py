@@ -164,7 +164,7 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(StopMatcher, "push", raising)
     verifier = make_verifier(ToyEngine())
-    verifier.codec = object()  # type: ignore[assignment]
+    verifier.inbox.codec = object()  # type: ignore[assignment]
     monkeypatch.setattr("specq.verifier.sessions.session.StopMatcher.__init__", lambda self, *arguments: None)
     message = Open(
         session_id=7, epoch=4, prompt_len=1, tokens_left=5, params=SamplingParams(stop=("x",)),

@@ -239,7 +239,7 @@ def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None
         return target
 
     service = Service(slow)
-    service.verifier.curves = (StepCurve(SIZES, on_cpu(Machine()).step_times(SIZES)),) * 2
+    service.verifier.control.curves = (StepCurve(SIZES, on_cpu(Machine()).step_times(SIZES)),) * 2
     shorts = [service.open(20) for _ in range(8)]
     service.until(shorts, 80)
     plain_s, began = median(gaps(shorts, 0.0)), service.machine.now

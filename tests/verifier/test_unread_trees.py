@@ -149,11 +149,11 @@ def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
         started.open(i, seed=i)
     while not unread:
         started.turn()
-    started.verifier.max_step_rows = 3  # there is room for no node
+    started.verifier.planner.max_step_rows = 3  # there is room for no node
     num_unread = len(unread)
     started.turn()
     assert len(unread) == num_unread + 1
-    started.verifier.max_step_rows = 512
+    started.verifier.planner.max_step_rows = 512
     for session in started.verifier.sessions.values():
         tokens = toy_text(session.token_ids, 40, session.params.seed)
         started.verifier.handle(remote(session, 0, 0, tokens), 0.0)

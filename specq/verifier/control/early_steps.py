@@ -18,7 +18,7 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.waiting import Waiting
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
-from specq.verifier.step.in_flight import Flight
+from specq.verifier.step.in_flight import InFlightStep
 from specq.verifier.step.node_choice import are_worth_waiting_for
 from specq.verifier.step.shares import Shares
 
@@ -68,7 +68,7 @@ class EarlySteps:
             return 0.0
         return self._waiting.saved_s(curve)
 
-    def learn(self, flight: Flight, num_tokens: int, seconds: float, curve: StepCurve) -> None:
+    def learn(self, flight: InFlightStep, num_tokens: int, seconds: float, curve: StepCurve) -> None:
         """Take in a step that gave so many tokens: one that was waited for, or one that was launched early."""
         shares, are_fed = flight.shares, self._are_fed(flight.shares)
         if flight.is_behind:

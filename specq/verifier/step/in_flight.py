@@ -13,13 +13,15 @@ that one is collected first of all, and the next one launched before anything is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
-from specq.engines import Computed, Engine, Launched, launch
+from specq.engines import Computed, Engine, Launched, is_apart, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.sessions.kv_admission import Prefill
@@ -33,7 +35,7 @@ Done = list[tuple[Shares, StepOutput]]
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """A step that was planned and launched.
 
     shares    as they were planned; parts: those that were launched, at one call or several
@@ -69,30 +71,91 @@ class Flight:
         return [Prefill(sessions[i], int(batch.starts[i])) for i in (batch.num_tokens > 1).nonzero()[0].tolist()]
 
 
-class Flights:
-    """Launches and collects the steps of a verifier; `newest` is the one that stays in flight, if one does, and `older` the one before it, if two do."""
+class CollectedStep(NamedTuple):
+    """A step that has ended.
 
-    def __init__(self, engine: Engine, tap: Callable[[Shares], Tap]) -> None:
-        """`tap` returns the hidden states that are wanted of a step."""
-        self._engine, self._tap = engine, tap
-        self.newest: Flight | None = None
-        self.older: Flight | None = None
+    done      what came of its parts; faults: of their sessions, and where no other step ends between them of those planned with it or behind it
+    ended     when the host had its answer; waited_s: for so long, if another one was in flight behind it
+    """
 
-    def launch(self, flight: Flight, before: Flight | None, faults: Faults) -> None:
-        """Launch a step behind the newest one in flight, if there is one. Where that raises, some of its sessions are computed one half after the other, and
-        those for which it raises are left out; but nothing is while another step is in flight, which only one can follow, or drafts are unread."""
-        shares, after = flight.shares, None if before is None else before.parts[0][1]
-        if not len(shares):
-            return
+    step: InFlightStep
+    done: Done
+    faults: Faults
+    ended: float
+    waited_s: float | None
+
+
+class StepsInFlight:
+    """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two, three within one.
+
+    launched  the step that this call has launched, if it has
+    """
+
+    def __init__(self, engine: Engine, tap: Callable[[Shares], Tap], awaits: Callable[[Shares], bool]) -> None:
+        """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions waits for drafts, or for
+        what the host must know."""
+        self._engine, self._tap, self._awaits = engine, tap, awaits
+        self._most = 2 if is_apart(engine) else 1  # that stay in flight between two calls
+        self._steps = deque[InFlightStep]()
+        self.launched: InFlightStep | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def newest(self) -> InFlightStep | None:
+        """The step that the next one is launched behind."""
+        return self._steps[-1] if self._steps else None
+
+    def begin_call(self) -> None:
+        """Note that messages may have been handled since the last call."""
+        self.launched = None
+        for step in self._steps:
+            step.is_late = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another step may be launched before the newest one is collected."""
+        return not self._steps or self.can_follow(self._steps[-1])
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can follow it."""
+        if len(self._steps) > self._most or self.launched is None or not self.launched.parts:
+            return bool(self._steps)
+        return len(self._steps) == 1 and not self.can_follow(self._steps[0])
+
+    def can_follow(self, step: InFlightStep) -> bool:
+        """Return whether another step may be launched before this one is collected."""
+        if not self._engine.overlaps or len(step.parts) != 1 or not step.parts[0][1].feeds:
+            return False
+        shares = step.parts[0][0]
+        mode = shares.sessions[0].trees.mode[shares.places]
+        return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not self._awaits(shares)
+
+    def launch(self, step: InFlightStep, faults: Faults) -> None:
+        """Launch a step behind the newest one. One of which nothing could be launched is collected at once, or left out behind another one."""
+        before = self.newest
+        step.is_behind = before is not None
+        if len(step.shares):
+            step.parts = self._launch_parts(step.shares, before, faults)
+        if step.parts or before is None:
+            self._steps.append(step)
+        self.launched = step
+
+    def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
+        """Launch a step. Where that raises, some of its sessions are computed one half after the other, and those for which it raises are left
+        out; but nothing is while another step is in flight, which only one can follow, or drafts are unread."""
         try:
-            flight.parts = [(shares, self._launch(after, shares))]
+            return [(shares, self._launch(None if before is None else before.parts[0][1], shares))]
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - see `Faults.of`
             log.warning("step_not_launched", num_sessions=len(shares), **traced(error))
-            if before is None and shares.batch.as_read().drafted is None:
-                done = in_halves(shares, self._compute, faults, "computed", retry=True)
-                flight.parts = [(own, Computed(output)) for own, output in done]
+        if before is not None or shares.batch.as_read().drafted is not None:
+            return []
+        done = in_halves(shares, self._compute, faults, "computed", retry=True)
+        return [(own, Computed(output)) for own, output in done]
 
     def _launch(self, after: Launched | None, shares: Shares) -> Launched:
         launched = launch(self._engine, shares.batch, self._tap(shares), after)
@@ -100,38 +163,33 @@ class Flights:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
-    def can_follow(self, flight: Flight, awaits: Callable[[Shares], bool]) -> bool:
-        """Return whether another step may be launched before this one is collected; awaits: whether the next step of these sessions waits for
-        drafts, or for what the host must know."""
-        if not self._engine.overlaps or len(flight.parts) != 1 or not flight.parts[0][1].feeds:
-            return False
-        shares = flight.parts[0][0]
-        mode = shares.sessions[0].trees.mode[shares.places]
-        return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not awaits(shares)
+    def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
+        """Wait for the oldest step. Where that raises, whatever was launched behind it is discarded. `planned`: faults of what was planned last."""
+        step, asked_at = self._steps.popleft(), clock()
+        is_followed = bool(self._steps)
+        faults = Faults() if any(other.is_late for other in self._steps) else planned
+        done = [part for parts in step.parts for part in self._collect_part(*parts, faults)]
+        ended = clock()
+        return CollectedStep(step, done, faults, ended, ended - asked_at if is_followed else None)
 
-    def collect(self, flight: Flight, faults: Faults) -> Done:
-        """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""
-        done: Done = []
-        for shares, launched in flight.parts:
-            try:
-                output = launched.collect()
-                done.append((shares.known(), output))
-            except EngineLostError:
-                raise
-            except Exception as error:  # noqa: BLE001 - see `Faults.of`
-                log.warning("step_failed", num_sessions=len(shares), **traced(error))
-                self._discard_behind()
-                done += in_halves(_again(shares), self._compute, faults, "computed", retry=True)
-        return done
+    def _collect_part(self, shares: Shares, launched: Launched, faults: Faults) -> Done:
+        try:
+            output = launched.collect()
+            return [(shares.known(), output)]
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `Faults.of`
+            log.warning("step_failed", num_sessions=len(shares), **traced(error))
+            self._discard_behind()
+            return in_halves(_again(shares), self._compute, faults, "computed", retry=True)
 
     def _compute(self, shares: Shares) -> StepOutput:
         return self._launch(None, shares).collect()
 
     def _discard_behind(self) -> None:
         """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they were."""
-        behind, self.newest, self.older = (self.newest, self.older), None, None
-        for flight in behind:
-            for shares, launched in flight.parts if flight is not None else ():
+        while self._steps:
+            for shares, launched in self._steps.pop().parts:
                 launched.discard()
                 for session, start in zip(shares.sessions, shares.batch.starts.tolist(), strict=True):
                     if session.is_open:
