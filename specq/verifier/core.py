@@ -102,7 +102,7 @@ class Verifier:
             trust_drafts=trust_drafts,
             tokenizer_files=tokenizer_files or {},
         )
-        self._in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
+        self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
         self.state = "ready"
         self.num_steps = 0
         self._step_s = 0.0  # that the last step took, with what was drafted for it
@@ -118,7 +118,7 @@ class Verifier:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or self.sessions.has_work or self.sources.has_work
+        return bool(self.in_flight) or self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
         """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
@@ -135,18 +135,18 @@ class Verifier:
         running = self.sessions.running()
         wait_s = self.control.wait_s(self.sessions, len(running), now)
         if wait_s:  # opening them takes the host some time, and it has nothing else to do
-            self.planner.admit(running, self._in_flight.newest, self._faults)
+            self.planner.admit(running, self.in_flight.newest, self._faults)
         return wait_s
 
     def step(self, clock: Callable[[], float]) -> Reports:
         """Plan and launch the next step; collect, commit and report the oldest one in flight, if it is due. Return the reports."""
         began, faults = self._begin_step(clock)
-        committed = self._commit(self._in_flight.collect(faults, clock)) if self._ends_first() else None
+        committed = self._commit(self.in_flight.collect(faults, clock)) if self._ends_first() else None
         if self._may_plan(committed, clock):
             planned = self._plan(began, faults, clock)
             self._launch(planned, faults, clock)
-        if committed is None and self._in_flight.is_due:
-            collected = self._in_flight.collect(faults, clock)
+        if committed is None and self.in_flight.is_due:
+            collected = self.in_flight.collect(faults, clock)
             committed = self._commit(collected)
         return self._report(committed, faults, clock)
 
@@ -154,20 +154,20 @@ class Verifier:
         """Return when the step began, and the faults of sessions that were opened for it already."""
         faults, self._faults, began = self._faults, Faults(), clock()
         self.control.bursts.begin_step()
-        self._in_flight.begin_call()
+        self.in_flight.begin_call()
         return began, faults
 
     def _ends_first(self) -> bool:
         """Return whether the older of two steps in flight ends before the next one is planned: unless that is one of the same sessions as the
         newest, each a token further."""
-        newest = self._in_flight.newest
-        if newest is None or len(self._in_flight) == 1:
+        newest = self.in_flight.newest
+        if newest is None or len(self.in_flight) == 1:
             return False
         return self._is_filling or not self.sessions.all_go_on(newest.shares.places)
 
     def _may_plan(self, committed: CommittedStep | None, clock: Callable[[], float]) -> bool:
         """Take in what was drafted for the next step; return whether it may be launched before the newest one in flight has ended."""
-        if committed is not None and not self._in_flight:  # it failed, and what was launched behind it is gone
+        if committed is not None and not self.in_flight:  # it failed, and what was launched behind it is gone
             return False
         self.control.follow_load(self.sessions, self.max_sessions)
         if self._is_filling:
@@ -176,29 +176,29 @@ class Verifier:
         self._has_begun = False
         self.sources.control(self.arms.looked_at, self.arms.asleep)
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
-        return self._in_flight.is_open
+        return self.in_flight.is_open
 
     def _plan(self, began: float, faults: Faults, clock: Callable[[], float]) -> InFlightStep:
         drafted, planner = clock(), self.planner
-        shares = planner.plan(self._in_flight.newest, faults)
+        shares = planner.plan(self.in_flight.newest, faults)
         counts = self.control.num_met, planner.num_rows, planner.priced
         return InFlightStep(shares, *counts, self.sources.waited_s, began, drafted, clock())
 
     def _launch(self, step: InFlightStep, faults: Faults, clock: Callable[[], float]) -> None:
-        self._in_flight.launch(step, faults)
+        self.in_flight.launch(step, faults)
         if self.sources.read(clock):
             step.waits_for_drafts(self.sources.waited_s, clock())
         self.num_steps += len(step.parts)
         if len(step.shares) < len(self.sessions):
             self.sessions.put_behind(step.shares.sessions)
-        self.sessions.has_flight = bool(self._in_flight)
+        self.sessions.has_flight = bool(self.in_flight)
         self.sessions.changed()
 
     def _commit(self, collected: CollectedStep) -> CommittedStep:
         """Commit what a step gave, and give up the sessions at fault."""
         step, faults = collected.step, collected.faults
         self._step_s = collected.ended - step.began
-        self.sessions.has_flight = bool(self._in_flight)
+        self.sessions.has_flight = bool(self.in_flight)
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
@@ -223,7 +223,7 @@ class Verifier:
                 if session is None or session.finish:
                     del faults.found[session_id]
             reports = reports.and_of(self._fail(faults))
-        launched = self._in_flight.launched
+        launched = self.in_flight.launched
         if launched is not None and (committed is None or committed.collected.step is not launched):
             self._check_works(launched, faults)
         return reports
@@ -233,7 +233,7 @@ class Verifier:
         (step, done, faults, ended, waited_s), rounds, failed = committed
         started, last_end = self.control.started(step), self.control.last_end
         self.sources.observe(rounds, done, ended - started, clock, waited_s)
-        if self.engine.overlaps and not self._in_flight and not faults.found:
+        if self.engine.overlaps and not self.in_flight and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         tidy(self.engine)
         moments, asked = Moments(last_end, step.began, step.drafted, step.planned, ended), self.planner.asked
@@ -250,7 +250,7 @@ class Verifier:
 
     def _check_works(self, step: InFlightStep, faults: Faults) -> None:
         """Raise EngineLostError if a step failed with every session, and so does one that is nobody's."""
-        if len(step.shares) and faults.is_unexpected and not self._in_flight:
+        if len(step.shares) and faults.is_unexpected and not self.in_flight:
             check_works(self.engine)
 
     # --- what it plans by -------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Verifier:
         return self.sessions.decoding()[: self.max_sessions]
 
     def _budget(self) -> Budget:
-        unread_vocab = 0 if self._in_flight else self.engine.info.vocab_size
+        unread_vocab = 0 if self.in_flight else self.engine.info.vocab_size
         return Budget(self.curve, self.min_accept_prob, unread_vocab, self.planner.max_step_rows)
 
     @property

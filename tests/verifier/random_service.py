@@ -17,6 +17,7 @@ from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info,
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.validation import validate
 
 MOST_STEPS = 3000
 
@@ -207,6 +208,7 @@ class Service:
         for message in self.verifier.step(self.clock):
             self.hear(message)
         assert not getattr(self.engine, "broken_rule", ""), self.engine.broken_rule
+        validate(self.verifier)
 
     def clock(self) -> float:
         self.now += 0.001

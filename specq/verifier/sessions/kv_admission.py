@@ -13,6 +13,7 @@ from specq.engines import Engine
 from specq.protocol import ModelInfo, Open
 from specq.runtime import Faults
 from specq.verification import reason_against
+from specq.verifier.sessions.lifecycle import SessionEvent
 from specq.verifier.sessions.session import Session
 
 log = structlog.get_logger(__name__)
@@ -178,5 +179,6 @@ class _Prefixes:
 
 def _evict(session: Session, engine: Engine) -> None:
     engine.close(session.session_id)
-    session.is_open, session.kv_len = False, 0
+    session.note(SessionEvent.EVICTED)
+    session.kv_len = 0
     log.info("session_evicted", session=session.session_id, length=session.length)

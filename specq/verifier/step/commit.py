@@ -45,7 +45,7 @@ def commit(
     rounds = _rounds(shares, judgements, np.delete(kept.num_tokens, kept.failed) if kept.failed else kept.num_tokens)
     _append(rounds)
     for session, reason in kept.finished:
-        session.finish = reason
+        session.end(reason)
     counted = rounds.num_nodes, rounds.nodes, rounds.is_accepted
     trees.operations.count(rounds.places, *counted, min_accept_prob)  # trees as they were verified
     trees.operations.commit(rounds.places, rounds.num_tokens, rounds.token_ids, rounds.num_nodes)

@@ -88,6 +88,7 @@ class CollectedStep(NamedTuple):
 class StepsInFlight:
     """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two, three within one.
 
+    most      that stay in flight between two calls
     launched  the step that this call has launched, if it has
     """
 
@@ -95,7 +96,7 @@ class StepsInFlight:
         """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions waits for drafts, or for
         what the host must know."""
         self._engine, self._tap, self._awaits = engine, tap, awaits
-        self._most = 2 if is_apart(engine) else 1  # that stay in flight between two calls
+        self.most = 2 if is_apart(engine) else 1
         self._steps = deque[InFlightStep]()
         self.launched: InFlightStep | None = None
 
@@ -121,7 +122,7 @@ class StepsInFlight:
     @property
     def is_due(self) -> bool:
         """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can follow it."""
-        if len(self._steps) > self._most or self.launched is None or not self.launched.parts:
+        if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
             return bool(self._steps)
         return len(self._steps) == 1 and not self.can_follow(self._steps[0])
 
