@@ -23,7 +23,7 @@ from specq.verification import faults as judging
 from specq.verification.devices import check_alive
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.sessions.grafting import hang
+from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sessions.history import Past
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
@@ -176,16 +176,16 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
     assert "IndexError" in failed.reason
 
 
-def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter is not trusted: the session goes on without what was drafted for it."""
     verifier = make_verifier(ToyEngine())
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
 
     def raising(batch: DraftBatch, now: float) -> None:
-        hang(batch, now)
+        graft_batch(batch, now)
         raise KeyError(batch.lanes)
 
-    monkeypatch.setattr(source_set, "hang", raising)
+    monkeypatch.setattr(source_set, "graft_batch", raising)
     verifier.handle(draft_for(0, [7, 8]), 0.0)
     texts, failed = run(verifier)
     assert (verifier.sessions[0].num_live, verifier.trees.num_nodes) == (0, 0)

@@ -25,7 +25,7 @@ from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
 from specq.verifier.control.arms import SUFFIX
-from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, hang
+from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
@@ -472,8 +472,8 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
     layout, likely = Layout.of(shape), 0.9 ** np.arange(1, 13)
     other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
-    hang(other, 0.0)
-    hang(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
+    graft_batch(other, 0.0)
+    graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
     forgotten = int(depths.argmax())
     sessions[forgotten].forget_drafts()
     depths[forgotten] = 0

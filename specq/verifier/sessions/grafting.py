@@ -54,7 +54,7 @@ class DraftBatch:
     drafted: DeviceTokens | None = None
 
 
-def hang(batch: DraftBatch, now: float) -> Grafted:
+def graft_batch(batch: DraftBatch, now: float) -> Grafted:
     """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All sessions are in
     the same draft trees; drafts for those that are closed have no effect."""
     return batch.sessions[0].trees.graft(

@@ -60,8 +60,8 @@ def admit(
     num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
     are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
-        if session.gives_way is None:
-            session.gives_way = are_few
+        if session.yields_to_decode is None:
+            session.yields_to_decode = are_few
         if least := prefixes.awaited_by(session):
             session.waited_for = least
             continue

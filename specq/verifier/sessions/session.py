@@ -99,8 +99,8 @@ class Session:
         self.waits = message.speculation.waits  # for its drafters: in each round, or where it has no draft
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        # Whether its prompt gives way to sessions that decode: more did than waited when its turn came. None: it has not come.
-        self.gives_way: bool | None = None
+        # Whether its prompt yields to sessions that decode: more did than waited when its turn came. None: it has not come.
+        self.yields_to_decode: bool | None = None
         self.waited_for = 0  # its first how many tokens it has last waited for another session to compute
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)

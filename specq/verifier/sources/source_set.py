@@ -26,7 +26,7 @@ from specq.runtime import traced
 from specq.verification import DeviceTokens
 from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.source_yields import Arm
-from specq.verifier.sessions.grafting import DraftBatch, hang
+from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mail_time import MailTime
@@ -248,7 +248,7 @@ class SourceSet:
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
         """Hang drafts onto their sessions' trees. If that raises, what was drafted for these sessions is forgotten."""
         try:
-            hang(batch, now)
+            graft_batch(batch, now)
         except Exception as error:  # noqa: BLE001 - drafts are hints
             self._not_hung(source, batch, error)
 

@@ -144,7 +144,7 @@ def _beside_decoding(
     room = limits.prefill.most_rows(chunks, num_decoding, room, limits.curve, is_late=is_late)
     if not num_decoding:
         return filled(pending, room)
-    is_free = [not sessions[i].gives_way and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
+    is_free = [not sessions[i].yields_to_decode and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     sizes = pending.copy()
     sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
     return sizes
