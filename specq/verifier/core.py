@@ -291,6 +291,7 @@ class Verifier:
         session = self.sessions.remove(session_id)
         if session is None:
             return
+        self._faults.found.pop(session_id, None)  # if it could not be opened while a burst was gathered
         trace_close(self.tracer, session_id, session.length)
         self.sources.close(session)
         self._has_begun &= self.sources.has_work  # else there is nothing to wait for before they forget it
