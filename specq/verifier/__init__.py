@@ -2,16 +2,16 @@
 
     core        one engine inside; `step` shows a step's way
     inbox       what is done with each message of the broker
-    sessions/   the open sessions: what is committed, who takes part in the next step, who has room in the engine; grafting: how drafts
-                come onto their trees
+    sessions/   the open sessions: what is committed, who takes part in the next step, who has room in the engine;
+                grafting: how drafts come onto their trees
     trees/      the unverified nodes of all sessions
     sources/    what drafts: remote drafters, suffix decoding, a colocated draft model
     step/       planner, plan, choice of nodes, steps in flight, commit, verdicts
-    control/    what is learned of steps, and decided by it (`controller` is its front): which sources are used, when the next step begins, how many rows of
-                prompts it has
+    control/    what is learned of steps, and decided by it (`controller` is its front): which sources are used, when
+                the next step begins, how many rows of prompts it has
 
-In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing here opens
-a socket.
+In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing
+here opens a socket.
 """
 
 from specq.verifier.control.arms import REMOTE, SUFFIX

@@ -3,12 +3,12 @@
     handle(message)   opens, closes, takes drafts in, sends again
     begin()           sources of drafts begin, while the host sends and receives
     gather()          whether the step is put off while sessions of a burst arrive
-    step()            plan -> launch -> collect -> commit -> report; with an engine that overlaps, the step that is collected was launched
-                      earlier than the one that is planned (`specq.verifier.step.in_flight`)
+    step()            plan -> launch -> collect -> commit -> report; with an engine that overlaps, the step that is
+                      collected was launched earlier than the one that is planned (`specq.verifier.step.in_flight`)
 
-Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it committed
-until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
-ahead of the journal pauses.
+Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it
+committed until the session is closed, so that a lost verdict can be sent again. A session further than
+`max_uncommitted` tokens ahead of the journal pauses.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Verifier:
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
-        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part. `curves` are both,
-        that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`. `max_prefill_rows`: of a step that computes prompts, if more
-        than `max_step_rows`."""
+        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes
+        part. `curves` are both, that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`.
+        `max_prefill_rows`: of a step that computes prompts, if more than `max_step_rows`."""
         self.engine, self.incarnation = engine, incarnation
         self.trees = DraftTrees()  # of all sessions
         self.sessions = OpenSessions(self.trees, max_uncommitted)
@@ -108,10 +108,11 @@ class Verifier:
         self._step_s = 0.0  # that the last step took, with what was drafted for it
         self._faults = Faults()  # of the next step
         self._has_begun = False  # to draft for the next one
-        self._is_filling = False  # many sessions began in the last step, so the load is not yet what it will be when messages have been handled
+        # many sessions began in the last step, so the load is not yet what it will be when messages have been handled
+        self._is_filling = False
 
     def handle(self, message: Message, now: float) -> list[Message]:
-        """Take one message from the broker and return the answers; raises ProtocolError for one that is not for a verifier."""
+        """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
         return self.inbox.handle(message, now)
 
     # --- the step ---------------------------------------------------------------------------------------------------
@@ -121,15 +122,16 @@ class Verifier:
         return bool(self.in_flight) or self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
-        """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
+        """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to
+        see what they take."""
         if not self._has_begun and not self._is_filling:
             self._has_begun = True
             self.sources.control(self.arms.looked_at, self.arms.asleep)
             self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
     def gather(self, now: float) -> float:
-        """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put off for the others of
-        it, unless one arrives before."""
+        """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put
+        off for the others of it, unless one arrives before."""
         if not self.control.bursts.is_arriving or not self.sessions.has_prompts:
             return 0.0
         running = self.sessions.running()
@@ -139,7 +141,7 @@ class Verifier:
         return wait_s
 
     def step(self, clock: Callable[[], float]) -> Reports:
-        """Plan and launch the next step; collect, commit and report the oldest one in flight, if it is due. Return the reports."""
+        """Plan and launch the next step; collect, commit and report the oldest one in flight, if it is due."""
         began, faults = self._begin_step(clock)
         committed = self._commit(self.in_flight.collect(faults, clock)) if self._ends_first() else None
         if self._may_plan(committed, clock):
@@ -158,15 +160,15 @@ class Verifier:
         return began, faults
 
     def _ends_first(self) -> bool:
-        """Return whether the older of two steps in flight ends before the next one is planned: unless that is one of the same sessions as the
-        newest, each a token further."""
+        """Return whether the older of two steps in flight ends before the next one is planned: unless that is one of
+        the same sessions as the newest, each a token further."""
         newest = self.in_flight.newest
         if newest is None or len(self.in_flight) == 1:
             return False
         return self._is_filling or not self.sessions.all_go_on(newest.shares.places)
 
     def _may_plan(self, committed: CommittedStep | None, clock: Callable[[], float]) -> bool:
-        """Take in what was drafted for the next step; return whether it may be launched before the newest one in flight has ended."""
+        """Take in drafts; return whether the next step may be launched before the newest one in flight has ended."""
         if committed is not None and not self.in_flight:  # it failed, and what was launched behind it is gone
             return False
         self.control.follow_load(self.sessions, self.max_sessions)
@@ -303,8 +305,8 @@ class Verifier:
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds this verifier may send nothing, since a step takes so long: SLOWER times the longest that can be planned before
-        the next heartbeat, or that the last one took."""
+        """For how many seconds this verifier may send nothing, since a step takes so long: SLOWER times the longest
+        that can be planned before the next heartbeat, or that the last one took."""
         num_rows = self.sessions.num_running
         planned = max(longest_s(self.curve(num_rows)), self.curve(num_rows + LEAST_ROWS))
         return SLOWER * max(min(planned, self.curve(self.planner.max_prefill_rows)), self._step_s)

@@ -1,4 +1,4 @@
-"""What a verifier does with each message of the broker: it opens and closes sessions, takes drafts in, and sends again."""
+"""What a verifier does with each message: it opens and closes sessions, takes drafts in, and sends again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class VerifierInbox:
         }
 
     def handle(self, message: Message, now: float) -> list[Message]:
-        """Take one message from the broker and return the answers; raises ProtocolError for one that is not for a verifier."""
+        """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier takes no {message.TYPE}")

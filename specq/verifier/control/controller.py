@@ -16,15 +16,16 @@ from specq.verifier.step.in_flight import CollectedStep, InFlightStep
 from specq.verifier.step.rounds import Rounds
 from specq.verifier.step.shares import Shares
 
-# A step says something of the sources of drafts if it computes so few rows of prompts; or if these take no more than such a part of its seconds,
-# since where sessions come all the time each step has some.
+# A step says something of the sources of drafts if it computes so few rows of prompts; or if these take no more than
+# such a part of its seconds, since where sessions come all the time each step has some.
 MOST_PROMPT_ROWS, MOST_PROMPT_PART = 64, 0.8
 
 
 class Controller:
     """Learns from the steps of one verifier.
 
-    arms, early, prefill, bursts    which sources are used; which steps are launched early; how many rows of prompts a step has; whether it is put off
+    arms, early, prefill, bursts    which sources are used; which steps are launched early; how many rows of prompts a
+                                    step has; whether it is put off
     curves    what steps take, without help from other cores and with it
     num_met   sessions of the load that the arms met last
     last_end  of the last step, if there was work to go on with at once
@@ -64,8 +65,9 @@ class Controller:
         return self.early.awaits(self.curve, shares)
 
     def follow_load(self, sessions: OpenSessions, max_sessions: int) -> None:
-        """Use the sources of drafts that pay with so many sessions; and take help from the cores of drafters only while those are asked for
-        nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes there."""
+        """Use the sources of drafts that pay with so many sessions; and take help from the cores of drafters only while
+        those are asked for nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever
+        else computes there."""
         if num_sessions := sessions.num_running:
             self.num_met = min(num_sessions, max_sessions)
             self.arms.meet(self.num_met)
@@ -125,8 +127,9 @@ class Controller:
             )
 
     def _prompts_s(self, step: InFlightStep, num_rows: int, num_decoding: int) -> float:
-        """Return what so many rows of prompts would have added to a step in which nothing was drafted: few of them by the profile, many by what
-        was learned of prompts. What they take longer beside a source of drafts counts against that."""
+        """Return what so many rows of prompts would have added to a step in which nothing was drafted: few of them by
+        the profile, many by what was learned of prompts. What they take longer beside a source of drafts counts against
+        that."""
         if num_rows <= MOST_PROMPT_ROWS:
             profiled = self.curves[-1].profiled
             return profiled(num_decoding + num_rows) - profiled(num_decoding)

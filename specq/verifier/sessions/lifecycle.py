@@ -1,10 +1,12 @@
 """The states of a session at a verifier, and which event leads from which to which.
 
-A session waits until there is room for its context in the engine, runs there, and ends once. Where room is short it is evicted, and
-waits again; one that has ended keeps its KV until the broker closes it, or until others need the room. A session that failed is closed.
+A session waits until there is room for its context in the engine, runs there, and ends once. Where room is short it is
+evicted, and waits again; one that has ended keeps its KV until the broker closes it, or until others need the room. A
+session that failed is closed.
 
-Rule: `Session.note` is the only place that changes a state; an event that the table does not have is a bug, and raises. Whether a
-session takes part in the next step is no state: it follows from its counts (`specq.verifier.sessions.open_sessions`).
+Rule: `Session.note` is the only place that changes a state; an event that the table does not have is a bug, and raises.
+Whether a session takes part in the next step is no state: it follows from its counts
+(`specq.verifier.sessions.open_sessions`).
 """
 
 from __future__ import annotations

@@ -22,9 +22,11 @@ from specq.verifier.trees import NONE
 def commit(
     shares: Shares, judgements: Judgements, min_accept_prob: int, faults: Faults, *, is_late: bool = False
 ) -> Rounds:
-    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault.
+    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without
+    a fault.
 
-    is_late     sessions may have ended, been closed or evicted since the step was launched: what it says of them is not looked at
+    is_late     sessions may have ended, been closed or evicted since the step was launched: what it says of them is not
+                looked at
     """
     shares = shares.judged()
     if len(judgements) != len(shares):  # whose is whose is not known, so none of the sessions can go on here
@@ -60,7 +62,8 @@ def _without(left_out: Collection[int], shares: Shares, judgements: Judgements) 
 
 
 class _Kept(NamedTuple):
-    """How many tokens of each judgement are kept, i64[n]; which sessions end there, and why; and the places of those that failed."""
+    """How many tokens of each judgement are kept, i64[n]; which sessions end there, and why; and the places of those
+    that failed."""
 
     num_tokens: IntpArray
     finished: list[tuple[Session, str]]
@@ -95,7 +98,8 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 
 
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
-    """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if there is one."""
+    """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if
+    there is one."""
     num_tokens = judgements.num_tokens
     if not judgements.are_single:
         end_ids = end_ids.repeat(num_tokens, 0)

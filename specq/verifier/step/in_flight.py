@@ -1,14 +1,16 @@
 """Steps between their launch and their collection, as the verifier sees them.
 
-With an engine that overlaps, the next step is launched before the last one is collected, where that one can be *followed*: each session of it
-takes one token that the device knows first, and no draft, and the next step waits neither for drafts (`specq.verifier.control.waiting`) nor for what the
-host must know of a session (`specq.verifier.control.early_steps`). What is found out late, such as the end of a text, costs a row of the next step and
-nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
-failed step is repeated with some of its sessions.
+With an engine that overlaps, the next step is launched before the last one is collected, where that one can be
+*followed*: each session of it takes one token that the device knows first, and no draft, and the next step waits
+neither for drafts (`specq.verifier.control.waiting`) nor for what the host must know of a session
+(`specq.verifier.control.early_steps`). What is found out late, such as the end of a text, costs a row of the next step
+and nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is
+discarded, and the failed step is repeated with some of its sessions.
 
-Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are sent and handled. A next step of
-the same sessions, each a token further, is launched behind both of them, before the older one is collected: so the processes always know what comes next. Else
-that one is collected first of all, and the next one launched before anything is told of it.
+Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are
+sent and handled. A next step of the same sessions, each a token further, is launched behind both of them, before the
+older one is collected: so the processes always know what comes next. Else that one is collected first of all, and the
+next one launched before anything is told of it.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class InFlightStep:
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`
-    is_behind whether it was launched behind another one, which had not ended; is_late: whether messages may have been handled, or another step
-              ended, before this one was collected
+    is_behind whether it was launched behind another one, which had not ended
+    is_late   whether messages may have been handled, or another step ended, before this one was collected
     """
 
     shares: Shares
@@ -74,7 +76,8 @@ class InFlightStep:
 class CollectedStep(NamedTuple):
     """A step that has ended.
 
-    done      what came of its parts; faults: of their sessions, and where no other step ends between them of those planned with it or behind it
+    done      what came of its parts
+    faults    of its sessions; also those of the newest plan, unless that was made behind yet another step
     ended     when the host had its answer; waited_s: for so long, if another one was in flight behind it
     """
 
@@ -86,15 +89,16 @@ class CollectedStep(NamedTuple):
 
 
 class StepsInFlight:
-    """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two, three within one.
+    """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two,
+    three within one.
 
     most      that stay in flight between two calls
     launched  the step that this call has launched, if it has
     """
 
     def __init__(self, engine: Engine, tap: Callable[[Shares], Tap], awaits: Callable[[Shares], bool]) -> None:
-        """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions waits for drafts, or for
-        what the host must know."""
+        """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions
+        waits for drafts, or for what the host must know."""
         self._engine, self._tap, self._awaits = engine, tap, awaits
         self.most = 2 if is_apart(engine) else 1
         self._steps = deque[InFlightStep]()
@@ -121,7 +125,8 @@ class StepsInFlight:
 
     @property
     def is_due(self) -> bool:
-        """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can follow it."""
+        """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can
+        follow it."""
         if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
             return bool(self._steps)
         return len(self._steps) == 1 and not self.can_follow(self._steps[0])
@@ -135,7 +140,8 @@ class StepsInFlight:
         return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not self._awaits(shares)
 
     def launch(self, step: InFlightStep, faults: Faults) -> None:
-        """Launch a step behind the newest one. One of which nothing could be launched is collected at once, or left out behind another one."""
+        """Launch a step behind the newest one. One of which nothing could be launched is collected at once, or left out
+        behind another one."""
         before = self.newest
         step.is_behind = before is not None
         if len(step.shares):
@@ -145,8 +151,9 @@ class StepsInFlight:
         self.launched = step
 
     def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
-        """Launch a step. Where that raises, some of its sessions are computed one half after the other, and those for which it raises are left
-        out; but nothing is while another step is in flight, which only one can follow, or drafts are unread."""
+        """Launch a step. Where that raises, some of its sessions are computed one half after the other, and those for
+        which it raises are left out; but nothing is while another step is in flight, which only one can follow, or
+        drafts are unread."""
         try:
             return [(shares, self._launch(None if before is None else before.parts[0][1], shares))]
         except EngineLostError:
@@ -165,7 +172,8 @@ class StepsInFlight:
         return launched
 
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
-        """Wait for the oldest step. Where that raises, whatever was launched behind it is discarded. `planned`: faults of what was planned last."""
+        """Wait for the oldest step. Where that raises, whatever was launched behind it is discarded. `planned`: faults
+        of what was planned last."""
         step, asked_at = self._steps.popleft(), clock()
         is_followed = bool(self._steps)
         faults = Faults() if any(other.is_late for other in self._steps) else planned
@@ -188,7 +196,8 @@ class StepsInFlight:
         return self._launch(None, shares).collect()
 
     def _discard_behind(self) -> None:
-        """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they were."""
+        """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they
+        were."""
         while self._steps:
             for shares, launched in self._steps.pop().parts:
                 launched.discard()
@@ -198,7 +207,8 @@ class StepsInFlight:
 
 
 def _again(shares: Shares) -> Shares:
-    """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by now."""
+    """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by
+    now."""
     which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
     shares = (shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares).known()
     if shares.batch.fed_by is None or not len(shares):

@@ -1,14 +1,15 @@
 """Which draft nodes the next forward pass verifies.
 
-One rule: draft nodes are added, likeliest first, as long as that raises the step's goodput, which is (expected tokens) / (expected
-seconds). There is no fixed number of drafts and no second controller.
+One rule: draft nodes are added, likeliest first, as long as that raises the step's goodput, which is (expected tokens)
+/ (expected seconds). There is no fixed number of drafts and no second controller.
 
-The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is added where
-it pays together with nodes after it. But whether a sampled node is added must not depend on its own token, and so neither on
-what hangs from it nor on what was drawn after it (decision 0008). So with n nodes added, the rule looks only at nodes that are
-known by then: those that depend on no token of a node not yet added. Point masses are all known from the start, and for them
-the rule finds the number with the highest goodput. Where the engine is quicker if all chains are equally long, a step of sessions
-that decode, and of point masses, has one length for all instead (`specq.verifier.step.even_chains`).
+The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is
+added where it pays together with nodes after it. But whether a sampled node is added must not depend on its own token,
+and so neither on what hangs from it nor on what was drawn after it (decision 0008). So with n nodes added, the rule
+looks only at nodes that are known by then: those that depend on no token of a node not yet added. Point masses are all
+known from the start, and for them the rule finds the number with the highest goodput. Where the engine is quicker if
+all chains are equally long, a step of sessions that decode, and of point masses, has one length for all instead
+(`specq.verifier.step.even_chains`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def choose_nodes(
 ) -> Chosen:
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
-    A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
-    of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
-    most `room` rows may be added. `saved_s`, `even_chains`: as of `plan`.
+    A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled,
+    their order of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain
+    from each session; at most `room` rows may be added. `saved_s`, `even_chains`: as of `plan`.
     """
     if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
         return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
@@ -75,7 +76,8 @@ def choose_nodes(
 
 
 def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
-    """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob` and
+    """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob`
+    and
     `depends_on` set. The correction takes the last position that is left."""
     trees, places = sessions[0].trees, np.array([session.place for session in sessions], np.intp)
     operations = trees.operations
@@ -105,8 +107,8 @@ def _take_distributions(sessions: Sequence[Session]) -> bool:
 
 
 def promised(sessions: Sequence[Session]) -> Float64Array:
-    """Return f64[sessions]: how many tokens each tree promises, without a look at drawn ones that are not known (decision 0008). All are
-    in the same draft trees."""
+    """Return f64[sessions]: how many tokens each tree promises, without a look at drawn ones that are not known
+    (decision 0008). All are in the same draft trees."""
     trees, places = sessions[0].trees, [session.place for session in sessions]
     live = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
     firsts, nodes = _in_order_of_choice(sessions, *live)
@@ -116,8 +118,8 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
 
 
 def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: StepCurve, saved_s: float) -> bool:
-    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with more tokens a second than
-    one that begins before the step in flight has ended, given what this one may say of it.
+    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with
+    more tokens a second than one that begins before the step in flight has ended, given what this one may say of it.
 
     saved_s   as of `plan`; neither the step that waits nor the one after it saves that
     """
@@ -132,8 +134,8 @@ def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: 
 
 
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
-    """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
-    choice no more than that of the nodes before."""
+    """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with
+    an order of choice no more than that of the nodes before."""
     precedence = reach_prob
     for i, session in enumerate(sessions) if _take_distributions(sessions) else ():
         if session.takes_distributions:
@@ -146,8 +148,8 @@ def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Flo
 def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpArray:
     """Return i64[num_offered], likeliest first: how many nodes must be in the step before each is known.
 
-    It is 0 for a node that depends on no other. For others it is the place of the node that they depend on, plus 1. That node
-    comes first in the order, so a node is known at the latest when it is next.
+    It is 0 for a node that depends on no other. For others it is the place of the node that they depend on, plus 1.
+    That node comes first in the order, so a node is known at the latest when it is next.
     """
     needed = np.zeros(len(order), np.intp)
     depends_on = trees.depends_on[nodes]
@@ -171,7 +173,8 @@ def best_count(
 ) -> int:
     """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a legal answer.
 
-    It stops at the first count at which no number of further nodes, of those that are known by then, would raise the goodput.
+    It stops at the first count at which no number of further nodes, of those that are known by then, would raise the
+    goodput.
 
     reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`; saved_s as of `plan`
     """

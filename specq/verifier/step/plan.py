@@ -1,7 +1,9 @@
 """Which sessions share the next forward pass, with how many tokens and which nodes of each.
 
-Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are chunked to the
-room that is left, and beside decoding sessions to the time that these can spare (`specq.verifier.control.prefill_limit`). Which draft
+Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
+    chunked to the
+room that is left, and beside decoding sessions to the time that these can spare
+    (`specq.verifier.control.prefill_limit`). Which draft
 nodes are added, `specq.verifier.step.node_choice` says.
 
 Pure: sessions in, a plan out.
@@ -34,7 +36,8 @@ from specq.verifier.trees import NONE
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a second."""
+    """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a
+    second."""
 
     shares: Shares
     num_rows: int
@@ -57,9 +60,12 @@ def plan(
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the newest step in flight, if there is one, which feeds the
-    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
-    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`: seconds that a step without
+    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the newest step
+        in flight, if there is one, which feeds the
+    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`:
+        for what the handles on the
+    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`:
+        seconds that a step without
     nodes takes less than the curve says, since the next is launched early.
     """
     room = min(max_rows, free_slots)
@@ -78,7 +84,8 @@ def plan(
 
 
 def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
-    """Return how many nodes a step of so many other rows may have so that it is not silent for too long (`prefill_limit`)."""
+    """Return how many nodes a step of so many other rows may have so that it is not silent for too long
+    (`prefill_limit`)."""
     longest = longest_s(curve(num_rows))
     if room <= 0 or curve(num_rows + room, room) <= longest:
         return room
@@ -86,8 +93,8 @@ def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
 
 
 class _Chunks(NamedTuple):
-    """Sessions, their places, and how many committed tokens, at least one, the step computes of each and in all; is_judged: whether these
-    are all."""
+    """Sessions, their places, and how many committed tokens, at least one, the step computes of each and in all;
+    is_judged: whether these are all."""
 
     sessions: list[Session]
     places: IntpArray
@@ -113,7 +120,8 @@ class _Limits(NamedTuple):
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
-    """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will be."""
+    """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will
+    be."""
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
     starts = trees.kv_len[places]
@@ -218,7 +226,8 @@ def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
 
 
 def _tokens_of(chunks: _Chunks) -> Int32Array:
-    """Return i32[sum of sizes]: the committed tokens that the step computes; of a session that will be fed, the last one."""
+    """Return i32[sum of sizes]: the committed tokens that the step computes; of a session that will be fed, the last
+    one."""
     sessions, places, starts, sizes, is_judged, num_tokens = chunks
     trees = sessions[0].trees
     if num_tokens == len(sessions) == np.count_nonzero(is_judged):

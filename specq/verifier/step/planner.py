@@ -1,4 +1,5 @@
-"""Plans the steps of a verifier: opens the sessions whose turn it is, and chooses what of each the next step computes."""
+"""Plans the steps of a verifier: opens the sessions whose turn it is, and chooses what of each the next step
+computes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MAX_MIN_ACCEPT_PROB = 9999
 
 
 class StepPlanner:
-    """Plans steps of at most `max_sessions` sessions and `max_step_rows` rows; of one that computes prompts, `max_prefill_rows` if these are more.
+    """Plans steps of at most `max_sessions` sessions and `max_step_rows` rows; of one that computes prompts,
+    `max_prefill_rows` if these are more.
 
     num_rows         rows of the step that was planned last
     min_accept_prob  with which verifying a node that is here already just paid in it
@@ -51,7 +53,8 @@ class StepPlanner:
 
     @property
     def asked(self) -> int:
-        """The minimum acceptance probability that drafters are told, as in `Verdict`: so much that they fall silent where they bring nothing."""
+        """The minimum acceptance probability that drafters are told, as in `Verdict`: so much that they fall silent
+        where they bring nothing."""
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 
     def admit(self, running: Sequence[Session], before: InFlightStep | None, faults: Faults) -> Sequence[Session]:
@@ -60,14 +63,16 @@ class StepPlanner:
         return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling)
 
     def plan(self, before: InFlightStep | None, faults: Faults) -> Shares:
-        """Return the shares of those sessions that can be planned together, behind the newest step in flight if there is one."""
+        """Return the shares of those sessions that can be planned together, behind the newest step in flight if there
+        is one."""
         self._sessions.drafted()
         opened = self.admit(self._sessions.running(), before, faults)
         planned = in_halves(opened, partial(self._plan, before), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
 
     def _plan(self, before: InFlightStep | None, sessions: Sequence[Session]) -> Shares:
-        """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes seem the cheaper."""
+        """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes
+        seem the cheaper."""
         curve = self._control.curve
         planned = plan(
             sessions,
