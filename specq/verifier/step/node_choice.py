@@ -9,7 +9,7 @@ and so neither on what hangs from it nor on what was drawn after it (decision 00
 looks only at nodes that are known by then: those that depend on no token of a node not yet added. Point masses are all
 known from the start, and for them the rule finds the number with the highest goodput. Where the engine is quicker if
 all chains are equally long, a step of sessions that decode, and of point masses, has one length for all instead
-(`specq.verifier.step.even_chains`).
+(`in_even_chains`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Float64Array, Int32Array, Int64Array, IntpArray
+from specq.protocol import NO_TOKENS, BoolArray, Float64Array, Int32Array, Int64Array, IntpArray
+from specq.verification import places_in_runs
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.waiting import MARGIN
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.choice_order import order_of_choice
-from specq.verifier.step.even_chains import in_even_chains
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 
 NO_CHAINS: Mapping[int, int] = {}
@@ -191,3 +191,35 @@ def best_count(
         if ahead.max(initial=0.0) <= goodput[count]:
             return int(count)
     return len(goodput) - 1
+
+
+def in_even_chains(
+    firsts: Int64Array,
+    reach_prob: Float64Array,
+    room: int,
+    curve: StepCurve,
+    even_chains: Mapping[int, int],
+    saved_s: float = 0.0,
+) -> BoolArray:
+    """Return bool[num_offered]: which nodes of sessions that have one row each are verified.
+
+    One length for all: a session with fewer nodes has rows that bring nothing, and of one with more the likeliest are
+    verified. Each length is held against the others, and against none, by its goodput, the rows that bring nothing
+    counted in. For an engine that computes such steps at once and others in pieces (`specq.engines.even_chains`).
+
+    firsts, reach_prob   as in `choose_nodes`, each session's nodes being one chain; room: rows that may be added
+    even_chains          as of `specq.engines.even_chains`; saved_s as of `plan`
+    """
+    num_sessions = len(firsts) - 1
+    depths = places_in_runs(np.diff(firsts))
+    most, best = 0, num_sessions / (curve(num_sessions) - saved_s)
+    for length, most_sessions in even_chains.items():
+        if num_sessions > most_sessions or num_sessions * length > room:
+            continue
+        is_in = depths < length
+        tokens = num_sessions + float(reach_prob[is_in].sum())
+        goodput = tokens / curve(num_sessions * (1 + length), int(np.count_nonzero(is_in)))
+        if goodput > best:
+            most, best = length, goodput
+    found: BoolArray = depths < most
+    return found
