@@ -33,7 +33,7 @@ class StepSplit:
 
         phases_ms   of each phase; `wait` is for what the verifier's own process drafts
         host_ms     all of them but `forward`; wait_ms: the part of it that is `wait`
-        arms        by load and sources: [whether they are used, gain] (`specq.verifier.arms`)
+        arms        by load and sources: [whether they are used, gain] (`specq.verifier.control.arms`)
         """
         after = self._settled()
         return split(self._before["metrics"], after["metrics"]) | {"arms": after["metrics"].get("arms", {})}

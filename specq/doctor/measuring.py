@@ -98,7 +98,7 @@ class _Pair:
 
     def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
         self.engine, self.prompts = verifier.engine, prompts
-        self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.curves
+        self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.control.curves
         self.sources = [source for source in verifier.sources.sources if source is not verifier.sources.mailbox]
         self.max_sessions = verifier.max_sessions
         self.watch = None if self.engine.overlaps else Stopwatch(self.engine)

@@ -140,7 +140,7 @@ def unused_sources(report: Report) -> set[str]:
 
 
 def _arm(label: str) -> tuple[int, set[str]]:
-    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.arms`); of an unknown form: no sources."""
+    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.control.arms`); of an unknown form: no sources."""
     sessions, _, sources = label.partition(" ")
     return (int(sessions) if sessions.isdecimal() and int(sessions) else 1), set(sources.split("+")) - {"none", ""}
 

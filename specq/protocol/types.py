@@ -147,7 +147,7 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by `specq.verifier.history`.
+    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by `specq.verifier.sessions.history`.
 
     end_ids     tokens that end the text: end-of-sequence unless ignored, and stop tokens
     tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids need

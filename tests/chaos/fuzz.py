@@ -40,8 +40,9 @@ from specq.protocol.messages import (
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import Frames, decode, encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.validation import validate
 
 JOB, EPOCH = 1, 1
 PROMPT = np.array([5, 6, 7], np.int32)
@@ -198,6 +199,7 @@ class Parties:
     def work(self) -> None:
         """Let everybody go on with what they have taken in."""
         self.verifier.step(lambda: self.now)
+        validate(self.verifier)
         self.drafter.step()
         self.broker.tick(self.now)
         self.client.tick(self.now)

@@ -23,7 +23,7 @@ from specq.client.core import ClientCore
 from specq.protocol.messages import Message, Open, Verdict
 from specq.protocol.messages import Verdicts as StepVerdicts
 from specq.protocol.types import Judgement, SessionStep
-from specq.verifier.core import Verifier
+from specq.verifier.inbox import VerifierInbox
 from tests.chaos.stubs import SlowEngine
 
 Patch = pytest.MonkeyPatch
@@ -56,8 +56,8 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
 def no_resend(patch: Patch) -> None:
     """Let a verifier never send a verdict again."""
-    ack = Verifier._ack
-    patch.setattr(Verifier, "_ack", lambda self, message, now: ack(self, replace(message, resend=False), now))
+    ack = VerifierInbox._ack
+    patch.setattr(VerifierInbox, "_ack", lambda self, message, now: ack(self, replace(message, resend=False), now))
 
 
 def no_reopening(patch: Patch) -> None:
@@ -151,16 +151,16 @@ def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
 
 def open_keeps_the_old_session(patch: Patch) -> None:
     """Let a verifier go on with a session that it knows, whatever it is opened with."""
-    opened = Verifier._open
+    opened = VerifierInbox._open
 
-    def keep(self: Verifier, message: Open, now: float) -> list[Message]:
+    def keep(self: VerifierInbox, message: Open, now: float) -> list[Message]:
         known = self.sessions.get(message.session_id)
         if known is None:
             return opened(self, message, now)
         known.epoch = max(known.epoch, message.epoch)
         return []
 
-    patch.setattr(Verifier, "_open", keep)
+    patch.setattr(VerifierInbox, "_open", keep)
 
 
 MUTANTS = (

@@ -26,8 +26,8 @@ from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.world import NO_HOST
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
 from tests.chaos.stubs import Moods, MoodyEngine, SlowEngine, slow_proposer
 from tests.chaos.users import Client
 

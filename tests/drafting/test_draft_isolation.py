@@ -17,9 +17,9 @@ from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
 
 NUM, BAD = 8, 3
 LENGTH = 20

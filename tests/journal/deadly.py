@@ -25,8 +25,8 @@ from specq.testing.toy import toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
 from tests.journal.toy_target import SlowEngine
 
 MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error

@@ -31,8 +31,8 @@ from specq.journal import Opening, open_journal
 from specq.protocol import Failed, Follow, Hello, JobTokens, SamplingParams, Submit, Tokens, decode, encode
 from specq.testing.checkpoints_gguf import Q, write_gguf
 from specq.testing.tokenizer import TEMPLATE, tokenizer_json
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
 
 END, TURN_END = 0, 2  # of SPECIAL in specq.testing.tokenizer
 CONFIG = {

@@ -10,7 +10,7 @@ import pytest
 from specq.chat.pen import MARKS
 from specq.doctor.prediction import NAMES, WORKER
 from specq.protocol.origins import LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
-from specq.verifier.source_clock import LANES
+from specq.verifier.control.source_clock import LANES
 
 SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]
 PAGE = (Path(__file__).parents[2] / "specq/gateway/page/origins.js").read_text("utf-8")

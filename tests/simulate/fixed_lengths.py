@@ -18,7 +18,7 @@ from specq.runtime import log
 from specq.runtime.machine import describe
 from specq.simulate import Scenario, simulate
 from specq.simulate.calibration import read_measured
-from specq.verifier import scheduler
+from specq.verifier.step import node_choice
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 SCENARIO = {
@@ -35,16 +35,16 @@ def fixed_length(count):
 
     def choose_nodes(sessions, num_rows, room, curve, max_chain, *_):
         chosen, tokens = [np.zeros(0, np.int32)], 0.0
-        firsts, nodes = scheduler.offered(sessions, max_chain) if sessions else ([], chosen[0])
+        firsts, nodes = node_choice.offered(sessions, max_chain) if sessions else ([], chosen[0])
         for first, end in itertools.pairwise(firsts):
             reach_prob = sessions[0].trees.reach_prob[nodes[first:end]]
             best = np.argsort(-reach_prob, kind="stable")[: min(count, room)]
             chosen.append(nodes[first + np.sort(best)])
             room -= len(best)
             tokens += float(reach_prob[best].sum())
-        return scheduler.Chosen(np.cumsum([0, *map(len, chosen[1:])]), np.concatenate(chosen), tokens)
+        return node_choice.Chosen(np.cumsum([0, *map(len, chosen[1:])]), np.concatenate(chosen), tokens)
 
-    with mock.patch.object(scheduler, "choose_nodes", choose_nodes):
+    with mock.patch.object(node_choice, "choose_nodes", choose_nodes):
         yield
 
 

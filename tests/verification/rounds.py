@@ -15,8 +15,8 @@ from specq.protocol.draft_distributions import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
-from specq.verifier.scheduler import plan
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit, graft
 

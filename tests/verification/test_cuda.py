@@ -22,7 +22,7 @@ from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain, row_keys
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
-from specq.verifier.history import Past
+from specq.verifier.sessions.history import Past
 from tests.devices import NEEDS_CUDA
 from tests.verification.workload import chains
 

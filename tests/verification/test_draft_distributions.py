@@ -21,9 +21,9 @@ from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
 from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
-from specq.verifier import scheduler
-from specq.verifier.choice_order import order_of_choice
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
+from specq.verifier.step import node_choice
+from specq.verifier.step.choice_order import order_of_choice
 from specq.verifier.trees import draft_trees, reference_choice
 
 TARGET = np.array([0.0, 0.35, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])  # of tokens 0 to 8; 0 ends a text
@@ -184,7 +184,7 @@ def _first_cut(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
 
 BUGS = {
     "cut by their own token": (reference_choice, "weighed", _cut_by_content),
-    "judged in another order than drawn": (scheduler, "order_of_choice", _last_first),
+    "judged in another order than drawn": (node_choice, "order_of_choice", _last_first),
     "without earlier siblings": (reference_choice, "weighed", _first_cut),
 }
 

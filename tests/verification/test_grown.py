@@ -15,8 +15,8 @@ from specq.drafting.drafter import Drafter
 from specq.proposers import Children, Expansion
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
-from specq.verifier import choice_order, scheduler
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.step import choice_order, node_choice
 from specq.verifier.trees import DraftTrees, reference_graft
 from tests.verification import rounds
 from tests.verification.rounds import CONTEXT, Serving, World
@@ -187,10 +187,10 @@ def loss_unseen(t, lane, first_id, size):
     t.newest_id[lane] = max(t.newest_id[lane], first_id + size - 1)
 
 
-order_of_choice, expanded_before = scheduler.order_of_choice, choice_order._expanded_before
+order_of_choice, expanded_before = node_choice.order_of_choice, choice_order._expanded_before
 MUTANTS = {
     "growth unseen": (choice_order._Order, "wait_for_growth", growth_unseen, "run-ahead"),
-    "likely ones only": (scheduler, "order_of_choice", likely_ones_only, "run-ahead"),
+    "likely ones only": (node_choice, "order_of_choice", likely_ones_only, "run-ahead"),
     "rounds as they grew": (choice_order, "_expanded_before", rounds_as_they_grew, "synchronous"),
     "loss unseen": (reference_graft, "note", loss_unseen, "lost"),
 }
@@ -208,7 +208,7 @@ def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     *patch, kind = MUTANTS[mutant]
     monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
-    monkeypatch.setattr(scheduler, "FLOOR", SHOWN_FLOOR)
+    monkeypatch.setattr(node_choice, "FLOOR", SHOWN_FLOOR)
     assert all(distance(entropy, kind) < EXACT for entropy in SHOWN_BY[mutant])
     monkeypatch.setattr(*patch)
     assert all(distance(entropy, kind) > BIAS for entropy in SHOWN_BY[mutant])

@@ -8,8 +8,8 @@ import pytest
 from specq.protocol import EngineError, EngineLostError, Fault, Judgement
 from specq.runtime import Faults
 from specq.verification import Judgements
-from specq.verifier.rounds import commit
-from specq.verifier.shares import NO_SHARES
+from specq.verifier.step.commit import commit
+from specq.verifier.step.shares import NO_SHARES
 
 
 def judgement(session_id: int, path: tuple[int, ...], num_tokens: int, fault: Fault | None = None) -> Judgement:

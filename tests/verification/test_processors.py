@@ -17,7 +17,7 @@ from specq.verification import host_kernels
 from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import shaped
-from specq.verifier.history import Past
+from specq.verifier.sessions.history import Past
 
 TOKENS = st.integers(0, VOCAB - 1)
 PENALTIES = st.sampled_from([0.0, 0.0, 0.7, -1.5])

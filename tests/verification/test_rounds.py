@@ -12,9 +12,10 @@ import pytest
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
 from specq.testing import exact
-from specq.verifier import grafting, scheduler
-from specq.verifier.session import Session
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions import grafting
+from specq.verifier.sessions.session import Session
+from specq.verifier.step import node_choice
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from specq.verifier.trees.reference_graft import siblings_from
 from tests.verification import rounds
@@ -224,15 +225,15 @@ def promise(t, node, most):
     return t.reach_prob[node] + max((promise(t, child, most - 1) for child in children), default=0.0)
 
 
-best_count, order_of_choice = scheduler.best_count, scheduler.order_of_choice
+best_count, order_of_choice = node_choice.best_count, node_choice.order_of_choice
 MUTANTS = {
-    "the most goodput": (scheduler, "best_count", most_goodput),
-    "descendants known": (scheduler, "order_of_choice", descendants_known),
-    "later siblings known": (scheduler, "order_of_choice", younger_siblings_known),
+    "the most goodput": (node_choice, "best_count", most_goodput),
+    "descendants known": (node_choice, "order_of_choice", descendants_known),
+    "later siblings known": (node_choice, "order_of_choice", younger_siblings_known),
     "a later sibling first": (reference_choice, "weighed", uncapped),
     "what a drafter says": (grafting, "predicted_scores", lambda draft: draft.scores),
     "a chain by all it promises": (reference_choice, "best_chain", chain_by_promise),
-    "known within the room": (scheduler, "best_count", known_within_the_room),
+    "known within the room": (node_choice, "best_count", known_within_the_room),
 }
 
 
@@ -267,7 +268,7 @@ def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
     if MUTANTS[mutant][1] == "weighed":
-        monkeypatch.setattr(scheduler, "FLOOR", 0.2)  # the order is kept anyway; what is not offered is left out
+        monkeypatch.setattr(node_choice, "FLOOR", 0.2)  # the order is kept anyway; what is not offered is left out
     cases = list(cases_for(mutant))
     assert all(distance(world, serving, length_of(world)) < EXACT for world, serving in cases)
     monkeypatch.setattr(*MUTANTS[mutant])

@@ -14,9 +14,10 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.validation import validate
 
 MOST_STEPS = 3000
 
@@ -108,7 +109,7 @@ class Service:
             measures_drafts=random.random() < 0.5,
         )
         if random.random() < 0.5:
-            self.verifier._early._awaits_histories = lambda *_: False
+            self.verifier.control.early._awaits_histories = lambda *_: False
         self.jobs: dict[int, Job] = {}
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0
@@ -207,6 +208,7 @@ class Service:
         for message in self.verifier.step(self.clock):
             self.hear(message)
         assert not getattr(self.engine, "broken_rule", ""), self.engine.broken_rule
+        validate(self.verifier)
 
     def clock(self) -> float:
         self.now += 0.001

@@ -8,9 +8,9 @@ import numpy as np
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution, Tree
-from specq.verifier.choice_order import order_of_choice
-from specq.verifier.grafting import batch_of, hang
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of, graft_batch
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.choice_order import order_of_choice
 from specq.verifier.trees import NEXT_IDS, NO_LIMIT, NONE, DraftTrees
 
 
@@ -122,7 +122,7 @@ def observe(session: Session, lane: int, score: float, *, accepted: bool) -> Non
 
 def graft(session: Session, draft: Draft, now: float) -> int:
     """Attach a well-formed draft; return how many nodes became live."""
-    return int(hang(batch_of([(session, draft)]), now).num_added[0])
+    return int(graft_batch(batch_of([(session, draft)]), now).num_added[0])
 
 
 def paths(session: Session) -> set[tuple[int, ...]]:

@@ -140,7 +140,7 @@ def test_prompts_are_sent_in_chunks_and_only_the_last_rows() -> None:
     prompt = list(range(1, 41)) * 4
     reader = ToyReader(window=16)
     reading = Reading(reader)
-    reading.world.verifiers[b"v0"].max_step_rows = 10
+    reading.world.verifiers[b"v0"].planner.max_step_rows = 10
     text = reading.run(prompt, 20)
     places = reader.places(1, text)
     assert places[0] == len(prompt) - 16

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
-from specq.verifier.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
-from specq.verifier.source_yields import Yield
-from specq.verifier.window import LEAST_STEPS, WINDOW_S, Window
+from specq.verifier.control.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
+from specq.verifier.control.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
+from specq.verifier.control.source_yields import Yield
+from specq.verifier.control.window import LEAST_STEPS, WINDOW_S, Window
 
 STEP_S = 0.01
 NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({COLOCATED})

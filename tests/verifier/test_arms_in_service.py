@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
-from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.source_clock import SourceClock
+from specq.verifier.control.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.verifier.control.source_clock import SourceClock
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sources import SOURCES, ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
 

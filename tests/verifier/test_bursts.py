@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from statistics import median
 
+import numpy as np
 import pytest
 
-from specq.protocol import Close
-from specq.verifier.bursts import GAPS, LEAST, MOST_GAP_S, PATIENCE_S, Bursts
+from specq.protocol import Close, Int32Array, Open, SamplingParams, Verdict
+from specq.testing.toy import ToyEngine, toy_info
+from specq.verifier import StepCurve, Verifier
+from specq.verifier.control.bursts import GAPS, LEAST, MOST_GAP_S, PATIENCE_S, Bursts
 from tests.verifier.test_prefill_limit import Service, Text, on_cpu, on_gpu
 from tests.verifier.timed_service import Machine, TimedTarget
 
@@ -151,3 +154,25 @@ def test_a_burst_has_its_first_tokens_sooner_where_steps_with_prompts_take_long(
 def test_nobody_waits_much_longer_than_without(make, prompt_len, num_sessions, gap_s):
     together, as_they_come = to_as_they_come(make, num_sessions, gap_s, prompt_len)
     assert together < 1.1 * as_they_come + PATIENCE_S
+
+
+class _OpensAllButOne(ToyEngine):
+    def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
+        if session_id == 3:
+            raise ValueError("no")
+        return super().open(session_id, token_ids, owner)
+
+
+def test_a_session_that_fails_while_others_are_waited_for_may_be_closed_before_the_step():
+    """Nothing is said of it, and the others go on."""
+    verifier = Verifier(_OpensAllButOne(toy_info()), StepCurve([1, 64], [0.05, 0.06]), incarnation=1)
+    for session_id in range(1, 9):
+        prompt = np.array([5, 6, 7], np.int32)
+        opening = Open(
+            session_id=session_id, epoch=1, prompt_len=3, tokens_left=5, params=SamplingParams(), token_ids=prompt
+        )
+        verifier.handle(opening, 0.0001 * session_id)
+    assert verifier.gather(0.0008) > 0
+    verifier.handle(Close(session_id=3, epoch=1), 0.0009)
+    verdicts = [one for one in verifier.step(lambda: 0.001) if isinstance(one, Verdict)]
+    assert [one.session_id for one in verdicts] == [1, 2, 4, 5, 6, 7, 8]

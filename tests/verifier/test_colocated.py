@@ -9,11 +9,11 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier.arms import COLOCATED, REMOTE, Arms
+from specq.verifier.control.arms import COLOCATED, REMOTE, Arms
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
 from tests.verifier.sessions import candidates, live_nodes
 
 PROMPT = [5, 6, 7]

@@ -28,7 +28,8 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, arms, make_sources
+from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier.control import arms
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import likeliest, tree_for

@@ -15,7 +15,7 @@ import torch
 from specq.models import Shape
 from specq.proposers.eagle import Eagle
 from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
-from specq.verifier.arms import EAGLE
+from specq.verifier.control.arms import EAGLE
 from tests.replaying import StandIn
 from tests.verifier.any_text import AnyText, open_wave, random_eagle, steps_of
 

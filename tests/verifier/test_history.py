@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
-from specq.verifier.history import Past
-from specq.verifier.scheduler import plan
-from specq.verifier.session import Session
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.history import Past
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.plan import plan
 
 TOKENS = st.integers(0, 30)
 PENALISED = SamplingParams(presence_penalty=0.5, repetition_penalty=1.2, bad_token_ids=((1, 2, 3), (4,)))

@@ -21,13 +21,13 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
-from specq.verifier import scheduler
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import hang
-from specq.verifier.history import Past
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import graft_batch
+from specq.verifier.sessions.history import Past
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step import node_choice, plan
 from specq.verifier.trees import MAX_END_IDS, DraftTrees
 from tests.verifier.sessions import graft, make_draft, make_session
 
@@ -114,7 +114,7 @@ def test_several_at_once_are_all_found() -> None:
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "planned": (scheduler, "choose_nodes"),
+    "planned": (plan, "choose_nodes"),
     "shared": (Session, "history"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
@@ -164,8 +164,8 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(StopMatcher, "push", raising)
     verifier = make_verifier(ToyEngine())
-    verifier.codec = object()  # type: ignore[assignment]
-    monkeypatch.setattr("specq.verifier.session.StopMatcher.__init__", lambda self, *arguments: None)
+    verifier.inbox.codec = object()  # type: ignore[assignment]
+    monkeypatch.setattr("specq.verifier.sessions.session.StopMatcher.__init__", lambda self, *arguments: None)
     message = Open(
         session_id=7, epoch=4, prompt_len=1, tokens_left=5, params=SamplingParams(stop=("x",)),
         token_ids=np.array([1], np.int32),
@@ -176,16 +176,16 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
     assert "IndexError" in failed.reason
 
 
-def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter is not trusted: the session goes on without what was drafted for it."""
     verifier = make_verifier(ToyEngine())
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
 
     def raising(batch: DraftBatch, now: float) -> None:
-        hang(batch, now)
+        graft_batch(batch, now)
         raise KeyError(batch.lanes)
 
-    monkeypatch.setattr(source_set, "hang", raising)
+    monkeypatch.setattr(source_set, "graft_batch", raising)
     verifier.handle(draft_for(0, [7, 8]), 0.0)
     texts, failed = run(verifier)
     assert (verifier.sessions[0].num_live, verifier.trees.num_nodes) == (0, 0)
@@ -220,14 +220,14 @@ def test_what_others_promise_for_one_session_costs_only_its_drafts(monkeypatch: 
     sessions = [make_session(context, trees=trees, session_id=i) for i in (0, 1)]
     for session in sessions:
         graft(session, make_draft(len(context), 0, [99], [-1]), 0.0)
-    of_choice = scheduler._in_order_of_choice
+    of_choice = node_choice._in_order_of_choice
 
     def raising(some: Sequence[Session], *found: Any) -> Any:
         if sessions[0] in some:
             raise KeyError(5)
         return of_choice(some, *found)
 
-    monkeypatch.setattr(scheduler, "_in_order_of_choice", raising)
+    monkeypatch.setattr(node_choice, "_in_order_of_choice", raising)
     (batch,) = SuffixDecoder().collect(sessions, Budget(StepCurve([1, 8], [1.0, 1.0]), 0.01), lambda: 0.0)
     assert batch.sessions == [sessions[1]]
 

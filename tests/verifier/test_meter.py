@@ -14,12 +14,12 @@ from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
-from specq.verifier.arms import REMOTE, SUFFIX, Arms
+from specq.verifier.control.arms import REMOTE, SUFFIX, Arms
+from specq.verifier.control.source_clock import LANES
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
-from specq.verifier.rounds import NO_ROUNDS
-from specq.verifier.source_clock import LANES
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
+from specq.verifier.step.rounds import NO_ROUNDS
 
 JUDGED_S = 0.25
 

@@ -11,8 +11,8 @@ from specq.protocol.messages import Ack, Draft, Verdict
 from specq.protocol.origins import COLOCATED, CORRECTED, DRAFT_WORKER, PLAIN, SUFFIX, SUFFIX_LANE, origin_names
 from specq.testing.toy import toy_text
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import batch_of_chains, hang
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
+from specq.verifier.sessions.session import Session
 from tests.verifier.test_colocated import complete, make
 from tests.verifier.test_colocated import open_session as open_beside
 from tests.verifier.test_verifier import PROMPT, chain, make_verifier, open_session, step
@@ -119,6 +119,6 @@ def test_what_a_text_repeats_is_named() -> None:
     open_session(verifier)
     session, tokens = verifier.sessions[7], np.array([[TEXT[0], WRONG]], np.int32)
     scores = np.full((1, 2), -0.01, np.float16)
-    hang(batch_of_chains([session], SUFFIX_LANE, tokens, np.array([2]), scores, is_measured=False), 0.0)
+    graft_batch(batch_of_chains([session], SUFFIX_LANE, tokens, np.array([2]), scores, is_measured=False), 0.0)
     (verdict,) = step(verifier)
     assert origins(verdict) == (SUFFIX, CORRECTED)

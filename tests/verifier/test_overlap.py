@@ -21,12 +21,14 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.verification import StepBatch
-from specq.verifier import core, flights, kv_admission, scheduler
+from specq.verifier import core
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.flights import Flights
-from specq.verifier.open_sessions import OpenSessions
+from specq.verifier.sessions import kv_admission
+from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step import in_flight, plan, planner
+from specq.verifier.step.in_flight import StepsInFlight
 from tests.verifier.random_service import FailingLater, serve
 
 PROMPT = [5, 6, 7]
@@ -92,26 +94,25 @@ def _looks_at_all(shares: Any, *arguments: Any, commit: Any = core.commit, **_op
     return commit(shares, *arguments)
 
 
-def _next_ones(chunks: Any, before: Any, fed_by: Any = scheduler._fed_by) -> Any:
+def _next_ones(chunks: Any, before: Any, fed_by: Any = plan._fed_by) -> Any:
     found = fed_by(chunks, before)
     return None if found is None else np.where(found > 0, found - 1, found)
 
 
-def _keeps_those_behind(self: Flights) -> None:
-    self.newest = self.older = None
+def _keeps_those_behind(self: StepsInFlight) -> None:
+    self._steps.clear()
 
 
-def _forgets_starts(self: Flights) -> None:
-    behind, self.newest, self.older = (self.newest, self.older), None, None
-    for flight in behind:
-        for _, launched in flight.parts if flight is not None else ():
+def _forgets_starts(self: StepsInFlight) -> None:
+    while self._steps:
+        for _, launched in self._steps.pop().parts:
             launched.discard()
 
 
-def _discards_one(self: Flights, discard: Any = Flights._discard_behind) -> None:
-    older, self.older = self.older, None
+def _discards_one(self: StepsInFlight, discard: Any = StepsInFlight._discard_behind) -> None:
+    older = [self._steps.popleft() for _ in range(len(self) - 1)]
     discard(self)
-    self.newest = older
+    self._steps.extend(older)
 
 
 def _lets_all_go_on(self: OpenSessions, _: Any) -> bool:
@@ -125,13 +126,13 @@ def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> An
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
-    "a session is fed with another's token": (scheduler, "_fed_by", _next_ones),
-    "a step behind one that failed is not discarded": (Flights, "_discard_behind", _keeps_those_behind),
-    "sessions of a discarded step are not as they were": (Flights, "_discard_behind", _forgets_starts),
-    "any step is followed": (Flights, "can_follow", lambda self, flight, _: self._engine.overlaps and flight.parts),
+    "a session is fed with another's token": (plan, "_fed_by", _next_ones),
+    "a step behind one that failed is not discarded": (StepsInFlight, "_discard_behind", _keeps_those_behind),
+    "sessions of a discarded step are not as they were": (StepsInFlight, "_discard_behind", _forgets_starts),
+    "any step is followed": (StepsInFlight, "can_follow", lambda self, step: self._engine.overlaps and step.parts),
     "all are fed, whatever their tokens depend on": (OpenSessions, "_look", _forgets_histories),
     "steps are repeated with tokens that were not known": (StepBatch, "fed", lambda self, _: self),
-    "ended sessions are computed again": (flights, "_again", lambda shares: shares),
+    "ended sessions are computed again": (in_flight, "_again", lambda shares: shares),
 }
 
 
@@ -151,7 +152,11 @@ def test_the_random_service_finds(name: str, is_apart: bool, monkeypatch: pytest
 
 
 APART_MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "of two steps behind one that failed the newest alone is discarded": (Flights, "_discard_behind", _discards_one),
+    "of two steps behind one that failed the newest alone is discarded": (
+        StepsInFlight,
+        "_discard_behind",
+        _discards_one,
+    ),
     "any step is planned behind two others": (OpenSessions, "all_go_on", _lets_all_go_on),
 }
 
@@ -333,7 +338,7 @@ def test_few_sessions_that_need_the_host_join_every_second_step(num_shaped: int,
     """What launching early saves of all sessions, a fifth of a step here, must be more than half a token of each of these."""
     engine = LateEngine()
     verifier = make_verifier(engine)
-    verifier._early._waiting.saved_s = lambda curve: verifier.curve(10) / 5.9
+    verifier.control.early._waiting.saved_s = lambda curve: verifier.curve(10) / 5.9
     for session_id in range(10):
         open_session(verifier, session_id, presence_penalty=0.1 * (session_id < num_shaped))
     lengths = list[list[int]]()
@@ -515,7 +520,7 @@ def test_the_controller_learns_from_whole_steps() -> None:
     ends = []
     while verifier.has_work:
         if list(verifier.step(lambda: float(next(now)))):
-            ends.append(verifier._last_end)
+            ends.append(verifier.control.last_end)
     assert learned[:-1] == [end - start for start, end in pairwise(ends[:-1])]
     assert not waited
 
@@ -525,7 +530,7 @@ def test_the_controller_learns_from_whole_steps() -> None:
 
 def _planned_in_vain(session_id: int, from_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let plans with a session raise from some call on."""
-    plan, calls = core.plan, list[int]()
+    plan, calls = planner.plan, list[int]()
 
     def planned(sessions: Any, *arguments: Any, **options: Any) -> Any:
         calls.append(0)
@@ -533,7 +538,7 @@ def _planned_in_vain(session_id: int, from_call: int, monkeypatch: pytest.Monkey
             raise ValueError("a plan")
         return plan(sessions, *arguments, **options)
 
-    monkeypatch.setattr(core, "plan", planned)
+    monkeypatch.setattr(planner, "plan", planned)
 
 
 def test_a_session_at_fault_in_the_oldest_step_and_in_the_next_plan_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from specq.protocol import Open, SamplingParams, Verdict
 from specq.simulate.curve import HardwareCurve
+from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
-from specq.verifier.scheduler import plan
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session
 from tests.verifier.timed_service import TEXT, Machine, TimedTarget
@@ -239,7 +239,7 @@ def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None
         return target
 
     service = Service(slow)
-    service.verifier.curves = (StepCurve(SIZES, on_cpu(Machine()).step_times(SIZES)),) * 2
+    service.verifier.control.curves = (StepCurve(SIZES, on_cpu(Machine()).step_times(SIZES)),) * 2
     shorts = [service.open(20) for _ in range(8)]
     service.until(shorts, 80)
     plain_s, began = median(gaps(shorts, 0.0)), service.machine.now

@@ -11,8 +11,8 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
-from specq.verifier.grafting import batch_of, hang, predicted_scores
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import batch_of, graft_batch, predicted_scores
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import MAX_LIVE_NODES, DraftTrees
 from tests.verifier.sessions import (
     candidates,
@@ -207,7 +207,7 @@ def test_drafts_of_many_sessions_are_grafted_in_one_call() -> None:
         sessions = [make_warm_session(trees), make_session(trees=trees), make_warm_session(trees)]
         arrived = [(sessions[i], draft) for i, draft in drafts]
         if is_batch:
-            added = hang(batch_of(arrived), 0.0).num_added.tolist()
+            added = graft_batch(batch_of(arrived), 0.0).num_added.tolist()
         else:
             added = [graft(session, draft, 0.0) for session, draft in arrived]
         nodes = [node for session in sessions for node in candidates(session, 0.0)]

@@ -9,11 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specq.protocol import COLOCATED_LANE
-from specq.verifier.grafting import batch_of_chains, hang
-from specq.verifier.scheduler import FLOOR, best_count, plan
-from specq.verifier.session import Session
-from specq.verifier.shares import ScheduledSession
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.node_choice import FLOOR, best_count
+from specq.verifier.step.plan import plan
+from specq.verifier.step.shares import ScheduledSession
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import candidates, commit, graft, make_draft, make_session, observe
 
@@ -149,7 +150,7 @@ def chain(session: Session, chances: list[float]) -> None:
     """Let the colocated drafter draft a chain of tokens 4, 5, ... with these chances given the ones before."""
     count = len(chances)
     tokens, scores = np.arange(4, 4 + count, dtype=np.int32)[None], np.log(chances).astype(np.float32)[None]
-    hang(batch_of_chains([session], COLOCATED_LANE, tokens, np.array([count]), scores, is_measured=True), 0.0)
+    graft_batch(batch_of_chains([session], COLOCATED_LANE, tokens, np.array([count]), scores, is_measured=True), 0.0)
 
 
 def test_measured_chances_are_taken_as_they_are() -> None:

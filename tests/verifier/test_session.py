@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specq.protocol import COLOCATED_LANE
 from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
-from specq.verifier.grafting import batch_of_chains, hang
+from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
 from specq.verifier.sources.suffix import MOST_DEPTH
 from specq.verifier.sources.text_drafts import most_depth
 from tests.verifier.sessions import (
@@ -242,7 +242,7 @@ def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:
     grafted, chained = make_session(), make_session()
     graft(grafted, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
     tokens, scores = np.array([[4, 5, 6]], np.int32), np.zeros((1, 3), np.float32)
-    hang(batch_of_chains([chained], COLOCATED_LANE, tokens, np.array([3]), scores, is_measured=True), 0.0)
+    graft_batch(batch_of_chains([chained], COLOCATED_LANE, tokens, np.array([3]), scores, is_measured=True), 0.0)
     for session in (grafted, chained):
         count_round(session, live_nodes(session), {0})
     assert chained.stats == grafted.stats

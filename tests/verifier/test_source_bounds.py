@@ -2,9 +2,9 @@
 
 import pytest
 
-from specq.verifier.arms import EAGLE, SUFFIX
-from specq.verifier.source_bounds import ROUNDS, SourceBounds
-from specq.verifier.source_yields import Yield
+from specq.verifier.control.arms import EAGLE, SUFFIX
+from specq.verifier.control.source_bounds import ROUNDS, SourceBounds
+from specq.verifier.control.source_yields import Yield
 
 
 def seen(num_sessions, *rounds, step_s=1.0):

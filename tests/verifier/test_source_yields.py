@@ -8,15 +8,15 @@ import pytest
 
 from specq.protocol import COLOCATED_LANE, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
-from specq.verifier.arms import COLOCATED, EAGLE, REMOTE, SUFFIX
+from specq.verifier.control.arms import COLOCATED, EAGLE, REMOTE, SUFFIX
+from specq.verifier.control.load_level import LoadLevel
+from specq.verifier.control.source_clock import SourceClock, by_lane
+from specq.verifier.control.source_yields import Yield, leanest, promise
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.window import Window
 from specq.verifier.core import Verifier
-from specq.verifier.load_level import LoadLevel
-from specq.verifier.rounds import NO_ROUNDS
-from specq.verifier.source_clock import SourceClock, by_lane
-from specq.verifier.source_yields import Yield, leanest, promise
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.window import Window
+from specq.verifier.step.rounds import NO_ROUNDS
 
 TICK_S = 1e-6
 STEP = Yield(0.1, 3.0)  # of which 0.01 s and a token are the target's own

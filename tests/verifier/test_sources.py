@@ -14,10 +14,8 @@ from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConfo
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
 from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
-from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX
-from specq.verifier.rounds import NO_ROUNDS, Round
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
+from specq.verifier.control.arms import COLOCATED, REMOTE, SUFFIX
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.lookahead import LookaheadDecoder
@@ -26,6 +24,8 @@ from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.source_set import SourceSet
+from specq.verifier.step.rounds import NO_ROUNDS, Round
+from specq.verifier.step.shares import Shares
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import live_nodes, make_draft, make_session, observe
 

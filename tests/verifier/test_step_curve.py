@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specq.verifier import StepCurve
-from specq.verifier.scheduler import best_count
+from specq.verifier.step.node_choice import best_count
 
 ROW_S, FIRST_S = 0.0001, 0.004
 

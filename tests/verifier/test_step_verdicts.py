@@ -10,7 +10,8 @@ import pytest
 
 from specq.protocol import Draft, Message, Open, ProtocolError, SamplingParams, Verdict, Verdicts, decode, encode
 from specq.testing.toy import ToyEngine, toy_text
-from specq.verifier import REMOTE, StepCurve, Verifier, verdicts
+from specq.verifier import REMOTE, StepCurve, Verifier
+from specq.verifier.step import verdicts
 from tests.broker.desk import VERIFIER, Desk, token_ids
 
 NUM, LENGTH = 9, 12

@@ -16,12 +16,12 @@ from specq.proposers.suffix import ReferenceTexts
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text
-from specq.verifier.grafting import DraftBatch, hang
-from specq.verifier.session import Session
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch, graft_batch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.sources.shared_texts import TOKENS_AT_ONCE, SharedTexts
 from specq.verifier.sources.suffix import MOST_DEPTH
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from specq.verifier.trees.arrays import WINDOW
 from tests.verifier.sessions import commit, graft, live_nodes, make_draft, make_session, observe, paths
@@ -42,7 +42,7 @@ def draft(session: Session, source: SuffixDecoder | None = None) -> int:
     """Hang what the text repeats onto a session's tree; return how many nodes became live."""
     before = session.num_live
     for batch in (source or SuffixDecoder()).collect([session], BUDGET, lambda: 0.0):
-        hang(batch, 0.0)
+        graft_batch(batch, 0.0)
     return session.num_live - before
 
 
@@ -130,7 +130,7 @@ def test_many_sessions_have_the_drafts_of_each_alone(make_source: Callable[[], S
         batches = together.collect(asked_for, budget, lambda: 0.0)
         assert drafted(batches) == [one for own in found for one in own]
         for batch in batches:
-            hang(batch, 0.0)
+            graft_batch(batch, 0.0)
         for session in asked_for:
             commit(session, [random.randrange(4) for _ in range(random.choice([1, 1, 6]))], session.num_live)
 

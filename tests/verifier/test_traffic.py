@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from specq.verifier.traffic import FADE, Traffic
-from specq.verifier.window import Window
+from specq.verifier.control.traffic import FADE, Traffic
+from specq.verifier.control.window import Window
 
 
 def window(tokens: Iterable[int], seconds: float = 0.01, verdicts: int = 8) -> Window:

@@ -13,12 +13,12 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_text
 from specq.verification import DeviceTokens, handles
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import hang
+from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sources import SuffixDecoder
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
-from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine
 
 PROMPT = [5, 6, 7]
@@ -210,7 +210,7 @@ def test_a_tree_with_other_nodes_is_read_first() -> None:
     session = world.verifier.sessions[7]
     world.verifier.begin(0.0)
     own = DeviceTokens(np.array([49], np.int32))
-    hang(batch_of_unread([session], own, np.array([1]), np.full((1, 1), -0.1, np.float32)), 0.0)
+    graft_batch(batch_of_unread([session], own, np.array([1]), np.full((1, 1), -0.1, np.float32)), 0.0)
     before = world.chains.num_unread
     world.verifier.sources.collect(
         [session], world.verifier.arms.allowed, world.verifier._budget(), lambda: 0.0

@@ -24,9 +24,9 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.arms import SUFFIX
-from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
-from specq.verifier.session import Session
+from specq.verifier.control.arms import SUFFIX
+from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, graft_batch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
 from specq.verifier.sources.unread_trees import (
@@ -149,11 +149,11 @@ def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
         started.open(i, seed=i)
     while not unread:
         started.turn()
-    started.verifier.max_step_rows = 3  # there is room for no node
+    started.verifier.planner.max_step_rows = 3  # there is room for no node
     num_unread = len(unread)
     started.turn()
     assert len(unread) == num_unread + 1
-    started.verifier.max_step_rows = 512
+    started.verifier.planner.max_step_rows = 512
     for session in started.verifier.sessions.values():
         tokens = toy_text(session.token_ids, 40, session.params.seed)
         started.verifier.handle(remote(session, 0, 0, tokens), 0.0)
@@ -472,8 +472,8 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
     layout, likely = Layout.of(shape), 0.9 ** np.arange(1, 13)
     other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
-    hang(other, 0.0)
-    hang(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
+    graft_batch(other, 0.0)
+    graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
     forgotten = int(depths.argmax())
     sessions[forgotten].forget_drafts()
     depths[forgotten] = 0

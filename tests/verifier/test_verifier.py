@@ -28,11 +28,11 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.verifier.arms import REMOTE, SUFFIX
+from specq.verifier.control.arms import REMOTE, SUFFIX
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.session import SYNC_PATIENCE, Session
+from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget, SuffixDecoder
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit
 
@@ -233,7 +233,7 @@ def test_the_tokenizer_travels_in_pieces() -> None:
     """A large tokenizer is cut into pieces of bounded size that join to the same files."""
     files = {"tokenizer.json": '{"model": "' + "x" * (2 * CHUNK_BYTES) + '"}'}
     verifier = make_verifier()
-    verifier.tokenizer_files = files
+    verifier.inbox.tokenizer_files = files
     chunks = verifier.handle(FetchTokenizer(), 0.0)
     assert len(chunks) == 3
     assert all(isinstance(chunk, TokenizerChunk) and len(chunk.data) <= CHUNK_BYTES for chunk in chunks)
@@ -540,7 +540,7 @@ def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, p
         learned.append((*values[:3], num_decoding, is_crowded))
 
     monkeypatch.setattr(verifier.arms, "learn", learn)
-    monkeypatch.setattr(verifier._prefill, "prompts_s", lambda *_, **__: part * learned[0][2])
+    monkeypatch.setattr(verifier.control.prefill, "prompts_s", lambda *_, **__: part * learned[0][2])
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
         verifier.step(lambda: 0.1 * next(ticks))
@@ -562,10 +562,10 @@ def test_what_drafts_add_to_a_step_with_a_prompt_counts_against_them(monkeypatch
     """The prompt takes as long as it would beside no nodes, though rows are dearer behind these."""
     engine, learned, now = ToyEngine(), list[float](), count()
     verifier = make_verifier(engine, max_step_rows=128, max_prefill_slowdown=0.0)
-    verifier.curves = (StepCurve([1, 10, 11, 256], [0.01, 0.01, 0.2, 0.2]),) * 2
+    verifier.control.curves = (StepCurve([1, 10, 11, 256], [0.01, 0.01, 0.2, 0.2]),) * 2
     monkeypatch.setattr(verifier.arms, "learn", lambda *values, **_: learned.append(values[2]))
     beside = {1: 0.3}  # seconds of a long prompt, by the rows that it is computed beside
-    monkeypatch.setattr(verifier._prefill, "prompts_s", lambda _, num_rows, *__, **___: beside[num_rows])
+    monkeypatch.setattr(verifier.control.prefill, "prompts_s", lambda _, num_rows, *__, **___: beside[num_rows])
 
     def step_once() -> None:
         moment = float(next(now))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specq.verifier.round_trips import RoundTrips
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.waiting import FEW_STEPS, FIRST_PATIENCE, LEFT_OUT, Waiting
+from specq.verifier.control.round_trips import RoundTrips
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.waiting import FEW_STEPS, FIRST_PATIENCE, LEFT_OUT, Waiting
 from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h200_target
 
 

@@ -36,12 +36,12 @@ from specq.protocol import (
 from specq.simulate.curve import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
-from specq.verifier.arms import SUFFIX
+from specq.verifier.control.arms import SUFFIX
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, ColocatedDrafter, DraftSource
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NEXT_IDS
 
 TEXT = StubText()

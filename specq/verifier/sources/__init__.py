@@ -14,7 +14,7 @@ To add one: a file with a class that fulfils `DraftSource` and a function `make`
 through the suite of `specq.testing.conformance.sources`.
 """
 
-from specq.verifier.grafting import DraftBatch
+from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.eagle import EagleDrafter, usual_sizes
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup

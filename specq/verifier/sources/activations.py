@@ -28,10 +28,10 @@ from specq.protocol import (
     to_bf16,
 )
 from specq.runtime import traced
-from specq.verifier.rounds import Rounds
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.interface import Computed
+from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 

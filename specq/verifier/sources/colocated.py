@@ -32,11 +32,10 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import DeviceTokens
-from specq.verifier.arms import COLOCATED
-from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import promised
-from specq.verifier.session import Session
+from specq.verifier.control.arms import COLOCATED
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
 from specq.verifier.sources.reading_choice import ReadingChoice
@@ -44,7 +43,8 @@ from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.unread import may_be_unread, put_tokens
 from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step.node_choice import promised
+from specq.verifier.step.rounds import Rounds
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specq.drafting import drafting_params
 from specq.protocol import SamplingParams, Speculation
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 
 
 class DraftingParams:

@@ -27,11 +27,9 @@ from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
 from specq.protocol import EAGLE_LANE, IntpArray, Speculation, UInt8Array
 from specq.verification import DeviceLines, DeviceTokens
-from specq.verifier.arms import EAGLE
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import FLOOR
-from specq.verifier.session import Session
+from specq.verifier.control.arms import EAGLE
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
@@ -44,6 +42,8 @@ from specq.verifier.sources.unread_trees import (
     put_read,
     shapes_for,
 )
+from specq.verifier.step.node_choice import FLOOR
+from specq.verifier.step.rounds import Rounds
 from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)

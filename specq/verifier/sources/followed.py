@@ -8,9 +8,9 @@ import numpy as np
 
 from specq.proposers import Followed
 from specq.verification import ends_of
-from specq.verifier.rounds import Rounds
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Computed
+from specq.verifier.step.rounds import Rounds
 
 Paths = dict[int, Sequence[int]]
 

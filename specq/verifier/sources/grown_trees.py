@@ -8,8 +8,8 @@ import numpy as np
 
 from specq.proposers import Grown
 from specq.protocol import BoolArray
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS
 
 

@@ -16,11 +16,11 @@ from typing import ClassVar, NamedTuple
 
 from specq.config import TargetConfig
 from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, SessionRows, StepOutput
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Rounds
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.rounds import Rounds
+from specq.verifier.step.shares import Shares
 
 UNBOUNDED = 1 << 30
 

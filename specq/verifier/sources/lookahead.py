@@ -6,7 +6,7 @@ by step, an n-gram for the session's pool. Those that begin with the session's l
 draft model and no training; the price is W * (N - 1) rows in each step, and a row for each node of the drafts.
 
 Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W at most; where
-nothing is free there is none. Whether the rest pays is for the controller to find out (`specq.verifier.arms`).
+nothing is free there is none. Whether the rest pays is for the controller to find out (`specq.verifier.control.arms`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from specq.proposers import TextDrafts
 from specq.protocol import LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
-from specq.verifier.arms import LOOKAHEAD
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Round
-from specq.verifier.session import Session
+from specq.verifier.control.arms import LOOKAHEAD
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.lookahead_window import LookaheadWindow, Ngrams
 from specq.verifier.sources.text_drafts import batches_of_texts, most_depth
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step.rounds import Round
 
 FREE = 0.1  # share of a step's time by which all windows may make it longer
 MOST_NODES = 64  # of a session's drafts

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from specq.protocol import Draft
-from specq.verifier.arms import REMOTE
-from specq.verifier.grafting import DraftBatch, batch_of
-from specq.verifier.rounds import Rounds
-from specq.verifier.session import Session
+from specq.verifier.control.arms import REMOTE
+from specq.verifier.sessions.grafting import DraftBatch, batch_of
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.activations import ActivationFeeds
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
+from specq.verifier.step.rounds import Rounds
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
 BATCH_NODES = 512  # after which a batch ends

@@ -11,10 +11,10 @@ from specq.engines import tokenizer_files
 from specq.proposers import ChainSource, Proposer, ProposerChains, bridge, draft_trees
 from specq.proposers.profiling import level_times
 from specq.protocol import fits
+from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.interface import Setup
 from specq.verifier.sources.shaped import MOST_NODES, ShapedDrafter
-from specq.verifier.step_curve import StepCurve
 
 if TYPE_CHECKING:
     from specq.proposers.chain_model import ChainModel

@@ -21,15 +21,15 @@ import structlog
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import HeadSource, HiddenRow, Ranked
 from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
-from specq.verifier.arms import MEDUSA
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import FLOOR
-from specq.verifier.session import Session
+from specq.verifier.control.arms import MEDUSA
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, rooms_of, tree_for
+from specq.verifier.step.node_choice import FLOOR
+from specq.verifier.step.rounds import Rounds
 from specq.verifier.trees import NEXT_IDS
 
 log = structlog.get_logger(__name__)

@@ -10,8 +10,8 @@ import numpy as np
 
 from specq.proposers import Chains
 from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
-from specq.verifier.rounds import Round, Rounds
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.trees import NONE
 
 

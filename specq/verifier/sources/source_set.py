@@ -24,15 +24,15 @@ from specq.protocol import (
 )
 from specq.runtime import traced
 from specq.verification import DeviceTokens
-from specq.verifier.grafting import DraftBatch, hang
-from specq.verifier.rounds import Rounds
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
-from specq.verifier.source_clock import SourceClock
-from specq.verifier.source_yields import Arm
+from specq.verifier.control.source_clock import SourceClock
+from specq.verifier.control.source_yields import Arm
+from specq.verifier.sessions.grafting import DraftBatch, graft_batch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mail_time import MailTime
 from specq.verifier.sources.mailbox import Mailbox
+from specq.verifier.step.rounds import Rounds
+from specq.verifier.step.shares import Shares
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class SourceSet:
         return self._mail_time.limit_s
 
     def control(self, looked_at: Arm, asleep: Arm) -> None:
-        """Take in what the controller says of sources (`specq.verifier.arms`)."""
+        """Take in what the controller says of sources (`specq.verifier.control.arms`)."""
         self.looked_at, self.asleep = looked_at, asleep
 
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
@@ -248,7 +248,7 @@ class SourceSet:
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
         """Hang drafts onto their sessions' trees. If that raises, what was drafted for these sessions is forgotten."""
         try:
-            hang(batch, now)
+            graft_batch(batch, now)
         except Exception as error:  # noqa: BLE001 - drafts are hints
             self._not_hung(source, batch, error)
 

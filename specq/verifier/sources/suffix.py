@@ -13,9 +13,9 @@ import numpy as np
 from specq.proposers import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
 from specq.protocol import SUFFIX_LANE, Int32Array, IntpArray
 from specq.runtime import Faults
-from specq.verifier.arms import SUFFIX
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.control.arms import SUFFIX
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource, Setup
 from specq.verifier.sources.shared_texts import SharedTexts
 from specq.verifier.sources.text_drafts import batches_of_texts, most_depth

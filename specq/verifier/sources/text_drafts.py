@@ -10,9 +10,9 @@ from specq.drafting import longest_chain
 from specq.proposers import TextDrafts
 from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Faults, in_halves
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.scheduler import promised
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.node_choice import promised
 from specq.verifier.trees import NEXT_IDS
 
 RARITY = 16  # where no node is likely enough, one is tried once in this many rounds

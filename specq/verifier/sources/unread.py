@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from specq.protocol import Int32Array, Int64Array, IntpArray
 from specq.verification import DeviceTokens, handles, is_handle, places_in_runs, places_of, starts_of
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 

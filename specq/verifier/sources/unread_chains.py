@@ -15,8 +15,8 @@ from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, IntpArray
 from specq.verification import DeviceTokens
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.unread import Layout, hung_unread
 
 FADE = 0.05  # of a mean, with each round

@@ -18,10 +18,10 @@ from specq.drafting import LEAST_CHANCE
 from specq.proposers import Grown
 from specq.protocol import BoolArray, Float64Array, IntpArray
 from specq.verification import DeviceTokens, places_in_runs
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources.unread import Layout, hung_unread, put_tokens
-from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 
 PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for

@@ -67,7 +67,7 @@ SESSIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "num_declined": ("i4", (NUM_OWN_LANES,)),  # by own lane: drafts without a likely node since one of them was tried
     "free_sessions": ("i4", ()),
 }
-# What else a step reads of each session, which kernels/ does not know; set by `specq.verifier.session`.
+# What else a step reads of each session, which kernels/ does not know; set by `specq.verifier.sessions.session`.
 STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "session_id": ("i8", ()),
     "epoch": ("i8", ()),

@@ -22,11 +22,11 @@ from specq.protocol import (
     StepOutput,
     UInt8Array,
 )
-from specq.verifier.arms import Arms
-from specq.verifier.rounds import Rounds
-from specq.verifier.shares import Shares
-from specq.verifier.source_clock import LANES, by_lane
+from specq.verifier.control.arms import Arms
+from specq.verifier.control.source_clock import LANES, by_lane
 from specq.verifier.sources import SourceSet
+from specq.verifier.step.rounds import Rounds
+from specq.verifier.step.shares import Shares
 from specq.verifier.trees import DraftTrees
 
 KEPT_STEPS = 64  # whose nodes are not counted yet

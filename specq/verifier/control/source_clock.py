@@ -17,10 +17,10 @@ from specq.protocol import (
     Int64Array,
     UInt8Array,
 )
-from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
-from specq.verifier.rounds import Rounds
-from specq.verifier.source_yields import Yield
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.control.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.verifier.control.source_yields import Yield
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.step.rounds import Rounds
 
 LANES = {
     REMOTE: slice(0, LEAST_OWN_LANE),

@@ -13,7 +13,8 @@ from specq.engines import Engine
 from specq.protocol import ModelInfo, Open
 from specq.runtime import Faults
 from specq.verification import reason_against
-from specq.verifier.session import Session
+from specq.verifier.sessions.lifecycle import SessionEvent
+from specq.verifier.sessions.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +60,8 @@ def admit(
     num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
     are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
-        if session.gives_way is None:
-            session.gives_way = are_few
+        if session.yields_to_decode is None:
+            session.yields_to_decode = are_few
         if least := prefixes.awaited_by(session):
             session.waited_for = least
             continue
@@ -178,5 +179,6 @@ class _Prefixes:
 
 def _evict(session: Session, engine: Engine) -> None:
     engine.close(session.session_id)
-    session.is_open, session.kv_len = False, 0
+    session.note(SessionEvent.EVICTED)
+    session.kv_len = 0
     log.info("session_evicted", session=session.session_id, length=session.length)

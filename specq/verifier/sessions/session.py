@@ -3,8 +3,8 @@
 What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all sessions at once; the
 attributes here read and write the same places.
 
-Rules: only `specq.verifier.rounds` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
-`specq.verifier.grafting`.
+Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
+`specq.verifier.sessions.grafting`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from specq.protocol import (
 )
 from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
-from specq.verifier.history import Past
+from specq.verifier.sessions.history import Past
+from specq.verifier.sessions.lifecycle import HAVE_ENDED, IN_ENGINE, SessionEvent, SessionState, after
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
 
 SYNC_PATIENCE = 3  # heartbeats
 
 
-class State:
+class ArrayField:
     """An attribute of a session that stands in the arrays; `kind` 0 where the session is closed."""
 
     def __init__(self, kind: type) -> None:
@@ -58,18 +59,19 @@ class State:
 class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner.
 
-    kv_len        tokens whose KV is there; is_open: in the engine
+    state         see `specq.verifier.sessions.lifecycle`; finish: the reason why it has ended, once it has
+    kv_len        tokens whose KV is there
     owner         whose sessions share KV and texts with it
     cached_tokens of the prompt's tokens, how many had KV when it was first opened in the engine; None: it was not yet
     journaled     tokens that the broker has confirmed
     """
 
-    kv_len, limit, journaled, is_open = State(int), State(int), State(int), State(bool)
-    num_live = State(int)  # nodes on the tree
-    explains = State(bool)  # verdicts say what was verified
-    drafted_at = State(int)  # the newest position that a draft spoke of
-    cached_at = State(int)  # the base length of the verdict that has `cached_tokens`; NONE: none has
-    beats_waited = State(int)  # heartbeats since a synchronous session began to wait for a draft
+    kv_len, limit, journaled = ArrayField(int), ArrayField(int), ArrayField(int)
+    num_live = ArrayField(int)  # nodes on the tree
+    explains = ArrayField(bool)  # verdicts say what was verified
+    drafted_at = ArrayField(int)  # the newest position that a draft spoke of
+    cached_at = ArrayField(int)  # the base length of the verdict that has `cached_tokens`; NONE: none has
+    beats_waited = ArrayField(int)  # heartbeats since a synchronous session began to wait for a draft
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
@@ -88,7 +90,8 @@ class Session:
         self.opened_len = len(self.token_ids)
         self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
         self._stop_matcher: StopMatcher | None = None
-        self._finish = ""
+        self.finish = ""
+        self.state = SessionState.WAITING
         self.speculation: Speculation = message.speculation
         self.explained: dict[
             str, Any
@@ -96,8 +99,8 @@ class Session:
         self.waits = message.speculation.waits  # for its drafters: in each round, or where it has no draft
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        # Whether its prompt gives way to sessions that decode: more did than waited when its turn came. None: it has not come.
-        self.gives_way: bool | None = None
+        # Whether its prompt yields to sessions that decode: more did than waited when its turn came. None: it has not come.
+        self.yields_to_decode: bool | None = None
         self.waited_for = 0  # its first how many tokens it has last waited for another session to compute
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
@@ -132,16 +135,22 @@ class Session:
         t.sampling[place] = make_rows([self.params], [0])[0]
         t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
-    @property
-    def finish(self) -> str:
-        """The finish reason, once there is one."""
-        return self._finish
+    def note(self, event: SessionEvent) -> None:
+        """Change the state by what has happened; AssertionError if it cannot happen in this state."""
+        self.state = after(self.state, event)
+        if self.state is not SessionState.CLOSED:
+            self.trees.is_open[self.place] = self.state in IN_ENGINE
+            self.trees.has_ended[self.place] = self.state in HAVE_ENDED
 
-    @finish.setter
-    def finish(self, reason: str) -> None:
-        self._finish = reason
-        if self.place != NONE:
-            self.trees.has_ended[self.place] = bool(reason)
+    @property
+    def is_open(self) -> bool:
+        """Whether it is in the engine."""
+        return self.state in IN_ENGINE
+
+    def end(self, reason: str) -> None:
+        """Note that a step came to the end of its text, and why that is the end."""
+        self.finish = reason
+        self.note(SessionEvent.FINISHED)
 
     @property
     def stop_matcher(self) -> StopMatcher | None:
@@ -173,7 +182,7 @@ class Session:
     def open_in(self, engine: Engine) -> None:
         """Open it in the engine, which may share KV with sessions of the same owner; raises what the engine does."""
         self.kv_len = engine.open(self.session_id, self.context(), self.owner)
-        self.is_open = True
+        self.note(SessionEvent.ADMITTED)
         if self.cached_tokens is None:
             self.cached_tokens = min(self.kv_len, self.prompt_len)
             if self._says_cached and self.cached_tokens:
@@ -237,6 +246,8 @@ class Session:
 
     def close(self) -> None:
         """Give up the session's place in the trees; drafts for it have no effect any more."""
+        if self.state is SessionState.CLOSED:
+            return
+        self.note(SessionEvent.CLOSED)
         place, self.place = self.place, NONE
-        if place != NONE:
-            self.trees.close(place)
+        self.trees.close(place)

@@ -1,9 +1,9 @@
 """Whether the next step waits for drafts of draft workers, or begins behind the one in flight.
 
 A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; a plain step is launched early
-(`specq.verifier.flights`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
+(`specq.verifier.step.in_flight`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
 second than those that were launched early; else they overlap, as if nobody drafted, unless so much hangs on the trees that it pays by itself
-(`specq.verifier.scheduler.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
+(`specq.verifier.step.node_choice.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
 
 No clock: seconds are given.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from specq.verifier.patience import Patience
-from specq.verifier.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
+from specq.verifier.control.patience import Patience
+from specq.verifier.control.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
 
 MARGIN = 1.05  # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is certain
 FADE = 0.05  # of what is known of steps, with each one

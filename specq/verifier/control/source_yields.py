@@ -59,7 +59,7 @@ def leanest(step: Yield, yields: Yields) -> tuple[Arm, float]:
 
 def promise(step: Yield, yields: Yields, added: Arm, dropped: Arm) -> float:
     """Return how much a step may gain at best, as a logarithm, by some sources more and some less; `yields`: at best of those that are added
-    (`specq.verifier.source_bounds`). What is not known costs nothing, and others find all that those which are left out brought."""
+    (`specq.verifier.control.source_bounds`). What is not known costs nothing, and others find all that those which are left out brought."""
     found = step
     for source in dropped & yields.keys():
         found = found.without(yields[source]._replace(tokens=0.0))

@@ -3,7 +3,7 @@
 A session whose logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host knows its last token, so where
 steps are launched early every second one. If few sessions are of this kind, that gives more tokens a second than to let all of them wait.
 
-No clock: seconds are given. What steps bring that wait for draft workers, and that do not: `specq.verifier.waiting`.
+No clock: seconds are given. What steps bring that wait for draft workers, and that do not: `specq.verifier.control.waiting`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.engines import Engine
-from specq.verifier.arms import REMOTE, Arms
-from specq.verifier.flights import Flight
-from specq.verifier.scheduler import are_worth_waiting_for
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
+from specq.verifier.control.arms import REMOTE, Arms
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.waiting import Waiting
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.waiting import Waiting
+from specq.verifier.step.in_flight import InFlightStep
+from specq.verifier.step.node_choice import are_worth_waiting_for
+from specq.verifier.step.shares import Shares
 
 
 class EarlySteps:
@@ -68,7 +68,7 @@ class EarlySteps:
             return 0.0
         return self._waiting.saved_s(curve)
 
-    def learn(self, flight: Flight, num_tokens: int, seconds: float, curve: StepCurve) -> None:
+    def learn(self, flight: InFlightStep, num_tokens: int, seconds: float, curve: StepCurve) -> None:
         """Take in a step that gave so many tokens: one that was waited for, or one that was launched early."""
         shares, are_fed = flight.shares, self._are_fed(flight.shares)
         if flight.is_behind:

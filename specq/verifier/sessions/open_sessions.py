@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specq.protocol import MODES, BoolArray, IntpArray
-from specq.verifier.session import SYNC_PATIENCE, Session
+from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.trees import DraftTrees
 
 SYNC, JIT = MODES.index("sync"), MODES.index("jit")
@@ -35,7 +35,7 @@ class OpenSessions(dict[int, Session]):
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
         super().__init__()
-        self._trees, self._max_uncommitted = trees, max_uncommitted
+        self.trees, self._max_uncommitted = trees, max_uncommitted
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
         self._have_waiting = False  # whether some of those in `_order` wait for drafters at times
@@ -97,7 +97,7 @@ class OpenSessions(dict[int, Session]):
     def all_go_on(self, places: IntpArray) -> bool:
         """Return whether those that take part now are the sessions at these places, in this order, and all of their tokens have KV, or will have it
         when what is in flight has ended; none needs a token that the host does not know."""
-        states, trees = self._states(), self._trees
+        states, trees = self._states(), self.trees
         assert self._order is not None
         own = self._order[1][states.runs]
         return (
@@ -109,7 +109,7 @@ class OpenSessions(dict[int, Session]):
     def num_pending(self) -> int:
         """Return how many tokens the sessions that take part in the next step have without KV."""
         places = [session.place for session in self.running()]
-        pending = self._trees.length[places] - self._trees.kv_len[places]
+        pending = self.trees.length[places] - self.trees.kv_len[places]
         return int(np.maximum(pending, 0).sum())  # of those in flight none is known yet
 
     def decoding(self) -> list[Session]:
@@ -133,7 +133,7 @@ class OpenSessions(dict[int, Session]):
             self._order = sessions, np.array([session.place for session in sessions], np.intp)
             self._have_waiting = any(session.waits for session in sessions)
         sessions, places = self._order
-        t = self._trees
+        t = self.trees
         length = t.length[places]
         num_pending = length - t.kv_len[places]
         foreseen = length + np.maximum(1 - num_pending, 0) if self.has_flight else length

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specq.verifier.window import Window
+from specq.verifier.control.window import Window
 
 FADE = 0.1  # of what is usual, with each window
 FIRST_SPREAD = 0.2  # between windows, as a logarithm, as it is believed before they show it

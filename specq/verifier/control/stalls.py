@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specq.verifier.source_yields import Arm
+from specq.verifier.control.source_yields import Arm
 
 MOST = 3.0
 MOVE = 1.15

@@ -9,10 +9,10 @@ import numpy as np
 
 from specq.protocol import Open, trace_events
 from specq.runtime import Tracer
-from specq.verifier.meter import Moments
-from specq.verifier.rounds import Round, Rounds
-from specq.verifier.session import Session
-from specq.verifier.shares import Shares
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.meter import Moments
+from specq.verifier.step.rounds import Round, Rounds
+from specq.verifier.step.shares import Shares
 
 
 def trace_open(tracer: Tracer, message: Open, now: float) -> None:

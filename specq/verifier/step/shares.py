@@ -11,7 +11,7 @@ import numpy as np
 
 from specq.protocol import MODES, NO_TOKENS, BoolArray, Int32Array, IntpArray, SessionStep
 from specq.verification import StepBatch, ends_of
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from specq.verifier.load_level import LoadLevel
-from specq.verifier.source_bounds import SourceBounds
-from specq.verifier.source_yields import Arm, Yields
-from specq.verifier.window import Window
+from specq.verifier.control.load_level import LoadLevel
+from specq.verifier.control.source_bounds import SourceBounds
+from specq.verifier.control.source_yields import Arm, Yields
+from specq.verifier.control.window import Window
 
 # Draft workers, suffix decoding, lookahead decoding, the verifier's own draft model, heads on the target's hidden states.
 REMOTE, SUFFIX, LOOKAHEAD, COLOCATED = "remote", "suffix", "lookahead", "colocated"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specq.verifier.source_yields import Yield, Yields
+from specq.verifier.control.source_yields import Yield, Yields
 
 ROUNDS = 2  # at a load, before anything is known of its seconds: what is done once, as compiling is, is in the first
 RISE = 0.05  # of the difference, where a source takes more than the least that it took: what it does may have become dearer

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NONE
 
 

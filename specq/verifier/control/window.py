@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from specq.verifier.source_yields import NOTHING, Arm, Yield
+from specq.verifier.control.source_yields import NOTHING, Arm, Yield
 
 # A window is the longest of: seconds; round trips, where draft workers are heard; LEAST_STEPS steps; and so many that they
 # have WINDOW_VERDICTS verdicts, of all sessions, or WINDOW_STEPS.

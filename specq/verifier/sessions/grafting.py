@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from specq.protocol import Draft, DraftDistribution, Float64Array, Int32Array, Int64Array
 from specq.verification import DeviceTokens
-from specq.verifier.session import Session
+from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, Grafted
 
 LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
@@ -54,7 +54,7 @@ class DraftBatch:
     drafted: DeviceTokens | None = None
 
 
-def hang(batch: DraftBatch, now: float) -> Grafted:
+def graft_batch(batch: DraftBatch, now: float) -> Grafted:
     """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All sessions are in
     the same draft trees; drafts for those that are closed have no effect."""
     return batch.sessions[0].trees.graft(

@@ -1,0 +1,147 @@
+"""What a verifier does with each message: it opens and closes sessions, takes drafts in, and sends again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from specq.protocol import (
+    Ack,
+    Clock,
+    Close,
+    Draft,
+    Fault,
+    FetchTokenizer,
+    GetActivations,
+    Message,
+    ModelInfo,
+    Open,
+    ProtocolError,
+    SpecqError,
+    reason_against,
+    stripped,
+    trace_events,
+)
+from specq.runtime import Faults, Tracer, traced
+from specq.text import TextCodec, tokenizer_chunks
+from specq.verifier.control.controller import Controller
+from specq.verifier.sessions.kv_admission import reason_to_refuse
+from specq.verifier.sessions.open_sessions import OpenSessions
+from specq.verifier.sessions.session import Session
+from specq.verifier.sources import SourceSet
+from specq.verifier.step.planner import StepPlanner
+from specq.verifier.step.tracing import trace_open
+from specq.verifier.step.verdicts import failure, verdict_again
+
+log = structlog.get_logger(__name__)
+
+
+class VerifierInbox:
+    """Handles the messages for one verifier; a message harms no session but its own."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        sessions: OpenSessions,
+        sources: SourceSet,
+        control: Controller,
+        planner: StepPlanner,
+        tracer: Tracer,
+        forget: Callable[[int], None],
+        *,
+        trust_drafts: bool,
+        tokenizer_files: dict[str, str],
+    ) -> None:
+        """`forget` gives up a session, if it is there."""
+        self._model, self.sessions, self._sources = model, sessions, sources
+        self._control, self._planner, self._tracer, self._forget = control, planner, tracer, forget
+        self._trusts_drafts, self.tokenizer_files = trust_drafts, tokenizer_files
+        self.codec = TextCodec(tokenizer_files) if "tokenizer.json" in tokenizer_files else None
+        self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
+            Open: self._open,
+            Close: self._close,
+            Ack: self._ack,
+            Draft: self._draft,
+            FetchTokenizer: self._fetch_tokenizer,
+            GetActivations: self._get_activations,
+            Clock: self._clock,
+        }
+
+    def handle(self, message: Message, now: float) -> list[Message]:
+        """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a verifier takes no {message.TYPE}")
+        self.sessions.changed()
+        try:
+            return handler(message, now)
+        except SpecqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a message harms no session but its own
+            return self._not_handled(message, error)
+
+    def _not_handled(self, message: Message, error: Exception) -> list[Message]:
+        """Fail a session that could not be opened; drop any other message."""
+        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        if isinstance(message, Open):
+            faults = Faults()
+            faults.note(message, "opened", error)
+            self._forget(message.session_id)
+            return [failure(message, faults.found[message.session_id])]
+        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
+
+    def _open(self, message: Open, now: float) -> list[Message]:
+        known = self.sessions.get(message.session_id)
+        if known is not None and known.epoch >= message.epoch:
+            return []
+        reason = reason_to_refuse(message, self._model, has_codec=self.codec is not None)
+        if reason:
+            return [failure(message, Fault(reason))]
+        self._forget(message.session_id)
+        self.sessions.add(Session.of(message, self._model, self.sessions.trees, self.codec))
+        self._control.bursts.arrive(now)
+        trace_open(self._tracer, message, now)
+        return []
+
+    def _close(self, message: Close, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.epoch <= message.epoch:
+            self._forget(message.session_id)
+        return []
+
+    def _ack(self, message: Ack, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch or message.length > session.length:
+            return []
+        session.journaled = max(session.journaled, message.length)
+        if not message.resend or message.length == session.length:
+            return []
+        return [verdict_again(session, message.length, self._planner.asked)]
+
+    def _draft(self, message: Draft, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return []
+        reason = reason_against(message, self._model.vocab_size)
+        if reason:
+            raise ProtocolError(f"a draft was dropped: {reason}")
+        self._control.note_draft(message.session_id, message.base_len, now)
+        self._sources.put(session, message if self._trusts_drafts else stripped(message))
+        if self._tracer.is_on:
+            values = (message.lane, len(message.token_ids), message.base_len)
+            self._tracer.note(message.session_id, trace_events.DRAFT_ARRIVED, now, *values)
+        return []
+
+    def _get_activations(self, message: GetActivations, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return []
+        return [*self._sources.ask_activations(session, message)]
+
+    def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
+        return list(tokenizer_chunks(self._model, self.tokenizer_files))
+
+    def _clock(self, message: Clock, now: float) -> list[Message]:
+        self._tracer.take_clock(message)
+        return []

@@ -1,0 +1,217 @@
+"""Steps between their launch and their collection, as the verifier sees them.
+
+With an engine that overlaps, the next step is launched before the last one is collected, where that one can be
+*followed*: each session of it takes one token that the device knows first, and no draft, and the next step waits
+neither for drafts (`specq.verifier.control.waiting`) nor for what the host must know of a session
+(`specq.verifier.control.early_steps`). What is found out late, such as the end of a text, costs a row of the next step
+and nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is
+discarded, and the failed step is repeated with some of its sessions.
+
+Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are
+sent and handled. A next step of the same sessions, each a token further, is launched behind both of them, before the
+older one is collected: so the processes always know what comes next. Else that one is collected first of all, and the
+next one launched before anything is told of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.engines import Computed, Engine, Launched, is_apart, launch
+from specq.protocol import EngineLostError, StepOutput, Tap
+from specq.runtime import Faults, in_halves, traced
+from specq.verifier.sessions.kv_admission import Prefill
+from specq.verifier.sessions.open_sessions import JIT, SYNC
+from specq.verifier.step.shares import Shares
+
+log = structlog.get_logger(__name__)
+
+Part = tuple[Shares, Launched]
+Done = list[tuple[Shares, StepOutput]]
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step that was planned and launched.
+
+    shares    as they were planned; parts: those that were launched, at one call or several
+    num_met   sessions that there were, those among them that wait for rows of their prompts
+    num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
+    waited_s  as of `SourceSet`
+    began, drafted, planned     as of `Moments`
+    is_behind whether it was launched behind another one, which had not ended
+    is_late   whether messages may have been handled, or another step ended, before this one was collected
+    """
+
+    shares: Shares
+    num_met: int
+    num_rows: int
+    min_accept_prob: int
+    waited_s: float
+    began: float
+    drafted: float
+    planned: float
+    parts: list[Part] = field(default_factory=list)
+    is_behind: bool = False
+    is_late: bool = False
+
+    def waits_for_drafts(self, waited_s: float, now: float) -> None:
+        """Note that the step, which was launched behind drafts, begins when these are complete: now."""
+        self.waited_s, self.drafted, self.planned = waited_s, now, now
+
+    def prefilling(self) -> list[Prefill]:
+        """Return the sessions of whose context the step computes a part."""
+        if not len(self.shares):
+            return []
+        sessions, batch = self.shares.sessions, self.shares.batch
+        return [Prefill(sessions[i], int(batch.starts[i])) for i in (batch.num_tokens > 1).nonzero()[0].tolist()]
+
+
+class CollectedStep(NamedTuple):
+    """A step that has ended.
+
+    done      what came of its parts
+    faults    of its sessions; also those of the newest plan, unless that was made behind yet another step
+    ended     when the host had its answer; waited_s: for so long, if another one was in flight behind it
+    """
+
+    step: InFlightStep
+    done: Done
+    faults: Faults
+    ended: float
+    waited_s: float | None
+
+
+class StepsInFlight:
+    """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two,
+    three within one.
+
+    most      that stay in flight between two calls
+    launched  the step that this call has launched, if it has
+    """
+
+    def __init__(self, engine: Engine, tap: Callable[[Shares], Tap], awaits: Callable[[Shares], bool]) -> None:
+        """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions
+        waits for drafts, or for what the host must know."""
+        self._engine, self._tap, self._awaits = engine, tap, awaits
+        self.most = 2 if is_apart(engine) else 1
+        self._steps = deque[InFlightStep]()
+        self.launched: InFlightStep | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def newest(self) -> InFlightStep | None:
+        """The step that the next one is launched behind."""
+        return self._steps[-1] if self._steps else None
+
+    def begin_call(self) -> None:
+        """Note that messages may have been handled since the last call."""
+        self.launched = None
+        for step in self._steps:
+            step.is_late = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another step may be launched before the newest one is collected."""
+        return not self._steps or self.can_follow(self._steps[-1])
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can
+        follow it."""
+        if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
+            return bool(self._steps)
+        return len(self._steps) == 1 and not self.can_follow(self._steps[0])
+
+    def can_follow(self, step: InFlightStep) -> bool:
+        """Return whether another step may be launched before this one is collected."""
+        if not self._engine.overlaps or len(step.parts) != 1 or not step.parts[0][1].feeds:
+            return False
+        shares = step.parts[0][0]
+        mode = shares.sessions[0].trees.mode[shares.places]
+        return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not self._awaits(shares)
+
+    def launch(self, step: InFlightStep, faults: Faults) -> None:
+        """Launch a step behind the newest one. One of which nothing could be launched is collected at once, or left out
+        behind another one."""
+        before = self.newest
+        step.is_behind = before is not None
+        if len(step.shares):
+            step.parts = self._launch_parts(step.shares, before, faults)
+        if step.parts or before is None:
+            self._steps.append(step)
+        self.launched = step
+
+    def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
+        """Launch a step. Where that raises, some of its sessions are computed one half after the other, and those for
+        which it raises are left out; but nothing is while another step is in flight, which only one can follow, or
+        drafts are unread."""
+        try:
+            return [(shares, self._launch(None if before is None else before.parts[0][1], shares))]
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `Faults.of`
+            log.warning("step_not_launched", num_sessions=len(shares), **traced(error))
+        if before is not None or shares.batch.as_read().drafted is not None:
+            return []
+        done = in_halves(shares, self._compute, faults, "computed", retry=True)
+        return [(own, Computed(output)) for own, output in done]
+
+    def _launch(self, after: Launched | None, shares: Shares) -> Launched:
+        launched = launch(self._engine, shares.batch, self._tap(shares), after)
+        if len(shares):
+            shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
+        return launched
+
+    def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
+        """Wait for the oldest step. Where that raises, whatever was launched behind it is discarded. `planned`: faults
+        of what was planned last."""
+        step, asked_at = self._steps.popleft(), clock()
+        is_followed = bool(self._steps)
+        faults = Faults() if any(other.is_late for other in self._steps) else planned
+        done = [part for parts in step.parts for part in self._collect_part(*parts, faults)]
+        ended = clock()
+        return CollectedStep(step, done, faults, ended, ended - asked_at if is_followed else None)
+
+    def _collect_part(self, shares: Shares, launched: Launched, faults: Faults) -> Done:
+        try:
+            output = launched.collect()
+            return [(shares.known(), output)]
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `Faults.of`
+            log.warning("step_failed", num_sessions=len(shares), **traced(error))
+            self._discard_behind()
+            return in_halves(_again(shares), self._compute, faults, "computed", retry=True)
+
+    def _compute(self, shares: Shares) -> StepOutput:
+        return self._launch(None, shares).collect()
+
+    def _discard_behind(self) -> None:
+        """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they
+        were."""
+        while self._steps:
+            for shares, launched in self._steps.pop().parts:
+                launched.discard()
+                for session, start in zip(shares.sessions, shares.batch.starts.tolist(), strict=True):
+                    if session.is_open:
+                        session.kv_len = start
+
+
+def _again(shares: Shares) -> Shares:
+    """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by
+    now."""
+    which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
+    shares = (shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares).known()
+    if shares.batch.fed_by is None or not len(shares):
+        return shares
+    batch = shares.batch.fed(shares.sessions[0].trees.last_token[shares.places])
+    return Shares(shares.sessions, shares.places, batch, shares.nodes)

@@ -1,0 +1,264 @@
+"""Which sessions share the next forward pass, with how many tokens and which nodes of each.
+
+Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
+    chunked to the
+room that is left, and beside decoding sessions to the time that these can spare
+    (`specq.verifier.control.prefill_limit`). Which draft
+nodes are added, `specq.verifier.step.node_choice` says.
+
+Pure: sessions in, a plan out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.protocol import (
+    NO_SCRATCH,
+    NO_TOKENS,
+    BoolArray,
+    Int32Array,
+    IntpArray,
+    ScratchRows,
+)
+from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
+from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.session import Session
+from specq.verifier.step.node_choice import NO_CHAINS, Chosen, choose_nodes
+from specq.verifier.step.shares import NO_SHARES, Shares
+from specq.verifier.trees import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a
+    second."""
+
+    shares: Shares
+    num_rows: int
+    goodput: float
+
+
+def plan(
+    sessions: Sequence[Session],
+    curve: StepCurve,
+    *,
+    max_rows: int,
+    free_slots: int,
+    max_chain: int = 0,
+    even_chains: Mapping[int, int] = NO_CHAINS,
+    before: Shares | None = None,
+    drafted: DeviceTokens | None = None,
+    prefill: PrefillLimit = UNLIMITED,
+    saved_s: float = 0.0,
+) -> StepPlan:
+    """Plan the next step.
+
+    `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
+    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the newest step
+        in flight, if there is one, which feeds the
+    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`:
+        for what the handles on the
+    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`:
+        seconds that a step without
+    nodes takes less than the curve says, since the next is launched early.
+    """
+    room = min(max_rows, free_slots)
+    if not sessions or room < 1:
+        return StepPlan(NO_SHARES, 0, 0.0)
+    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill), is_fed=before is not None)
+    num_rows = chunks.num_tokens
+    decoding = chunks.decoding()
+    num_rows += _fit_scratch(decoding, room - num_rows)
+    # Of a session that will be fed it is not known what nodes follow.
+    most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
+    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s, even_chains)
+    num_rows += len(chosen.nodes)
+    goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
+    return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
+
+
+def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
+    """Return how many nodes a step of so many other rows may have so that it is not silent for too long
+    (`prefill_limit`)."""
+    longest = longest_s(curve(num_rows))
+    if room <= 0 or curve(num_rows + room, room) <= longest:
+        return room
+    return int(np.searchsorted(curve.times(num_rows, room + 1), longest, "right")) - 1
+
+
+class _Chunks(NamedTuple):
+    """Sessions, their places, and how many committed tokens, at least one, the step computes of each and in all;
+    is_judged: whether these are all."""
+
+    sessions: list[Session]
+    places: IntpArray
+    starts: Int32Array
+    sizes: IntpArray
+    is_judged: BoolArray
+    num_tokens: int
+
+    def decoding(self) -> list[Session]:
+        """Return the sessions whose step gives a token."""
+        if np.count_nonzero(self.is_judged) == len(self.sessions):
+            return self.sessions
+        return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
+
+
+class _Limits(NamedTuple):
+    """What bounds the rows of a step: `room` is `max_rows`, or less where KV slots run short."""
+
+    max_rows: int
+    room: int
+    curve: StepCurve
+    prefill: PrefillLimit
+
+
+def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
+    """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will
+    be."""
+    trees, chosen = sessions[0].trees, list(sessions)
+    places = np.array([session.place for session in chosen], np.intp)
+    starts = trees.kv_len[places]
+    pending = (trees.length[places] - starts).astype(np.intp)
+    if is_fed:
+        np.maximum(pending, 1, out=pending)
+    if (num_tokens := int(pending.sum())) == len(chosen) <= limits.room:
+        return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
+    sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
+    some = sizes.nonzero()[0]
+    if len(some) < len(chosen):
+        chosen = [chosen[i] for i in some.tolist()]
+        places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
+    return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
+
+
+def _beside_decoding(
+    sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
+) -> IntpArray:
+    """Return how many tokens of each session the step may compute: of prompts only so many as the step may take, and as
+    sessions that decode can spare time for."""
+    is_prompt = pending > 1
+    num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
+    if num_decoding == len(pending):
+        return pending
+    prompts = is_prompt.nonzero()[0]
+    chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
+    room = limits.prefill.most_rows(chunks, num_decoding, room, limits.curve, is_late=is_late)
+    if not num_decoding:
+        return filled(pending, room)
+    is_free = [not sessions[i].yields_to_decode and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
+    sizes = pending.copy()
+    sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
+    return sizes
+
+
+def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
+    """Leave out the scratch rows for which there is no room; return how many are left."""
+    if not sessions or not np.count_nonzero(sessions[0].trees.num_scratch):
+        return 0
+    taken = 0
+    for session in sessions:
+        count = session.scratch.num_rows
+        if count > room - taken:
+            session.scratch = NO_SCRATCH
+        else:
+            taken += count
+    return taken
+
+
+def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
+    """Return scratch rows as they stand behind this many nodes; their parents are -1 or earlier ones of them."""
+    if not (rows.num_rows and num_nodes):
+        return rows
+    return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
+
+
+def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: DeviceTokens | None) -> Shares:
+    """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
+    sessions, places, starts, sizes, is_judged, _ = chunks
+    trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
+    token_ids, parents, scores = _tokens_of(chunks), NO_TOKENS, NO_SCORES
+    if len(chosen.nodes):
+        num_nodes[is_judged] = np.diff(chosen.firsts)
+        node_tokens, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
+        if drafted is not None and drafted.tree is not None:
+            assert drafted.tree.are_first(node_tokens, np.diff(chosen.firsts)), (
+                "what stands above these nodes may be missing"
+            )
+        token_ids = _interleaved(token_ids, sizes, node_tokens, num_nodes)
+    batch = StepBatch(
+        session_ids=trees.session_id[places].tolist(),
+        params=[session.params for session in sessions],
+        sampling=trees.sampling[places],
+        traits=trees.traits[places],
+        starts=starts,
+        num_tokens=sizes,
+        is_judged=is_judged,
+        token_ids=token_ids,
+        num_nodes=num_nodes,
+        extras=_extras(chunks, num_nodes, chosen.nodes),
+        parents=parents,
+        scores=scores,
+        fed_by=None if before is None else _fed_by(chunks, before),
+        drafted=drafted if len(chosen.nodes) else None,
+    )
+    return Shares(sessions, places, batch, chosen.nodes)
+
+
+def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
+    """Return `StepBatch.fed_by`, given the newest step in flight."""
+    trees = chunks.sessions[0].trees
+    is_fed = trees.length[chunks.places] <= chunks.starts
+    if not np.count_nonzero(is_fed):
+        return None
+    judged = before.judged().places
+    found = np.full(len(trees.length), NONE, np.int32)
+    found[judged] = np.arange(len(judged))
+    fed_by: Int32Array = np.where(is_fed, found[chunks.places], np.int32(NONE))
+    assert np.array_equal(fed_by != NONE, is_fed), "a session's last token is neither known nor on its way"
+    return fed_by
+
+
+def _tokens_of(chunks: _Chunks) -> Int32Array:
+    """Return i32[sum of sizes]: the committed tokens that the step computes; of a session that will be fed, the last
+    one."""
+    sessions, places, starts, sizes, is_judged, num_tokens = chunks
+    trees = sessions[0].trees
+    if num_tokens == len(sessions) == np.count_nonzero(is_judged):
+        return trees.last_token[places]
+    starts = np.minimum(starts, trees.length[places] - 1)
+    spans = zip(sessions, starts.tolist(), (starts + sizes).tolist(), strict=True)
+    return np.array([token for session, start, end in spans for token in session.token_ids[start:end]], np.int32)
+
+
+def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, num_nodes: IntpArray) -> Int32Array:
+    """Return the tokens of each session and then those of its nodes."""
+    found = np.empty(len(token_ids) + len(of_nodes), np.int32)
+    at = ends_of(sizes).repeat(num_nodes) + np.arange(
+        len(of_nodes)
+    )  # behind the session's tokens, and all nodes before
+    is_token = np.ones(len(found), np.bool_)
+    is_token[at] = False
+    found[at], found[is_token] = of_nodes, token_ids
+    return found
+
+
+def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[int, Extra]:
+    """Return what few sessions have: a history, scratch rows, draft distributions."""
+    trees, places = chunks.sessions[0].trees, chunks.places
+    has_extras = trees.has_extras[places]
+    if not np.count_nonzero(has_extras):
+        return {}
+    found, ends = {}, ends_of(num_nodes)
+    for i in (has_extras * chunks.is_judged).nonzero()[0].tolist():
+        session, count = chunks.sessions[i], int(num_nodes[i])
+        own = nodes[ends[i] - count : ends[i]]
+        distributions = trees.distributions_of(own) if count and session.takes_distributions else None
+        found[i] = Extra(session.history(), _below(session.scratch, count), distributions)
+    return found
