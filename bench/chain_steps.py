@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.proposers import Expansion, Proposer, expand_chain
+from specq.drafting import Expansion, Proposer, expand_chain
 from specq.protocol import SamplingParams
 
 SHALLOW, DEEP = 2, 10  # levels of the chains that are timed

@@ -23,34 +23,34 @@ PACKAGES = {
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "proposers": ("protocol", "config", "runtime", "text", "verification", "engines"),
-    "drafting": ("protocol", "runtime", "verification", "proposers"),
-    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
+    "drafting": ("protocol", "config", "runtime", "text", "verification", "engines"),
+    "proposers": ("drafting",),  # the former name of its front door
+    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
     "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),
-    "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
+    "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
     "processes": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "drafting"),
         *("verifier", "broker", "client", "gateway"),
     ),
     "samples": ("protocol", "models", "text", "client"),
     "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (
-        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "engines", "proposers", "verifier"),
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "engines", "drafting", "verifier"),
         *("client", "samples", "processes"),
     ),
     "cli": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "drafting"),
         *("client", "chat", "gateway", "observe", "samples", "demo", "doctor", "training", "simulate", "processes"),
         "bench",  # from a checkout only
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
-        *("engines", "proposers", "verifier", "client", "simulate", "samples", "processes", "doctor"),
+        *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -62,7 +62,6 @@ PACKAGES = {
             "journal",
             "verification",
             "engines",
-            "proposers",
             "drafting",
             "verifier",
         ),
@@ -84,9 +83,10 @@ DOORS = {
         "specq.verification.transfers",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
-    *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
-    "specq.proposers.medusa",
-    "specq.proposers.eagle",
+    *(f"specq.drafting.draft_model.{module}" for module in ("chain_model", "drafter", "profiling")),
+    "specq.drafting.worker",
+    "specq.drafting.medusa.drafter",
+    "specq.drafting.eagle3.drafter",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
@@ -97,13 +97,18 @@ INSIDERS = {"bench.gpu.": "specq.engines.torch.", "bench.host_time": "specq.engi
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
+METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # those of drafting that need torch
 HEAVY_HOMES = (
-    *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
+    *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
+    *(f"specq/drafting/{method}/" for method in METHODS),
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
     *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
-TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
+TABLES = (
+    *(f"specq/{package}/__init__.py" for package in ("engines", "verification", "training")),
+    *(f"specq/drafting/{method}/{module}.py" for method in METHODS for module in ("__init__", "spec", "interface")),
+)
 
 
 def _name(path: Path) -> str:

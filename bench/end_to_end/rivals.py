@@ -15,8 +15,8 @@ from bench import chain_steps, engine_steps
 from bench.end_to_end.streams import Load, Stream
 from bench.end_to_end.vllm import vllm
 from bench.end_to_end.workload import Workload
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 
 FEW = 2  # prompts for transformers, which is slow
 SHORT = 48

@@ -21,8 +21,8 @@ from bench.gpu.overlap import ROUNDS, serve
 from bench.gpu.parts import Found, Task
 from bench.gpu.timing import event
 from bench.report import Figure, figure, tell
-from specq.proposers.chain_model import ChainModel
-from specq.proposers.profiling import level_times
+from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.profiling import level_times
 from specq.protocol import Open, SamplingParams, Speculation
 from specq.samples import codec_of, load_prompts
 from specq.verifier import ColocatedDrafter, StepCurve, Verifier, profiled_rows, step_curves

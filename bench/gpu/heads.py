@@ -22,11 +22,11 @@ from bench.gpu.parts import Found, Task
 from bench.gpu.timing import event
 from bench.report import figure, tell
 from specq.checkpoints import eagle_form
+from specq.drafting import Followed, HiddenRow, TreeRequest
+from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.medusa.drafter import Medusa
 from specq.engines.torch import EagleHead, EagleNetwork, MedusaHeads
 from specq.models import Shape
-from specq.proposers import Followed, HiddenRow, TreeRequest
-from specq.proposers.eagle import Eagle
-from specq.proposers.medusa import Medusa
 from specq.protocol import Int32Array, SamplingParams
 from specq.verifier import usual_sizes
 

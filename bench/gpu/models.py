@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from specq.drafting import PROPOSERS, Proposer
 from specq.engines import ENGINES, Engine
 from specq.engines.torch.loading import LoadedModel, assemble, pick_device
 from specq.models import ROLES, Shape, resolve_model
 from specq.models.inflate import inflate
-from specq.proposers import PROPOSERS, Proposer
 from specq.protocol import ConfigError
 
 KV_SLOTS = 48 * 1024

@@ -21,8 +21,8 @@ from bench.gpu.models import check_device
 from bench.gpu.parts import Found, Task
 from bench.report import Figure, figure, tell
 from specq.checkpoints import eagle_form
+from specq.drafting.eagle3.drafter import Eagle
 from specq.engines.torch.forward import tapped_rows
-from specq.proposers.eagle import Eagle
 from specq.protocol import (
     NO_TAP,
     Close,

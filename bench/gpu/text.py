@@ -12,9 +12,9 @@ import numpy as np
 from bench.gpu.parts import Found, Task
 from bench.numerics import Decoding, Tally, decode
 from bench.report import Figure, figure
+from specq.drafting import Expansion, Proposer, expand_chain
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
-from specq.proposers import Expansion, Proposer, expand_chain
 from specq.protocol import SamplingParams
 from specq.samples import shipped_token_ids
 

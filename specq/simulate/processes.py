@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant

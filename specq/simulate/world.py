@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from specq.broker import Broker, Connect, Effect, Send
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.engines import check_asked
-from specq.proposers import (
+from specq.drafting import (
     Chains,
     Children,
     DeviceNodes,
@@ -28,6 +27,7 @@ from specq.proposers import (
     TreeRequest,
     draws_children,
 )
+from specq.engines import check_asked
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,

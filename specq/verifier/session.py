@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from specq.drafting import longest_chain
+from specq.drafting.worker import longest_chain
 from specq.engines import Engine
 from specq.protocol import (
     MODES,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specq.drafting.drafter import Drafter
+from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyProposer

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.drafter import Drafter
-from specq.drafting.session import DraftSession
-from specq.proposers import Children, Expansion
-from specq.proposers.chain_source import Chains
+from specq.drafting import Children, Expansion
+from specq.drafting.draft_model.interface import Chains
+from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.session import DraftSession
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from specq.config.sections import DraftConfig
+from specq.drafting import PROPOSERS, ProposerSpec
+from specq.drafting.vocabulary import RetellingProposer
 from specq.processes.draft import build_drafter
-from specq.proposers import PROPOSERS, ProposerSpec
-from specq.proposers.vocabulary import RetellingProposer
 from specq.protocol import ConfigError
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams

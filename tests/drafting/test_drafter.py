@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.drafting.draft_nodes import DraftNode
-from specq.drafting.session import LOST_AFTER, DraftSession
-from specq.proposers import Children
+from specq.drafting import Children
+from specq.drafting.worker.draft_nodes import DraftNode
+from specq.drafting.worker.session import LOST_AFTER, DraftSession
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting.drafter import Drafter
-from specq.proposers import Children, Expansion
-from specq.proposers.chains import chain_by_passes
+from specq.drafting import Children, Expansion
+from specq.drafting.chains import chain_by_passes
+from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyProposer, toy_text

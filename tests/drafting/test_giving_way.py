@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from specq.config.sections import DraftConfig
-from specq.drafting.drafter import Drafter
+from specq.drafting.worker.drafter import Drafter
 from specq.processes import draft
 from specq.protocol import Heartbeat, Hello, Message, Welcome
 from specq.testing.fake_broker import FakeBroker

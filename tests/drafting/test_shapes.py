@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.drafting.shapes import DEFAULT_DEPTH, SYNC_NODES, Path, Shape, budget_of, shape_of
+from specq.drafting.worker.shapes import DEFAULT_DEPTH, SYNC_NODES, Path, Shape, budget_of, shape_of
 from specq.protocol.errors import JobError
 from specq.protocol.params import Speculation
 

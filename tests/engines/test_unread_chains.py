@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.draft_model.chain_model import ChainModel
 from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
-from specq.proposers.chain_model import ChainModel
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Open
 from specq.protocol.params import SamplingParams, Speculation

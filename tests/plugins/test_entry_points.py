@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from specq import Client
 from specq.config import load, own_options, read_own
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError
 from specq.verification import STRATEGIES, reason_against, strategy
 from specq.verification.strategies.deterministic import Deterministic

@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq.drafting.drafter import Drafter
-from specq.proposers import Children, Expansion
+from specq.drafting import Children, Expansion
+from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier import choice_order, scheduler

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import (
     BF16,
     INT8,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
+from specq.drafting import BEAM, WIDTH, Grown, Ranked, TreeRequest
+from specq.drafting.eagle3.drafter import Eagle
 from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
-from specq.proposers import BEAM, WIDTH, Grown, Ranked, TreeRequest
-from specq.proposers.eagle import Eagle
 from specq.protocol import (
     EAGLE,
     EAGLE_LANE,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting import Children, Expansion
+from specq.drafting.eagle3.remote import EagleTrees
 from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
-from specq.proposers import Children, Expansion
-from specq.proposers.eagle_trees import EagleTrees
 from specq.protocol import (
     BF16,
     INT8,

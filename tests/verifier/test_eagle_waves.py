@@ -14,8 +14,8 @@ import torch
 
 from bench.gpu.heads import random_eagle
 from bench.gpu.rounds import AnyText, open_wave, steps_of
+from specq.drafting.eagle3.drafter import Eagle
 from specq.models import Shape
-from specq.proposers.eagle import Eagle
 from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
 from specq.verifier.arms import EAGLE
 from tests.replaying import StandIn

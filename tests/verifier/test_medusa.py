@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from specq.config import TargetConfig, read_tree
+from specq.drafting import HiddenRow
+from specq.drafting.medusa.drafter import Medusa
 from specq.engines.torch import load_heads
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.proposers import HiddenRow
-from specq.proposers.medusa import Medusa
 from specq.protocol import (
     MEDUSA,
     MEDUSA_LANE,
@@ -359,7 +359,7 @@ class FixedHeads:
         self.order = np.array(order, np.int32)
 
     def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Callable[[], Any]:
-        from specq.proposers import Ranked
+        from specq.drafting import Ranked
 
         own = self.order[:count]
         token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
+from specq.drafting import ProposerChains
+from specq.drafting.draft_model.contexts import Contexts
 from specq.models import resolve_model
-from specq.proposers import ProposerChains
-from specq.proposers.contexts import Contexts
 from specq.protocol import ConfigError, SamplingParams
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_info

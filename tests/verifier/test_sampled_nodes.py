@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting.calibration import Calibration
+from specq.drafting.worker.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children

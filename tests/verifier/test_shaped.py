@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import (
     ORIGIN_CODES,
     Ack,

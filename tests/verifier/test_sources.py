@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import NO_TAP, NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text

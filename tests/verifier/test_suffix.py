@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.proposers import SUFFIX_DEPTH, suffix
-from specq.proposers.suffix import ReferenceTexts
+from specq.drafting import SUFFIX_DEPTH, suffix
+from specq.drafting.suffix import ReferenceTexts
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text

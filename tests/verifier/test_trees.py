@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting import NUM_BINS
+from specq.drafting.worker import NUM_BINS
 from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.types import DraftDistribution
 from specq.runtime.compiler import built

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.proposers.chain_source import NO_TOKEN
+from specq.drafting.draft_model.interface import NO_TOKEN
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
+from specq.drafting.eagle3.drafter import Eagle
 from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.proposers import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
-from specq.proposers.eagle import Eagle
 from specq.protocol import EAGLE_LANE, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from specq.drafting import Chains
 from specq.engines import Launched
-from specq.proposers import Chains
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,

@@ -20,7 +20,7 @@ USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
 
 class FusedTrees:
     """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones; with lines
-    i32[4 + levels, b, n], as of `specq.proposers.tree_head.DeviceNodes`."""
+    i32[4 + levels, b, n], as of `specq.drafting.eagle3.interface.DeviceNodes`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class FusedTrees:
         num_next: int,
     ) -> None:
         """Rank behind the rows, keep the nodes of a level, and compute the rows below it, as many of each tree. The others are as of
-        `specq.proposers.eagle_levels.Level`; behind the last level there are no rows."""
+        `specq.drafting.eagle3.levels.Level`; behind the last level there are no rows."""
         ranked = self._rank(num_ranked)
         above, paths, num_above, depth = self._rows, self._paths, self._num_rows, self._depth
         num_rows, num_ranked_nodes, absent, kept = self._num_trees * num_next, len(behind), self.nodes, num_kept or 0

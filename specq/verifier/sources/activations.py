@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from specq.proposers import Followed
+from specq.drafting import Followed
 from specq.protocol import (
     MOST_ACTIVATION_BYTES,
     ActivationRequest,

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
-from specq.proposers import NO_TOKEN, Chains, ChainSource
+from specq.drafting import NO_TOKEN, Chains, ChainSource
+from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
 from specq.protocol import (
     COLOCATED_LANE,
     BoolArray,

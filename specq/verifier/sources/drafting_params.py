@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specq.drafting import drafting_params
+from specq.drafting.worker import drafting_params
 from specq.protocol import SamplingParams, Speculation
 from specq.verifier.session import Session
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE
-from specq.proposers import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
+from specq.drafting import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
+from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import EAGLE_LANE, IntpArray, Speculation, UInt8Array
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier.arms import EAGLE
@@ -289,8 +289,8 @@ def make(setup: Setup) -> EagleDrafter | None:
     """Load the head that shall draft in this process, if there is one; ConfigError where it does not fit the target."""
     if not setup.heads:
         return None
+    from specq.drafting.eagle3.drafter import Eagle
     from specq.engines.torch import is_eagle, load_eagle  # brings torch, which not every engine needs
-    from specq.proposers.eagle import Eagle
 
     if not is_eagle(setup.heads):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from specq.proposers import Followed
+from specq.drafting import Followed
 from specq.verification import ends_of
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session

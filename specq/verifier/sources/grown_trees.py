@@ -1,4 +1,4 @@
-"""Trees that a head has grown (`specq.proposers.Grown`) as drafts: of each the likeliest nodes."""
+"""Trees that a head has grown (`specq.drafting.Grown`) as drafts: of each the likeliest nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.proposers import Grown
+from specq.drafting import Grown
 from specq.protocol import BoolArray
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.proposers import TextDrafts
+from specq.drafting import TextDrafts
 from specq.protocol import LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
 from specq.verifier.arms import LOOKAHEAD

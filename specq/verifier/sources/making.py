@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from specq.drafting import Drafter
+from specq.drafting import ChainSource, Proposer, ProposerChains, bridge, draft_trees
+from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.worker import Drafter
 from specq.engines import tokenizer_files
-from specq.proposers import ChainSource, Proposer, ProposerChains, bridge, draft_trees
-from specq.proposers.profiling import level_times
 from specq.protocol import fits
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.interface import Setup
@@ -17,7 +17,7 @@ from specq.verifier.sources.shaped import MOST_NODES, ShapedDrafter
 from specq.verifier.step_curve import StepCurve
 
 if TYPE_CHECKING:
-    from specq.proposers.chain_model import ChainModel
+    from specq.drafting.draft_model.chain_model import ChainModel
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     config, tell = setup.config, setup.tell
     if not setup.model:
         return None
-    from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
+    from specq.drafting.draft_model.chain_model import ChainModel  # brings torch, which not every engine needs
 
     tell(f"loading {config.draft_model} to draft with")
     chains = ChainModel(

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE
-from specq.proposers import HeadSource, HiddenRow, Ranked
+from specq.drafting import HeadSource, HiddenRow, Ranked
+from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
 from specq.verifier.arms import MEDUSA
 from specq.verifier.grafting import DraftBatch
@@ -180,8 +180,8 @@ def make(setup: Setup) -> MedusaDrafter | None:
     """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
     if not setup.heads:
         return None
+    from specq.drafting.medusa.drafter import Medusa
     from specq.engines.torch import is_eagle, load_heads  # brings torch, which not every engine needs
-    from specq.proposers.medusa import Medusa
 
     if is_eagle(setup.heads):
         return None

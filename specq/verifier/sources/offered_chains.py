@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.proposers import Chains
+from specq.drafting import Chains
 from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
 from specq.verifier.rounds import Round, Rounds
 from specq.verifier.session import Session

@@ -1,7 +1,7 @@
 """Trees of ranks: which node is the how-manieth choice at its depth, below which other node; for heads, which say of each place ahead
 what is likely there, whatever stands before it.
 
-What a job asks for (`specq.drafting.shapes`) is such a tree. Where it asks for nothing, the tree is grown best first: of a wide tree
+What a job asks for (`specq.drafting.worker.shapes`) is such a tree. Where it asks for nothing, the tree is grown best first: of a wide tree
 the nodes are taken that are likeliest to lie on the target's path.
 """
 
@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from specq.config import read_tree
-from specq.drafting import BestFirst, Path, Shape, shape_of
+from specq.drafting.worker import BestFirst, Path, Shape, shape_of
 from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, Speculation
 from specq.verifier.session import Session
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from specq.drafting import Drafter
+from specq.drafting.worker import Drafter
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
 from specq.verifier.grafting import DraftBatch, batch_of
 from specq.verifier.rounds import Round

@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
+from specq.drafting import NO_TOKEN
 from specq.engines import Engine, takes_unread
-from specq.proposers import NO_TOKEN
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,

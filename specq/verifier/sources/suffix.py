@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.proposers import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
+from specq.drafting import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
 from specq.protocol import SUFFIX_LANE, Int32Array, IntpArray
 from specq.runtime import Faults
 from specq.verifier.arms import SUFFIX

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import longest_chain
-from specq.proposers import TextDrafts
+from specq.drafting import TextDrafts
+from specq.drafting.worker import longest_chain
 from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Faults, in_halves
 from specq.verifier.grafting import DraftBatch

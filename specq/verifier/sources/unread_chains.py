@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import LEAST_CHANCE
-from specq.proposers import NO_TOKEN
+from specq.drafting import NO_TOKEN
+from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, IntpArray
 from specq.verification import DeviceTokens
 from specq.verifier.grafting import DraftBatch

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import LEAST_CHANCE
-from specq.proposers import Grown
+from specq.drafting import Grown
+from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import BoolArray, Float64Array, IntpArray
 from specq.verification import DeviceTokens, places_in_runs
 from specq.verifier.grafting import DraftBatch

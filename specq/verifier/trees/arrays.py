@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.drafting import NUM_BINS
+from specq.drafting.worker import NUM_BINS
 from specq.protocol import LEAST_OWN_LANE
 from specq.verification import ROW
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specq.drafting import Calibration
+from specq.drafting.worker import Calibration
 from specq.protocol import (
     DraftDistribution,
     DraftDistributions,

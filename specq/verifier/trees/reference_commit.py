@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from specq.drafting import Calibration
+from specq.drafting.worker import Calibration
 from specq.protocol import Int32Array, UInt8Array
 from specq.verifier.trees.arrays import COMMITTED, COUNTS, NONE, WINDOW, Arrays
 from specq.verifier.trees.reference_choice import calibration_of
