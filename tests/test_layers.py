@@ -16,14 +16,14 @@ PACKAGES = {
     "protocol": (),
     "config": ("protocol",),
     "runtime": ("protocol", "config"),
-    "models": ("protocol", "config", "checkpoints", "engines"),
+    "models": ("protocol", "config", "checkpoints", "engines", "drafting"),
     "transport": ("protocol",),
     "checkpoints": ("protocol",),
     "text": ("protocol", "checkpoints"),
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "drafting": ("protocol", "config", "runtime", "text", "verification", "engines"),
+    "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines"),
     "proposers": ("drafting",),  # the former name of its front door
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
@@ -31,7 +31,7 @@ PACKAGES = {
     "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "observe": ("protocol", "runtime"),
-    "training": ("protocol", "checkpoints", "text", "engines"),
+    "training": ("protocol", "checkpoints", "text", "engines", "drafting"),
     "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
     "processes": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "drafting"),
@@ -85,15 +85,19 @@ DOORS = {
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *(f"specq.drafting.draft_model.{module}" for module in ("chain_model", "drafter", "profiling")),
     "specq.drafting.worker",
-    "specq.drafting.medusa.drafter",
-    "specq.drafting.eagle3.drafter",
+    *("specq.drafting.medusa.drafter", "specq.drafting.medusa.network", "specq.drafting.head_files"),
+    *(f"specq.drafting.eagle3.{module}" for module in ("drafter", "loading", "network")),
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
     "specq.doctor.hardware",
 }
-# Who measures the parts of an engine knows them.
-INSIDERS = {"bench.gpu.": "specq.engines.torch.", "bench.host_time": "specq.engines.torch."}
+# Who measures the parts of an engine, or builds a head's layer of its kernels, knows them.
+INSIDERS = {
+    "bench.gpu.": "specq.engines.torch.",
+    "bench.host_time": "specq.engines.torch.",
+    "specq.drafting.eagle3.": "specq.engines.torch.",
+}
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
@@ -101,6 +105,7 @@ METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary") 
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
+    *("specq/drafting/head_files", "specq/drafting/target_matrices"),
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
     *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),

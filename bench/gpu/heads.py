@@ -24,8 +24,10 @@ from bench.report import figure, tell
 from specq.checkpoints import eagle_form
 from specq.drafting import Followed, HiddenRow, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.medusa.drafter import Medusa
-from specq.engines.torch import EagleHead, EagleNetwork, MedusaHeads
+from specq.drafting.medusa.network import MedusaHeads
 from specq.models import Shape
 from specq.protocol import Int32Array, SamplingParams
 from specq.verifier import usual_sizes

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from specq.checkpoints import draft_form, eagle_form, medusa_form, read_json
-from specq.engines.torch import read_tensors, tensor_value
+from specq.drafting.head_files import read_tensors
+from specq.drafting.medusa.network import tensor_value
 from specq.models.inflate import DTYPES, place_of
 from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits

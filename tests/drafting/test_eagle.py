@@ -23,8 +23,9 @@ from specq.drafting import Followed, Grown, Ranked, Ranks, TreeRequest, draws_ch
 from specq.drafting.eagle3 import drafter as module
 from specq.drafting.eagle3 import passes as eagle_passes
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.loading import EagleHead, load_eagle
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.state_cache import StateCache
-from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
 from specq.protocol import ModelInfo, SamplingParams, Speculation
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
@@ -78,7 +79,7 @@ def head(request: pytest.FixtureRequest, plain: EagleHead, monkeypatch: pytest.M
     if request.param == "on a GPU":
         return Eagle(on_gpu(plain))
     if request.param == "by kernels":
-        from specq.engines.torch.fused_eagle import FusedEagle
+        from specq.drafting.eagle3.fused import FusedEagle
 
         monkeypatch.setattr(eagle_passes, "eagle_kernels", lambda head: FusedEagle(head.network, head.names))
     return Eagle(plain, None if request.param == "as needed" else StandIn())

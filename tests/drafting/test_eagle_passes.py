@@ -15,10 +15,12 @@ import torch
 
 from specq.drafting import Ranks
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
 from specq.drafting.eagle3.state_cache import StateCache
-from specq.engines.torch import EagleHead, EagleNetwork, RowNoise, Sampling, noise_of
+from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
 from specq.verifier.sources.rank_trees import tree_for
@@ -44,7 +46,7 @@ class Made(NamedTuple):
     cache: StateCache
 
     def passes(self, *, is_fused: bool) -> Passes:
-        from specq.engines.torch.fused_eagle import FusedEagle
+        from specq.drafting.eagle3.fused import FusedEagle
 
         passes = Passes(self.head, self.cache)
         passes._kernels = FusedEagle(self.head.network, self.head.names) if is_fused else None
@@ -166,7 +168,9 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and the last."""
-    from specq.engines.torch import fused_eagle_layer, fused_eagle_trees, fused_top
+    from specq.drafting.eagle3 import fused_layer as fused_eagle_layer
+    from specq.drafting.eagle3 import fused_trees as fused_eagle_trees
+    from specq.engines.torch import fused_top
 
     constants = set[tuple[str, object]]()
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from specq.drafting import CONTEXT, PROPOSERS, ActivationReader, Expansion, Followed, TreeRequest
 from specq.drafting.eagle3 import remote as eagle_trees
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.remote import EagleTrees
-from specq.engines.torch import load_eagle
 from specq.protocol import (
     BF16,
     INT8,

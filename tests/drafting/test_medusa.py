@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 from specq.drafting import HiddenRow
 from specq.drafting.medusa.drafter import Medusa
-from specq.engines.torch import MedusaHeads
+from specq.drafting.medusa.network import MedusaHeads
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores
 from tests.devices import NEEDS_CUDA

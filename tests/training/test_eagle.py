@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from specq.checkpoints.eagle_form import eagle_shape
+from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.checkpoint import describe
-from specq.engines.torch import load_eagle, load_network
+from specq.engines.torch import load_network
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap

@@ -13,7 +13,7 @@ import pytest
 from specq.config import TargetConfig
 from specq.drafting import BEAM, WIDTH, Grown, Ranked, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
-from specq.engines.torch import load_eagle
+from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
     EAGLE,

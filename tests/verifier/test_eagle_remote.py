@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specq.drafting import Children, Expansion
+from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.remote import EagleTrees
-from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
     BF16,

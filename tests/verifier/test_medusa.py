@@ -14,7 +14,7 @@ import torch
 from specq.config import TargetConfig, read_tree
 from specq.drafting import HiddenRow
 from specq.drafting.medusa.drafter import Medusa
-from specq.engines.torch import load_heads
+from specq.drafting.medusa.network import load_heads
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import (

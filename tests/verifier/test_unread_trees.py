@@ -13,7 +13,7 @@ import torch
 
 from specq.drafting import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
-from specq.engines.torch import load_eagle
+from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import EAGLE_LANE, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict

@@ -52,9 +52,10 @@ def _make(
 
 def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Proposer:
     """Return what drafts with a model and its Medusa heads; ConfigError where they do not fit."""
+    from specq.drafting.eagle3.loading import is_eagle
     from specq.drafting.medusa.draft_model import MedusaModel
     from specq.drafting.medusa.drafter import Medusa
-    from specq.engines.torch import is_eagle, load_heads
+    from specq.drafting.medusa.network import load_heads
 
     info = contexts.info
     if is_eagle(heads):

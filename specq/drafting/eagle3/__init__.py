@@ -7,4 +7,5 @@ remote       trees in a draft worker, from hidden states that the verifier sends
 texts, state_cache   what is known of each text, and its keys and values
 levels, rows   the nodes of a tree level by level; the passes that compute them
 recorded, passes   the same on a GPU, recorded as CUDA graphs
+    fused, fused_layer, fused_trees, gpu_kernels   the same by Triton kernels of our own
 """

@@ -21,12 +21,13 @@ import torch
 
 from specq.drafting.eagle3.interface import DeviceNodes, Followed, Grown, Ranks, TreeRequest
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
+from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import Part, Recorded
 from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.drafting.eagle3.state_cache import StateCache
 from specq.drafting.eagle3.texts import EagleText, taps_of
 from specq.drafting.interface import ranking_params
-from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
+from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
 

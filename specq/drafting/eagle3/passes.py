@@ -1,14 +1,16 @@
 """Passes of an EAGLE-3 head of which the host says in integers what they are about, so that they may be recorded: rows of texts, and whole trees. By
-kernels of our own where the head's device has them (`specq.engines.torch.fused_eagle`), else in torch (`rows`)."""
+kernels of our own where the head's device has them (`specq.drafting.eagle3.fused`), else in torch (`rows`)."""
 
 from __future__ import annotations
 
 import torch
 
 from specq.drafting.eagle3.levels import Level
+from specq.drafting.eagle3.loading import EagleHead, eagle_kernels
+from specq.drafting.eagle3.network import TreeContexts
 from specq.drafting.eagle3.rows import Rank, Roots, TextRows, compute_rows, grow
 from specq.drafting.eagle3.state_cache import NOBODY, StateCache
-from specq.engines.torch import EagleHead, RowNoise, TreeContexts, eagle_kernels, rank_rows
+from specq.engines.torch import RowNoise, rank_rows
 
 
 class Passes:

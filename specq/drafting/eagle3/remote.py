@@ -22,9 +22,9 @@ from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
 from specq.drafting.eagle3.drafter import Eagle, EagleRows
 from specq.drafting.eagle3.interface import Followed
+from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
-from specq.engines.torch import EagleHead
 from specq.protocol import (
     ActivationRequest,
     BoolArray,

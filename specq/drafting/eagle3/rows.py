@@ -14,8 +14,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specq.drafting.eagle3.levels import Level
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.state_cache import StateCache
-from specq.engines.torch import EagleHead, EagleNetwork
 
 PLANES = 4  # that `grow` gives of each node, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -41,8 +41,8 @@ def _make(
         raise ConfigError(
             "the eagle3 proposer reads a target's hidden states: name it by draft.target, as the verifier does by target.model"
         )
+    from specq.drafting.eagle3.loading import load_eagle
     from specq.drafting.eagle3.remote import EagleTrees
-    from specq.engines.torch import load_eagle
 
     checkpoint = resolve_checkpoint(target)
     info = read_info(checkpoint, target_name)

@@ -16,9 +16,9 @@ import torch
 
 from specq.drafting.interface import ranking_params
 from specq.drafting.medusa.interface import HiddenRow, Ranked
+from specq.drafting.medusa.network import MedusaHeads
 from specq.engines.torch import (
     BATCH_SIZES,
-    MedusaHeads,
     Replays,
     RowNoise,
     Sampling,

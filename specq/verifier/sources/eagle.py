@@ -290,7 +290,7 @@ def make(setup: Setup) -> EagleDrafter | None:
     if not setup.heads:
         return None
     from specq.drafting.eagle3.drafter import Eagle
-    from specq.engines.torch import is_eagle, load_eagle  # brings torch, which not every engine needs
+    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch, which not every engine needs
 
     if not is_eagle(setup.heads):
         return None

@@ -180,8 +180,9 @@ def make(setup: Setup) -> MedusaDrafter | None:
     """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
     if not setup.heads:
         return None
+    from specq.drafting.eagle3.loading import is_eagle  # brings torch, which not every engine needs
     from specq.drafting.medusa.drafter import Medusa
-    from specq.engines.torch import is_eagle, load_heads  # brings torch, which not every engine needs
+    from specq.drafting.medusa.network import load_heads  # brings torch, which not every engine needs
 
     if is_eagle(setup.heads):
         return None

@@ -1,19 +1,19 @@
-"""Rows of an EAGLE-3 head on a GPU by kernels of our own: of texts, and of trees that grow below these (`fused_eagle_trees`).
+"""Rows of an EAGLE-3 head on a GPU by kernels of our own: of texts, and of trees that grow below these (`fused_trees`).
 
-Only what imports this needs Triton; `eagle_head.eagle_kernels` says where it runs.
+Only what imports this needs Triton; `loading.eagle_kernels` says where it runs.
 """
 
 from __future__ import annotations
 
 import torch
 
-from specq.engines.torch.eagle_network import EagleNetwork, TreeContexts
-from specq.engines.torch.fused_eagle_layer import FusedLayer, Rows
-from specq.engines.torch.fused_eagle_trees import FusedTrees
-from specq.engines.torch.gpu_kernels.trees import text_rows_kernel
+from specq.drafting.eagle3.fused_layer import FusedLayer, Rows
+from specq.drafting.eagle3.fused_trees import FusedTrees
+from specq.drafting.eagle3.gpu_kernels import text_rows_kernel
+from specq.drafting.eagle3.network import EagleNetwork, TreeContexts
 from specq.engines.torch.top import FEW
 
-TEXT_INTS, POSITIONS = 6, 5  # of a row, see `gpu_kernels.trees`
+TEXT_INTS, POSITIONS = 6, 5  # of a row, see `gpu_kernels`
 
 
 class FusedEagle:

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from specq.checkpoints import eagle_form, read_json
-from specq.engines.torch.eagle_network import EagleNetwork
-from specq.engines.torch.head_files import Tensors, read_tensors
+from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.head_files import Tensors, read_tensors
+from specq.drafting.target_matrices import input_matrix
 from specq.engines.torch.loading import pick_device, runs_triton
-from specq.engines.torch.target_matrices import input_matrix
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 if TYPE_CHECKING:
-    from specq.engines.torch.fused_eagle import FusedEagle
+    from specq.drafting.eagle3.fused import FusedEagle
 
 KIND = "an EAGLE-3 head"
 HEAD_DIMS = (8, 16, 32, 64, 128)  # that our kernels know
@@ -77,7 +77,7 @@ def eagle_kernels(head: EagleHead) -> FusedEagle | None:
     is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
         return None
-    from specq.engines.torch.fused_eagle import FusedEagle
+    from specq.drafting.eagle3.fused import FusedEagle
 
     return FusedEagle(network, head.names)
 

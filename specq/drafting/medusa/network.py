@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional
 
 from specq.checkpoints import draft_form, medusa_form, read_json
-from specq.engines.torch.head_files import Tensors, read_tensors
-from specq.engines.torch.loading import pick_device
-from specq.engines.torch.target_matrices import output_matrix
+from specq.drafting.head_files import Tensors, read_tensors
+from specq.drafting.target_matrices import output_matrix
+from specq.engines.torch import pick_device
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 

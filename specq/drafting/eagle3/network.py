@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from specq.checkpoints import eagle_form
-from specq.engines.torch.row_noise import RowNoise
+from specq.engines.torch import RowNoise
 
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

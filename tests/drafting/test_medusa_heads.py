@@ -13,9 +13,9 @@ import torch
 
 from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.checkpoints.medusa_form import MODEL_TYPE
+from specq.drafting.medusa.network import load_heads
+from specq.drafting.target_matrices import output_matrix
 from specq.engines.checkpoint import describe
-from specq.engines.torch import load_heads
-from specq.engines.torch.target_matrices import output_matrix
 from specq.models import PREFERRED, default_model, resolve_model
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, make_checkpoint

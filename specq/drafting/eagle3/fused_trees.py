@@ -1,17 +1,17 @@
-"""Trees of an EAGLE-3 head, level by level: about 15 launches a level (`fused_eagle_layer`), where plain torch takes some 65."""
+"""Trees of an EAGLE-3 head, level by level: about 15 launches a level (`fused_layer`), where plain torch takes some 65."""
 
 from __future__ import annotations
 
 import torch
 import triton
 
-from specq.engines.torch.eagle_network import TreeContexts
-from specq.engines.torch.fused_eagle_layer import FusedLayer, Rows
+from specq.drafting.eagle3.fused_layer import FusedLayer, Rows
+from specq.drafting.eagle3.gpu_kernels import descend_kernel
+from specq.drafting.eagle3.network import TreeContexts
+from specq.engines.torch import RowNoise
 from specq.engines.torch.fused_top import ranked_in_tiles
-from specq.engines.torch.gpu_kernels.trees import descend_kernel
-from specq.engines.torch.row_noise import RowNoise
 
-TREE_INTS = 7  # of a row, see `gpu_kernels.trees`
+TREE_INTS = 7  # of a row, see `gpu_kernels`
 
 # What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes that are ranked, those that are
 # left, and the rows below.

@@ -2,7 +2,7 @@
 The arithmetic is that of `EagleNetwork`, but for rounding: the residual stream and rotations are in float32.
 
 Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with the trees
-(`fused_eagle_trees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of it may be recorded.
+(`fused_trees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of it may be recorded.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 import triton
 from torch.nn.functional import linear
 
-from specq.engines.torch.eagle_network import EagleNetwork, Rotations
+from specq.drafting.eagle3.gpu_kernels import attend_kept_kernel, enter_kernel
+from specq.drafting.eagle3.network import EagleNetwork, Rotations
 from specq.engines.torch.gpu_kernels.attention import combine_kernel
 from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
-from specq.engines.torch.gpu_kernels.trees import attend_kept_kernel, enter_kernel
 
 LOG2_E = 1.4426950408889634
 KEY_BLOCK = 64  # rows of a context that attention takes at a time
@@ -25,7 +25,7 @@ PROGRAMS = 256  # that attention should be cut into, all contexts together
 LEAST_SIDE = 16  # of a tensor core's product
 SILU_BLOCK = 1024
 ROTATED_HEADS = 16  # that one program rotates
-SLOTS, ROTATIONS = 2, 3  # of the integers of a row, see `gpu_kernels.trees`
+SLOTS, ROTATIONS = 2, 3  # of the integers of a row, see `gpu_kernels`
 
 
 class Seen(NamedTuple):
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows for a pass, as many below each context, and what they are kept in; see `gpu_kernels.trees`.
+    """Rows for a pass, as many below each context, and what they are kept in; see `gpu_kernels`.
 
     ints    i32[5, n] at least
     spans   i32[n, 3]
