@@ -19,7 +19,6 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 a socket.
 """
 
-from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
 from specq.verifier.sources import (
     SOURCES,
@@ -40,9 +39,7 @@ from specq.verifier.verdicts import NO_REPORTS, Reports
 
 __all__ = [
     "NO_REPORTS",
-    "REMOTE",
     "SOURCES",
-    "SUFFIX",
     "Budget",
     "ColocatedDrafter",
     "Computed",

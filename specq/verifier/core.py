@@ -21,6 +21,7 @@ import structlog
 
 from specq.engines import Engine, check_works, even_chains, is_apart, tidy
 from specq.protocol import (
+    REMOTE,
     Ack,
     Clock,
     Close,
@@ -41,7 +42,7 @@ from specq.protocol import (
 from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verification import Judgements
-from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
+from specq.verifier.arms import MOST_ROUND_TRIP_S, Arms
 from specq.verifier.bursts import Bursts, is_burst
 from specq.verifier.early_steps import EarlySteps
 from specq.verifier.flights import Done, Flight, Flights

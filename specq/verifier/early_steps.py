@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.engines import Engine
-from specq.verifier.arms import REMOTE, Arms
+from specq.protocol import REMOTE
+from specq.verifier.arms import Arms
 from specq.verifier.flights import Flight
 from specq.verifier.scheduler import are_worth_waiting_for
 from specq.verifier.session import Session

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
+from specq.protocol import COLOCATED, REMOTE, SUFFIX
+from specq.verifier.arms import WARM_UP_STEPS, Arms
 from specq.verifier.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
 from specq.verifier.source_yields import Yield
 from specq.verifier.window import LEAST_STEPS, WINDOW_S, Window

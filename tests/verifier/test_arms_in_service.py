@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
-from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.protocol import (
+    COLOCATED,
+    EAGLE,
+    EAGLE_LANE,
+    LOOKAHEAD,
+    LOOKAHEAD_LANE,
+    MEDUSA,
+    MEDUSA_LANE,
+    REMOTE,
+    SUFFIX,
+    SUFFIX_LANE,
+)
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.source_clock import SourceClock
 from specq.verifier.sources import SOURCES, ColocatedDrafter

@@ -6,10 +6,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from specq.protocol import COLOCATED, REMOTE
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier.arms import COLOCATED, REMOTE, Arms
+from specq.verifier.arms import Arms
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from specq.verifier.sources.colocated import ColocatedDrafter

@@ -28,7 +28,7 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, arms, make_sources
+from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import likeliest, tree_for
@@ -370,7 +370,7 @@ def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str
     head, given = source.head, list[int]()
     assert isinstance(head, ToyTrees)
     for turn in range(30):
-        started.verifier.arms.asleep = frozenset([arms.EAGLE] if 5 <= turn < 15 else [])
+        started.verifier.arms.asleep = frozenset([EAGLE] if 5 <= turn < 15 else [])
         before = head.known(0)
         started.turn()
         given.append(head.known(0) - before)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.verifier.arms import EAGLE, SUFFIX
+from specq.protocol import EAGLE, SUFFIX
 from specq.verifier.source_bounds import ROUNDS, SourceBounds
 from specq.verifier.source_yields import Yield
 

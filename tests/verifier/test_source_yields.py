@@ -6,9 +6,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import COLOCATED_LANE, SUFFIX_LANE, Open, SamplingParams
+from specq.protocol import COLOCATED, COLOCATED_LANE, EAGLE, REMOTE, SUFFIX, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
-from specq.verifier.arms import COLOCATED, EAGLE, REMOTE, SUFFIX
 from specq.verifier.core import Verifier
 from specq.verifier.load_level import LoadLevel
 from specq.verifier.rounds import NO_ROUNDS

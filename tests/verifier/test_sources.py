@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 
 from specq.drafting.worker import Drafter
-from specq.protocol import NO_TAP, NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
+from specq.protocol import (
+    COLOCATED,
+    NO_TAP,
+    NO_TREE,
+    REMOTE,
+    SUFFIX,
+    ConfigError,
+    Draft,
+    SamplingParams,
+    ScratchRows,
+    SessionStep,
+    Tap,
+)
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
 from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
-from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.rounds import NO_ROUNDS, Round
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from specq.protocol import NO_TAP, SUFFIX_LANE, Tap
-from specq.verifier.arms import COLOCATED, SUFFIX
+from specq.protocol import COLOCATED, NO_TAP, SUFFIX, SUFFIX_LANE, Tap
 from specq.verifier.sources import ColocatedDrafter
 from specq.verifier.stalls import MOST, UsualSteps
 from specq.verifier.step_curve import StepCurve

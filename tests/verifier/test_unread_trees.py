@@ -16,7 +16,7 @@ from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.protocol import EAGLE_LANE, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
+from specq.protocol import EAGLE_LANE, SUFFIX, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import lines_of
@@ -24,7 +24,6 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import EagleDrafter, StepCurve, Verifier
-from specq.verifier.arms import SUFFIX
 from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource

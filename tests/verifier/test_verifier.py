@@ -8,6 +8,7 @@ import pytest
 
 from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
+from specq.protocol import REMOTE, SUFFIX
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import (
@@ -28,7 +29,6 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
 from specq.verifier.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget, SuffixDecoder

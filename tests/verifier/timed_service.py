@@ -17,6 +17,7 @@ from specq.engines import Launched
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,
+    SUFFIX,
     SUFFIX_LANE,
     Close,
     Draft,
@@ -36,7 +37,6 @@ from specq.protocol import (
 from specq.simulate.curve import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
-from specq.verifier.arms import SUFFIX
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session

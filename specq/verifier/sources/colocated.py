@@ -22,6 +22,7 @@ import structlog
 from specq.drafting import NO_TOKEN, Chains, ChainSource
 from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
 from specq.protocol import (
+    COLOCATED,
     COLOCATED_LANE,
     BoolArray,
     Draft,
@@ -32,7 +33,6 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import DeviceTokens
-from specq.verifier.arms import COLOCATED
 from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import promised

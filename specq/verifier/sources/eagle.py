@@ -25,9 +25,8 @@ import structlog
 
 from specq.drafting import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
 from specq.drafting.worker import LEAST_CHANCE
-from specq.protocol import EAGLE_LANE, IntpArray, Speculation, UInt8Array
+from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
 from specq.verification import DeviceLines, DeviceTokens
-from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import FLOOR

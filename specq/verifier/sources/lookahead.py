@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specq.drafting import TextDrafts
-from specq.protocol import LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
+from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
-from specq.verifier.arms import LOOKAHEAD
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.session import Session

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from specq.protocol import Draft
-from specq.verifier.arms import REMOTE
+from specq.protocol import REMOTE, Draft
 from specq.verifier.grafting import DraftBatch, batch_of
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session

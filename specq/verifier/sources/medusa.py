@@ -20,8 +20,7 @@ import structlog
 
 from specq.drafting import HeadSource, HiddenRow, Ranked
 from specq.drafting.worker import LEAST_CHANCE
-from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
-from specq.verifier.arms import MEDUSA
+from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import FLOOR

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specq.drafting import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
-from specq.protocol import SUFFIX_LANE, Int32Array, IntpArray
+from specq.protocol import SUFFIX, SUFFIX_LANE, Int32Array, IntpArray
 from specq.runtime import Faults
-from specq.verifier.arms import SUFFIX
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource, Setup
