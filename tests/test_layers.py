@@ -23,9 +23,9 @@ PACKAGES = {
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines"),
-    "proposers": ("drafting",),  # the former name of its front door
-    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "drafting"),
+    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines"),
+    "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines", "verifier"),
+    "proposers": ("verification", "verifier", "drafting"),  # the former name of drafting
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
     "chat": ("protocol", "config", "client"),
@@ -83,25 +83,27 @@ DOORS = {
         "specq.verification.transfers",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
-    *(f"specq.drafting.draft_model.{module}" for module in ("chain_model", "drafter", "profiling")),
-    "specq.drafting.worker",
-    *("specq.drafting.medusa.drafter", "specq.drafting.medusa.network", "specq.drafting.head_files"),
-    *(f"specq.drafting.eagle3.{module}" for module in ("drafter", "loading", "network")),
+    *("specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
+    *(f"specq.drafting.{method}.interface" for method in ("draft_model", "medusa", "eagle3")),
+    *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
+    *("specq.drafting.medusa.network", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    "specq.drafting.draft_model.proposer_chains",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
     "specq.doctor.hardware",
 }
-# Who measures the parts of an engine, or builds a head's layer of its kernels, knows them.
+# Who measures the parts of an engine or a drafter, or builds a head's layer of an engine's kernels, knows them.
 INSIDERS = {
-    "bench.gpu.": "specq.engines.torch.",
-    "bench.host_time": "specq.engines.torch.",
-    "specq.drafting.eagle3.": "specq.engines.torch.",
+    "bench.gpu.": ("specq.engines.torch.", "specq.drafting."),
+    "bench.host_time": ("specq.engines.torch.",),
+    "specq.drafting.eagle3.": ("specq.engines.torch.",),
+    "specq.proposers": ("specq.drafting.",),
 }
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
+METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # of drafting, those that need torch
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
-METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # those of drafting that need torch
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
@@ -112,7 +114,11 @@ HEAVY_HOMES = (
 )
 TABLES = (
     *(f"specq/{package}/__init__.py" for package in ("engines", "verification", "training")),
-    *(f"specq/drafting/{method}/{module}.py" for method in METHODS for module in ("__init__", "spec", "interface")),
+    *(
+        f"specq/drafting/{method}/{module}.py"
+        for method in METHODS
+        for module in ("__init__", "spec", "interface", "source")
+    ),
 )
 
 
@@ -198,7 +204,7 @@ def _beside_the_doors(path: Path) -> set[str]:
     """Return the modules of other packages that a file imports by name, and may not."""
     package = _package(_name(path))
     foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
-    inside = tuple(parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider))
+    inside = sum((parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider)), ())
     return {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)}
 
 

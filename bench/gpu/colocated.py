@@ -23,9 +23,10 @@ from bench.gpu.timing import event
 from bench.report import Figure, figure, tell
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import Open, SamplingParams, Speculation
 from specq.samples import codec_of, load_prompts
-from specq.verifier import ColocatedDrafter, StepCurve, Verifier, profiled_rows, step_curves
+from specq.verifier import StepCurve, Verifier, profiled_rows, step_curves
 
 WARM_UP, STEPS = 8, 30
 DEPTH, FAN_OUT = 8, 3

@@ -22,15 +22,17 @@ from bench.gpu.parts import Found, Task
 from bench.gpu.timing import event
 from bench.report import figure, tell
 from specq.checkpoints import eagle_form
-from specq.drafting import Followed, HiddenRow, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.eagle3.source import usual_sizes
 from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import MedusaHeads
 from specq.models import Shape
 from specq.protocol import Int32Array, SamplingParams
-from specq.verifier import usual_sizes
+from specq.verifier.sources import Followed
 
 CONTEXT, NEW = 300, 4
 DEPTH = 8

@@ -22,6 +22,7 @@ from bench.gpu.parts import Found, Task
 from bench.report import Figure, figure, tell
 from specq.checkpoints import eagle_form
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.source import EagleDrafter, usual_sizes
 from specq.engines.torch.forward import tapped_rows
 from specq.protocol import (
     NO_TAP,
@@ -36,7 +37,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.verification import Judgements, StepBatch, starts_of
-from specq.verifier import Budget, DraftBatch, EagleDrafter, StepCurve, Verifier, usual_sizes
+from specq.verifier import Budget, DraftBatch, StepCurve, Verifier
 
 PROMPT, OUTPUT = 112, 96  # tokens
 WAVES, MOST_S = 4, 8.0  # of one number of sessions; the first wave is not counted

@@ -1,3 +1,16 @@
 """The former name of `specq.drafting`, for packages written for it. It goes with the next version."""
 
+# ruff: noqa: F401
 from specq.drafting import *  # noqa: F403
+from specq.drafting.draft_model.interface import Chains, ChainSource
+from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.spec import draft_trees
+from specq.drafting.eagle3.interface import BEAM, WIDTH, DeviceNodes, Growing, Grown, Ranks, TreeHead, TreeRequest
+from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
+from specq.drafting.suffix import DEPTH as SUFFIX_DEPTH
+from specq.drafting.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, SuffixTree, TextDrafts
+from specq.drafting.suffix import Requests as SuffixRequests
+from specq.drafting.suffix import make_texts as make_suffix_texts
+from specq.drafting.suffix import make_tree as make_suffix_tree
+from specq.verification import NO_TOKEN
+from specq.verifier.sources import Followed

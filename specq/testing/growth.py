@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specq.drafting import BEAM, WIDTH, Grown, Ranked, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, Ranks, TreeRequest
+from specq.drafting.medusa.interface import Ranked
 from specq.protocol import Float32Array, Int32Array, IntpArray
 
 

@@ -13,20 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import (
-    Chains,
-    Children,
-    DeviceNodes,
-    Expansion,
-    Followed,
-    Growing,
-    Grown,
-    HiddenRow,
-    ProposerChains,
-    Ranked,
-    TreeRequest,
-    draws_children,
-)
+from specq.drafting import Children, Expansion, draws_children
+from specq.drafting.draft_model.interface import Chains
+from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.eagle3.interface import DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.engines import check_asked
 from specq.protocol import (
     NO_TAP,
@@ -44,6 +35,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.testing.growth import Growth, grow, lines_of
+from specq.verifier.sources import Followed
 
 VOCAB = 50
 EOS = 0

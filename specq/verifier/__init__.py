@@ -4,7 +4,7 @@
     session, history          what is committed; what penalties count
     open_sessions             all sessions in order of precedence, and which take part in the next step
     trees/                    the unverified nodes of all sessions
-    sources/                  what drafts: remote drafters, suffix decoding, a colocated draft model
+    sources/                  what drafts: remote drafters, and what the methods of `specq.drafting` fulfil
     grafting                  how drafts become nodes of the trees
     scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     flights, early_steps, waiting   steps in flight, and whether the next is launched before one has ended
@@ -20,20 +20,7 @@ a socket.
 """
 
 from specq.verifier.core import Verifier
-from specq.verifier.sources import (
-    SOURCES,
-    Budget,
-    ColocatedDrafter,
-    Computed,
-    DraftBatch,
-    DraftSource,
-    EagleDrafter,
-    LookaheadDecoder,
-    Setup,
-    SuffixDecoder,
-    make_sources,
-    usual_sizes,
-)
+from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, Setup, make_sources
 from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.verdicts import NO_REPORTS, Reports
 
@@ -41,19 +28,14 @@ __all__ = [
     "NO_REPORTS",
     "SOURCES",
     "Budget",
-    "ColocatedDrafter",
     "Computed",
     "DraftBatch",
     "DraftSource",
-    "EagleDrafter",
-    "LookaheadDecoder",
     "Reports",
     "Setup",
     "StepCurve",
-    "SuffixDecoder",
     "Verifier",
     "make_sources",
     "profiled_rows",
     "step_curves",
-    "usual_sizes",
 ]

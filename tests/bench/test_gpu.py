@@ -12,10 +12,10 @@ from bench.gpu.models import Pair
 from bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
 from bench.report import Report
 from specq.cli import main
+from specq.drafting.eagle3.source import usual_sizes
 from specq.models import resolve_model
 from specq.models.inflate import AutoConfig, shape_of
 from specq.protocol import ConfigError
-from specq.verifier import usual_sizes
 
 
 @pytest.fixture(scope="module")

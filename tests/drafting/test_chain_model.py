@@ -11,13 +11,14 @@ from specq.drafting import Expansion
 from specq.drafting.chains import chain_by_passes
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.draft_model.interface import NO_TOKEN, Chains
+from specq.drafting.draft_model.interface import Chains
 from specq.drafting.draft_model.profiling import level_times
 from specq.engines.torch import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.verification import NO_TOKEN
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
 CUT = SamplingParams(temperature=0.9, top_k=40, seed=6)

@@ -10,6 +10,7 @@ import pytest
 
 from specq.drafting import Children, Expansion
 from specq.drafting.draft_model.interface import Chains
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.session import DraftSession
 from specq.protocol.arrays import Int32Array
@@ -18,7 +19,6 @@ from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.core import Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 
 NUM, BAD = 8, 3

@@ -19,19 +19,22 @@ import structlog
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specq.drafting import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children
+from specq.drafting import draws_children
 from specq.drafting.eagle3 import drafter as module
 from specq.drafting.eagle3 import passes as eagle_passes
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import Grown, Ranks, TreeRequest
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.state_cache import StateCache
+from specq.drafting.medusa.interface import Ranked
+from specq.drafting.rank_trees import tree_for
 from specq.protocol import ModelInfo, SamplingParams, Speculation
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.growth import grow
 from specq.verification.sampling import perturbed_scores
-from specq.verifier.sources.rank_trees import tree_for
+from specq.verifier.sources import Followed
 from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
 from tests.replaying import StandIn
 

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import Ranks
+from specq.drafting.eagle3.interface import Ranks
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
 from specq.drafting.eagle3.state_cache import StateCache
+from specq.drafting.eagle3.unread_trees import SHAPES
+from specq.drafting.rank_trees import tree_for
 from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
-from specq.verifier.sources.rank_trees import tree_for
-from specq.verifier.sources.unread_trees import SHAPES
 from tests.devices import HAS_CUDA, NEEDS_CUDA, NEEDS_INTERPRETER
 
 pytestmark = NEEDS_CUDA if HAS_CUDA else NEEDS_INTERPRETER

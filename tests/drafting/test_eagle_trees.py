@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specq.drafting import CONTEXT, PROPOSERS, ActivationReader, Expansion, Followed, TreeRequest
+from specq.drafting import CONTEXT, PROPOSERS, ActivationReader, Expansion
 from specq.drafting.eagle3 import remote as eagle_trees
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.remote import EagleTrees
 from specq.protocol import (
@@ -31,6 +32,7 @@ from specq.protocol import (
 )
 from specq.testing.checkpoints import VOCAB
 from specq.testing.checkpoints_eagle import WEIGHTS, eagle_logits, eagle_shape_of
+from specq.verifier.sources import Followed
 from tests.drafting.fed import HIDDEN, make_trees
 
 COLUMNS = 23

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from specq.drafting import HiddenRow
 from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import MedusaHeads
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from specq.config import DraftConfig
-from specq.drafting import CONTEXT, PROPOSERS, Expansion, Ranked
+from specq.drafting import CONTEXT, PROPOSERS, Expansion
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.medusa import draft_model as module
 from specq.drafting.medusa.draft_model import MedusaModel
 from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.interface import Ranked
 from specq.drafting.medusa.network import load_heads
 from specq.drafting.vocabulary import in_vocabulary
 from specq.processes.draft import build_drafter

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import CONTEXT, PROPOSERS, Expansion, ProposerChains, draft_trees
+from specq.drafting import CONTEXT, PROPOSERS, Expansion
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.parallel.drafter import WIDTH, ParallelModel
 from specq.protocol import EngineError, SamplingParams
 from specq.testing import ProposerConformance

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
@@ -23,7 +24,6 @@ from specq.protocol.types import SessionStep, Tree
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from specq.verification import DeviceTokens, StepBatch, device_tokens
 from specq.verifier.core import Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine, opened

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import (
     COLOCATED,
     EAGLE,
@@ -21,7 +22,7 @@ from specq.protocol import (
 )
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.source_clock import SourceClock
-from specq.verifier.sources import SOURCES, ColocatedDrafter
+from specq.verifier.sources import SOURCES
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 

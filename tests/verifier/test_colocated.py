@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import COLOCATED, REMOTE
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -13,7 +14,6 @@ from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.arms import Arms
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.sessions import candidates, live_nodes
 

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
-from specq.drafting import BEAM, WIDTH, Grown, Ranked, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.medusa.interface import Ranked
+from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.rank_trees import likeliest, tree_for
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
     EAGLE,
@@ -29,9 +33,6 @@ from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
-from specq.verifier.sources.eagle import EagleDrafter
-from specq.verifier.sources.medusa import MedusaDrafter
-from specq.verifier.sources.rank_trees import likeliest, tree_for
 from tests.replaying import StandIn
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
 from tests.verifier.test_medusa import (

@@ -15,9 +15,10 @@ import torch
 from bench.gpu.heads import random_eagle
 from bench.gpu.rounds import AnyText, open_wave, steps_of
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.source import EagleDrafter, usual_sizes
 from specq.models import Shape
 from specq.protocol import EAGLE
-from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_sizes
+from specq.verifier import StepCurve, Verifier
 from tests.replaying import StandIn
 
 SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=300)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
+from specq.drafting.lookahead.source import LookaheadDecoder
+from specq.drafting.lookahead.window import LookaheadWindow
 from specq.protocol import LOOKAHEAD_LANE, ConfigError, Judgement, SessionStep
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, Verifier
-from specq.verifier.sources import Budget, LookaheadDecoder
-from specq.verifier.sources.lookahead_window import LookaheadWindow
+from specq.verifier.sources import Budget
 from tests.verifier.sessions import make_session
 
 FLAT = Budget(StepCurve([1, 512], [0.005, 0.005]), 0.0)

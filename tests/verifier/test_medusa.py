@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from specq.config import TargetConfig, read_tree
-from specq.drafting import HiddenRow
+from specq.drafting.medusa import source as module
 from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import load_heads
+from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import (
@@ -37,10 +40,7 @@ from specq.testing.checkpoints_heads import make_heads
 from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
 from specq.testing.toy import ToyEngine, ToyHeads, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
-from specq.verifier.sources import medusa as module
 from specq.verifier.sources.interface import DraftSource
-from specq.verifier.sources.medusa import MedusaDrafter
-from specq.verifier.sources.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
 
 ASYNC = Speculation()
@@ -359,7 +359,7 @@ class FixedHeads:
         self.order = np.array(order, np.int32)
 
     def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Callable[[], Any]:
-        from specq.drafting import Ranked
+        from specq.drafting.medusa.interface import Ranked
 
         own = self.order[:count]
         token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
-from specq.drafting import ProposerChains
+from specq.drafting.draft_model import making
 from specq.drafting.draft_model.contexts import Contexts
+from specq.drafting.draft_model.making import make
+from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.models import resolve_model
 from specq.protocol import ConfigError, SamplingParams
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_info
 from specq.text import tokenizer_hash
-from specq.verifier.sources import making
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.interface import Setup
-from specq.verifier.sources.making import make
 
 HASH = tokenizer_hash(tokenizer_files()["tokenizer.json"])
 INFO = replace(toy_info(), name="other", num_tokens=350, vocab_size=352, tokenizer_hash=HASH)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specq.verifier.sources.reading_choice import FIRST, LEAST_PATIENCE, MOST_PATIENCE, ReadingChoice
+from specq.drafting.draft_model.reading_choice import FIRST, LEAST_PATIENCE, MOST_PATIENCE, ReadingChoice
 
 DRAFT_S = 0.004
 

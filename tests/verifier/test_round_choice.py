@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.verifier.sources.round_choice import MOST_PATIENCE, NO_LOAD, OtherLoad, RoundChoice
+from specq.drafting.draft_model.round_choice import MOST_PATIENCE, NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.step_curve import StepCurve
 
 FLAT = StepCurve([1, 1024], [0.004, 0.004])

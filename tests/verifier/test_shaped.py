@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.shaped import ShapedDrafter
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.worker import Drafter
 from specq.protocol import (
     ORIGIN_CODES,
@@ -21,8 +23,6 @@ from specq.protocol import (
 )
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier import StepCurve, Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.shaped import ShapedDrafter
 
 PROMPT, LENGTH = [5, 6, 7], 30
 TREE = ((0,), (0, 0), (1,))

@@ -6,6 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import COLOCATED, COLOCATED_LANE, EAGLE, REMOTE, SUFFIX, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
 from specq.verifier.core import Verifier
@@ -13,7 +14,6 @@ from specq.verifier.load_level import LoadLevel
 from specq.verifier.rounds import NO_ROUNDS
 from specq.verifier.source_clock import SourceClock, by_lane
 from specq.verifier.source_yields import Yield, leanest, promise
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.window import Window
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import COLOCATED, NO_TAP, SUFFIX, SUFFIX_LANE, Tap
-from specq.verifier.sources import ColocatedDrafter
 from specq.verifier.stalls import MOST, UsualSteps
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedStep, TimedTarget

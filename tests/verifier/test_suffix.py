@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting import SUFFIX_DEPTH, suffix
+from specq.drafting import suffix
+from specq.drafting.suffix import DEPTH as SUFFIX_DEPTH
 from specq.drafting.suffix import ReferenceTexts
+from specq.drafting.suffix.shared_texts import TOKENS_AT_ONCE, SharedTexts
+from specq.drafting.suffix.source import MOST_DEPTH, SuffixDecoder
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text
 from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.session import Session
-from specq.verifier.sources import Budget, SuffixDecoder
-from specq.verifier.sources.shared_texts import TOKENS_AT_ONCE, SharedTexts
-from specq.verifier.sources.suffix import MOST_DEPTH
+from specq.verifier.sources import Budget
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from specq.verifier.trees.arrays import WINDOW

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.interface import NO_TOKEN
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_text
-from specq.verification import DeviceTokens, handles
+from specq.verification import NO_TOKEN, DeviceTokens, handles
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import hang
-from specq.verifier.sources import SuffixDecoder
-from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.timed_service import Machine
 

@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import BEAM, DeviceNodes, Followed, Growing, Grown, TreeRequest
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Growing, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.eagle3.unread_trees import (
+    SHAPES,
+    UsualReach,
+    batch_of_unread,
+    best_shape,
+    put_read,
+    shapes_for,
+)
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import EAGLE_LANE, SUFFIX, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
@@ -23,19 +32,12 @@ from specq.testing.growth import lines_of
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verification import DeviceLines, DeviceTokens
-from specq.verifier import EagleDrafter, StepCurve, Verifier
+from specq.verifier import StepCurve, Verifier
 from specq.verifier.grafting import DraftBatch, batch_of_chains, hang
 from specq.verifier.session import Session
+from specq.verifier.sources import Followed
 from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
-from specq.verifier.sources.unread_trees import (
-    SHAPES,
-    UsualReach,
-    batch_of_unread,
-    best_shape,
-    put_read,
-    shapes_for,
-)
 from specq.verifier.trees import NONE, DraftTrees
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine

@@ -8,6 +8,7 @@ import pytest
 
 from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
+from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol import REMOTE, SUFFIX
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError, ProtocolError
@@ -31,7 +32,7 @@ from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier.core import Verifier
 from specq.verifier.session import SYNC_PATIENCE, Session
-from specq.verifier.sources import Budget, SuffixDecoder
+from specq.verifier.sources import Budget
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit

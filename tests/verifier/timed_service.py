@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Chains
+from specq.drafting.draft_model.interface import Chains
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Launched
 from specq.protocol import (
     NO_SCRATCH,
@@ -40,7 +41,7 @@ from specq.verification import StepBatch
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
-from specq.verifier.sources import Budget, ColocatedDrafter, DraftSource
+from specq.verifier.sources import Budget, DraftSource
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NEXT_IDS
 

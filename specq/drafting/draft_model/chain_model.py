@@ -16,11 +16,11 @@ import torch
 
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.draft_model.interface import NO_TOKEN, Chains
+from specq.drafting.draft_model.interface import Chains
 from specq.drafting.interface import Children
 from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, Threads, pack_nodes
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
-from specq.verification import starts_of
+from specq.verification import NO_TOKEN, starts_of
 
 NOTHING: IntpArray = np.zeros(0, np.intp)
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, ModelInfo, SamplingParams
 
-NO_TOKEN = -1
-
 
 class Chains(NamedTuple):
     """Drafted chains.

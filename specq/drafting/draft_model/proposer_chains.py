@@ -11,9 +11,10 @@ from itertools import count, islice
 import numpy as np
 
 from specq.drafting.chains import expand_chain, level_ids
-from specq.drafting.draft_model.interface import NO_TOKEN, Chains
+from specq.drafting.draft_model.interface import Chains
 from specq.drafting.interface import CONTEXT, Children, Expansion, Proposer
 from specq.protocol import DraftDistribution, EngineLostError, Int32Array, IntpArray, SamplingParams
+from specq.verification import NO_TOKEN
 
 
 class ProposerChains:

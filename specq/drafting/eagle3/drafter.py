@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.drafting.eagle3.interface import DeviceNodes, Followed, Grown, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import DeviceNodes, Grown, Ranks, TreeRequest
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import Part, Recorded
@@ -30,6 +30,7 @@ from specq.drafting.interface import ranking_params
 from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
+from specq.verifier.sources import Followed
 
 MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
 MOST_ROWS = 512  # of a text in a pass

@@ -11,18 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
+from specq.verifier.sources import Followed
 
 WIDTH = 8  # children of a node that is expanded
 BEAM = 4  # nodes of a tree that are expanded at a level
-
-
-class Followed(NamedTuple):
-    """Tokens of a session's text from position `first` on; before each stands one of these rows of hidden states."""
-
-    session_id: int
-    first: int
-    token_ids: Sequence[int]
-    rows: Sequence[int]
 
 
 class Ranks(Protocol):

@@ -21,7 +21,6 @@ import torch
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
 from specq.drafting.eagle3.drafter import Eagle, EagleRows
-from specq.drafting.eagle3.interface import Followed
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
@@ -33,6 +32,7 @@ from specq.protocol import (
     ModelInfo,
     SamplingParams,
 )
+from specq.verifier.sources import Followed
 
 MOST_PREDICTED = 64  # committed tokens without true states
 MOST_WAITING = 4096  # rows of states whose tokens are not known yet

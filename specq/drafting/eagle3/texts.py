@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.drafting.eagle3.interface import Followed
 from specq.protocol import Int32Array
+from specq.verifier.sources import Followed
 
 MANY_PARTS = 64  # of a text that waits; beyond them its hidden states get memory of their own
 

@@ -2,6 +2,8 @@
 
     reference     the tree and its drafts in plain Python, which explains them
     compiled      the same in C
+    source        drafts inside a verifier; text_drafts: what it shares with lookahead decoding; shared_texts: texts of ended jobs
+    ngram         a drafter for draft workers
     texts         the texts of many sessions: one call drafts for all
 
 In: token ids. Out: trees of drafts.

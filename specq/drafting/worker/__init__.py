@@ -3,28 +3,24 @@
     drafter                 verdicts in, drafts out, one proposer inside
     session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message
     shapes                  how many children each node of a tree gets
-    calibration             predicted to measured acceptance; acceptance_stats: over all sessions; judged: which nodes count
+    acceptance_stats        measured acceptance over all sessions; judged: which nodes count
 
 In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.drafting`).
 """
 
-from specq.drafting.worker.calibration import NUM_BINS, Calibration
 from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.judged import judged
 from specq.drafting.worker.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
-from specq.drafting.worker.shapes import BestFirst, Path, Shape, longest_chain, shape_of
+from specq.drafting.worker.shapes import BestFirst, Path, Shape, shape_of
 
 __all__ = [
     "LEAST_CHANCE",
-    "NUM_BINS",
     "SIBLING_VALUE",
     "BestFirst",
-    "Calibration",
     "Drafter",
     "Path",
     "Shape",
     "drafting_params",
     "judged",
-    "longest_chain",
     "shape_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specq.drafting.worker.calibration import Calibration
+from specq.verification import Calibration
 
 MAX_MISSES = 5  # after this many misses in a row, one pass is made every 2**5 verdicts
 

@@ -115,11 +115,6 @@ def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Shape
     return BestFirst(depth, fan_out)
 
 
-def longest_chain(speculation: Speculation, most: int) -> int:
-    """Return how long a chain a job allows, at most `most` nodes."""
-    return min([most, *(bound for bound in (speculation.max_depth, speculation.max_nodes) if bound)])
-
-
 def budget_of(speculation: Speculation) -> int:
     """Return how many nodes, the likeliest, are expanded and sent; 0: all that are likely enough."""
     grows_at_once = speculation.mode == "sync" and not speculation.has_fixed_shape

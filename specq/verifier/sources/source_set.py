@@ -8,7 +8,6 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from specq.drafting import NO_TOKEN
 from specq.engines import Engine, takes_unread
 from specq.protocol import (
     NO_SCRATCH,
@@ -23,7 +22,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import traced
-from specq.verification import DeviceTokens
+from specq.verification import NO_TOKEN, DeviceTokens
 from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session

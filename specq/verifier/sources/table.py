@@ -12,11 +12,11 @@ from specq.runtime import resolve
 from specq.verifier.sources.interface import DraftSource, Setup
 
 SOURCES = {
-    COLOCATED: "specq.verifier.sources.making:make",
-    MEDUSA: "specq.verifier.sources.medusa:make",
-    EAGLE: "specq.verifier.sources.eagle:make",
-    SUFFIX: "specq.verifier.sources.suffix:make",
-    LOOKAHEAD: "specq.verifier.sources.lookahead:make",
+    COLOCATED: "specq.drafting.draft_model.making:make",
+    MEDUSA: "specq.drafting.medusa.source:make",
+    EAGLE: "specq.drafting.eagle3.source:make",
+    SUFFIX: "specq.drafting.suffix.source:make",
+    LOOKAHEAD: "specq.drafting.lookahead.source:make",
 }
 
 

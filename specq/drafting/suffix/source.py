@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.drafting import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
+from specq.drafting.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTree
+from specq.drafting.suffix import Requests as SuffixRequests
+from specq.drafting.suffix import make_texts as make_suffix_texts
+from specq.drafting.suffix.shared_texts import SharedTexts
+from specq.drafting.suffix.text_drafts import batches_of_texts, most_depth
 from specq.protocol import SUFFIX, SUFFIX_LANE, Int32Array, IntpArray
 from specq.runtime import Faults
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftSource, Setup
-from specq.verifier.sources.shared_texts import SharedTexts
-from specq.verifier.sources.text_drafts import batches_of_texts, most_depth
-from specq.verifier.trees import NONE
+from specq.verifier.sources import NONE, Budget, DraftBatch, DraftSource, Session, Setup
 
 MOST_DEPTH = 16  # of a draft
 MOST_NODES = 16

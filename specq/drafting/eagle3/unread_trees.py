@@ -14,15 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import Grown
+from specq.drafting.eagle3.interface import Grown
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import BoolArray, Float64Array, IntpArray
 from specq.verification import DeviceTokens, places_in_runs
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
-from specq.verifier.sources.unread import Layout, hung_unread, put_tokens
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.trees import DraftTrees
+from specq.verifier.sources import DraftBatch, DraftTrees, Layout, Session, StepCurve, hung_unread, put_tokens
 
 PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for
 MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/e

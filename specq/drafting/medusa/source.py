@@ -18,18 +18,23 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import HeadSource, HiddenRow, Ranked
+from specq.drafting.drafting_params import DraftingParams
+from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
+from specq.drafting.rank_trees import RankTree, checked_tree, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import FLOOR
-from specq.verifier.session import Session
-from specq.verifier.sources.drafting_params import DraftingParams
-from specq.verifier.sources.followed import accepted_paths
-from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, checked_tree, rooms_of, tree_for
-from specq.verifier.trees import NEXT_IDS
+from specq.verifier.sources import (
+    FLOOR,
+    NEXT_IDS,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Rounds,
+    Session,
+    Setup,
+    accepted_paths,
+)
 
 log = structlog.get_logger(__name__)
 

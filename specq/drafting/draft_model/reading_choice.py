@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from specq.verifier.patience import Patience
+from specq.verifier.sources import Patience
 
 REMEMBERED = 9  # rounds of each kind, of whose seconds the median counts
 FIRST = 3  # rounds of each kind before they are compared; of the other one, in the first trial

@@ -15,16 +15,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.drafting import TextDrafts
+from specq.drafting.lookahead.window import LookaheadWindow, Ngrams
+from specq.drafting.suffix import TextDrafts
+from specq.drafting.suffix.text_drafts import batches_of_texts, most_depth
 from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Round
-from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.lookahead_window import LookaheadWindow, Ngrams
-from specq.verifier.sources.text_drafts import batches_of_texts, most_depth
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.sources import Budget, Computed, DraftBatch, DraftSource, Round, Session, Setup, StepCurve
 
 FREE = 0.1  # share of a step's time by which all windows may make it longer
 MOST_NODES = 64  # of a session's drafts

@@ -19,8 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import NO_TOKEN, Chains, ChainSource
-from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
+from specq.drafting.draft_model.interface import Chains, ChainSource
+from specq.drafting.draft_model.offered_chains import OfferedChains, draft_of_chain
+from specq.drafting.draft_model.reading_choice import ReadingChoice
+from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad, RoundChoice
+from specq.drafting.draft_model.shaped import ShapedDrafter
+from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, drafting_params
 from specq.protocol import (
     COLOCATED,
     COLOCATED_LANE,
@@ -32,20 +37,22 @@ from specq.protocol import (
     IntpArray,
 )
 from specq.runtime import Faults, in_halves, traced
-from specq.verification import DeviceTokens
-from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import promised
-from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, Computed, DraftSource
-from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
-from specq.verifier.sources.reading_choice import ReadingChoice
-from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
-from specq.verifier.sources.shaped import ShapedDrafter
-from specq.verifier.sources.unread import may_be_unread, put_tokens
-from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
-from specq.verifier.step_curve import StepCurve
-from specq.verifier.trees import NONE
+from specq.verification import NO_TOKEN, Calibration, DeviceTokens
+from specq.verifier.sources import (
+    NONE,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Rounds,
+    Session,
+    StepCurve,
+    batch_of,
+    batch_of_chains,
+    may_be_unread,
+    promised,
+    put_tokens,
+)
 
 log = structlog.get_logger(__name__)
 

@@ -23,27 +23,34 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import NO_TOKEN, Growing, Grown, TreeHead, TreeRequest
-from specq.drafting.worker import LEAST_CHANCE
-from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
-from specq.verification import DeviceLines, DeviceTokens
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Rounds
-from specq.verifier.scheduler import FLOOR
-from specq.verifier.session import Session
-from specq.verifier.sources.drafting_params import DraftingParams
-from specq.verifier.sources.followed import accepted_paths, followed_rows
-from specq.verifier.sources.grown_trees import batch_of_grown
-from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
-from specq.verifier.sources.unread import Layout, may_be_unread
-from specq.verifier.sources.unread_trees import (
+from specq.drafting.drafting_params import DraftingParams
+from specq.drafting.eagle3.grown_trees import batch_of_grown
+from specq.drafting.eagle3.interface import Growing, Grown, TreeHead, TreeRequest
+from specq.drafting.eagle3.unread_trees import (
     ShapeChoice,
     batch_of_unread,
     put_read,
     shapes_for,
 )
-from specq.verifier.trees import NONE
+from specq.drafting.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
+from specq.drafting.worker import LEAST_CHANCE
+from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
+from specq.verification import NO_TOKEN, DeviceLines, DeviceTokens
+from specq.verifier.sources import (
+    FLOOR,
+    NONE,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Layout,
+    Rounds,
+    Session,
+    Setup,
+    accepted_paths,
+    followed_rows,
+    may_be_unread,
+)
 
 log = structlog.get_logger(__name__)
 

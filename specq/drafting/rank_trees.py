@@ -17,7 +17,7 @@ import numpy as np
 from specq.config import read_tree
 from specq.drafting.worker import BestFirst, Path, Shape, shape_of
 from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, Speculation
-from specq.verifier.session import Session
+from specq.verifier.sources import Session
 
 WIDTH = 10  # choices at a place, of a tree that is grown best first
 MANY_PATHS = 4096  # of a shape, beyond which it is cut

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from specq.drafting import ChainSource, Proposer, ProposerChains, bridge, draft_trees
+from specq.drafting import Proposer, bridge
+from specq.drafting.draft_model.interface import ChainSource
 from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.shaped import MOST_NODES, ShapedDrafter
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.worker import Drafter
 from specq.engines import tokenizer_files
 from specq.protocol import fits
-from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.interface import Setup
-from specq.verifier.sources.shaped import MOST_NODES, ShapedDrafter
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.sources import Setup, StepCurve
 
 if TYPE_CHECKING:
     from specq.drafting.draft_model.chain_model import ChainModel

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import TextDrafts
-from specq.drafting.worker import longest_chain
+from specq.drafting.suffix import TextDrafts
 from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Faults, in_halves
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.scheduler import promised
-from specq.verifier.session import Session
-from specq.verifier.trees import NEXT_IDS
+from specq.verifier.sources import NEXT_IDS, DraftBatch, Session, longest_chain, promised
 
 RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
 LEAD = 1.25  # times the tokens that the live nodes promise: what a draft must promise to be hung beside them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specq.drafting.worker import drafting_params
 from specq.protocol import SamplingParams, Speculation
-from specq.verifier.session import Session
+from specq.verifier.sources import Session
 
 
 class DraftingParams:

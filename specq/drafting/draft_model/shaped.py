@@ -15,10 +15,7 @@ import numpy as np
 
 from specq.drafting.worker import Drafter
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
-from specq.verifier.grafting import DraftBatch, batch_of
-from specq.verifier.rounds import Round
-from specq.verifier.session import Session
-from specq.verifier.verdicts import verdict_of
+from specq.verifier.sources import DraftBatch, Round, Session, batch_of, verdict_of
 
 MOST_PASSES = 64  # of a step; a shape has at most so many levels
 MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of each

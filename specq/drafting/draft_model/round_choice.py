@@ -15,9 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.protocol import Float64Array
-from specq.verifier.patience import Patience
-from specq.verifier.sources.interface import UNBOUNDED
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.sources import UNBOUNDED, Patience, StepCurve
 
 MEMORY = 400.0  # chains after which a count has faded to 1/e
 PRIOR_ACCEPT_PROB, PRIOR_WEIGHT = 0.8, 4.0  # of a token that follows an accepted one; the weight is a number of chains

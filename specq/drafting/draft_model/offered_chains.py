@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.drafting import Chains
+from specq.drafting.draft_model.interface import Chains
 from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
-from specq.verifier.rounds import Round, Rounds
-from specq.verifier.session import Session
-from specq.verifier.trees import NONE
+from specq.verifier.sources import NONE, Round, Rounds, Session
 
 
 class Outcomes(NamedTuple):

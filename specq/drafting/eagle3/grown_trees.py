@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import Grown
+from specq.drafting.eagle3.interface import Grown
 from specq.protocol import BoolArray
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
-from specq.verifier.trees import NEXT_IDS
+from specq.verifier.sources import NEXT_IDS, DraftBatch, Session
 
 
 def batch_of_grown(grown: Grown, sessions: Sequence[Session], wanted: BoolArray, lane: int, least: float) -> DraftBatch:

@@ -13,7 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specq.drafting import SUFFIX_DEPTH, SuffixTree, make_suffix_tree
+from specq.drafting.suffix import DEPTH as SUFFIX_DEPTH
+from specq.drafting.suffix import SuffixTree
+from specq.drafting.suffix import make_tree as make_suffix_tree
 
 TOKENS_AT_ONCE = 1024  # that are taken in between two steps
 NODES_A_TOKEN = 4  # beyond which a tree counts as if it had more tokens

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import NO_TOKEN
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, IntpArray
-from specq.verification import DeviceTokens
-from specq.verifier.grafting import DraftBatch
-from specq.verifier.session import Session
-from specq.verifier.sources.unread import Layout, hung_unread
+from specq.verification import NO_TOKEN, DeviceTokens
+from specq.verifier.sources import DraftBatch, Layout, Session, hung_unread
 
 FADE = 0.05  # of a mean, with each round
 

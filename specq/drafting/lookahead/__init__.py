@@ -1,0 +1,5 @@
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): n-grams that the target gives in rows of its own steps.
+
+source   drafts inside a verifier
+window   the rows and n-grams of one session
+"""
