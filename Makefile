@@ -35,7 +35,7 @@ test-system: $(READY) ## Test what needs system packages, which it installs (Deb
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
-		tests/drafting/test_conformance.py tests/drafting/test_vllm_model.py $(ARGS)
+		tests/drafting/test_conformance.py tests/drafting/vllm/test_vllm_model.py $(ARGS)
 	@$(VLLM_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
 
 # vLLM's kernels are made for Intel's OpenMP. vLLM and torch tell each other what is deprecated. A process in which vLLM ran

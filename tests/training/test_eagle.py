@@ -33,9 +33,9 @@ from specq.training.eagle_network import (
     trained_states,
 )
 from specq.training.rollouts import save_rollouts
+from tests.drafting.eagle3.test_eagle import ASYNC, drafting
+from tests.drafting.medusa.test_medusa import _open, texts
 from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
-from tests.verifier.test_eagle import ASYNC, drafting
-from tests.verifier.test_medusa import _open, texts
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),

@@ -164,7 +164,7 @@ def test_so_are_two_rounds(kind):
         assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"
 
 
-# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/test_drafter.py ------------------------
+# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py ------------------------
 
 
 def growth_unseen(order, grown, expanded):

@@ -15,7 +15,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import VOCAB, ToyProposer, toy_text
-from tests.drafting.sessions import PROMPT, make_drafter, passes, verdict
+from tests.drafting.worker.sessions import PROMPT, make_drafter, passes, verdict
 
 
 def test_the_first_pass_drafts_what_follows_the_context() -> None:

@@ -1,6 +1,6 @@
 """Rows and trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m pytest tests/drafting/test_eagle_passes.py      # without a GPU; slow
+TRITON_INTERPRET=1 python -m pytest tests/drafting/eagle3/test_eagle_passes.py      # without a GPU; slow
 """
 
 from __future__ import annotations

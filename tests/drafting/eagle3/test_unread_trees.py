@@ -40,10 +40,10 @@ from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import Layout
 from specq.verifier.trees import NONE, DraftTrees
 from tests.devices import NEEDS_CUDA
+from tests.drafting.medusa.test_medusa import num_accepted
 from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
 from tests.verifier.sessions import paths
-from tests.verifier.test_medusa import num_accepted
 from tests.verifier.test_sources import remote
 
 DEVICES = ["cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]

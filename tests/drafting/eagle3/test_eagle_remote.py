@@ -30,7 +30,7 @@ from specq.protocol import (
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.world import Received, World
 from specq.verifier import StepCurve, Verifier
-from tests.verifier.test_medusa import tiny
+from tests.drafting.medusa.test_medusa import tiny
 
 __all__ = ["tiny"]  # a fixture
 

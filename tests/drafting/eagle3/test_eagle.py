@@ -33,9 +33,7 @@ from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
-from tests.replaying import StandIn
-from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
-from tests.verifier.test_medusa import (
+from tests.drafting.medusa.test_medusa import (
     TappedMemoryless,
     _open,
     kept,
@@ -45,6 +43,8 @@ from tests.verifier.test_medusa import (
     texts,
     tiny,
 )
+from tests.replaying import StandIn
+from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
 
 __all__ = ["random_heads", "tiny"]  # fixtures
 

@@ -10,7 +10,7 @@ from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyProposer, toy_text
-from tests.drafting.sessions import PROMPT, make_drafter, passes, verdict
+from tests.drafting.worker.sessions import PROMPT, make_drafter, passes, verdict
 
 
 class ChainingProposer(ToyProposer):
