@@ -11,7 +11,7 @@
 A method has up to three parts: `spec`, a drafter for draft workers, by name in `PROPOSERS`; `source`, what drafts inside a verifier, by name in
 `specq.verifier.SOURCES`; and what both compute with. The draft worker keeps each session's tree and decides *which* nodes to expand; a
 drafter only says what follows a node. To add one: a folder with a class that fulfils `Proposer`, a `ProposerSpec` of it, and one line in
-`PROPOSERS`; another package adds an entry point of the group `specq.proposers` instead. tests/drafting/ runs over the table.
+`PROPOSERS`; another package adds an entry point of the group `specq.drafters` instead. tests/drafting/ runs over the table.
 """
 
 from __future__ import annotations
