@@ -23,8 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import draft_form, eagle_form, medusa_form, weight_bytes
+from specq.checkpoints import draft_form, weight_bytes
 from specq.config import Config
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa import form as medusa_form
 from specq.models import HEADS, resolve_model
 from specq.processes.servers import pair_config
 from specq.protocol import ConfigError

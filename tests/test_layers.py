@@ -83,10 +83,11 @@ DOORS = {
         "specq.verification.transfers",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
-    *("specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
+    *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
     *(f"specq.drafting.{method}.interface" for method in ("draft_model", "medusa", "eagle3")),
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
-    *("specq.drafting.medusa.network", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
+    *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
     "specq.drafting.draft_model.proposer_chains",
     "specq.models.inflate",
     "specq.models.inflate_heads",
@@ -117,7 +118,7 @@ TABLES = (
     *(
         f"specq/drafting/{method}/{module}.py"
         for method in METHODS
-        for module in ("__init__", "spec", "interface", "source")
+        for module in ("__init__", "spec", "form", "interface", "source")
     ),
 )
 

@@ -21,7 +21,7 @@ from bench.gpu.models import check_device
 from bench.gpu.parts import Found, Task
 from bench.gpu.timing import event
 from bench.report import figure, tell
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead

@@ -20,7 +20,7 @@ from bench.gpu.heads import DEPTH, random_eagle
 from bench.gpu.models import check_device
 from bench.gpu.parts import Found, Task
 from bench.report import Figure, figure, tell
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.source import EagleDrafter, usual_sizes
 from specq.engines.torch.forward import tapped_rows

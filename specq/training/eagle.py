@@ -17,7 +17,7 @@ import click
 import numpy as np
 import torch
 
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.protocol import ConfigError, Int32Array

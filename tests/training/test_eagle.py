@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.checkpoints.eagle_form import eagle_shape
+from specq.drafting.eagle3.form import eagle_shape
 from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.checkpoints import medusa_form
+from specq.drafting.medusa import form as medusa_form
 from specq.drafting.medusa.network import load_heads
 from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in the form of `specq.checkpoints.eagle_form` -> a network in memory, and which of the target's layers it reads.
+"""An EAGLE-3 head in the form of `specq.drafting.eagle3.form` -> a network in memory, and which of the target's layers it reads.
 
 Rule: a head that does not fit its target is refused here, before anything is drafted with it.
 """
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specq.checkpoints import eagle_form, read_json
+from specq.checkpoints import read_json
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.head_files import Tensors, read_tensors
 from specq.drafting.target_matrices import input_matrix

@@ -5,7 +5,7 @@ target's hidden states (`project`), or, where the target has not been, from the 
 others: in training to a whole text at once, in drafting to a context and to a path of a tree. Matrices that read the same are one in memory once
 they are fused (`fuse`), which drafting does: a few rows are bound by what is read.
 
-Parameters have the names of `specq.checkpoints.eagle_form`.
+Parameters have the names of `specq.drafting.eagle3.form`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 from specq.engines.torch import RowNoise
 
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].

@@ -1,4 +1,4 @@
-"""Medusa heads in the form of `specq.checkpoints.medusa_form` -> matrices in memory that turn hidden states into logits.
+"""Medusa heads in the form of `specq.drafting.medusa.form` -> matrices in memory that turn hidden states into logits.
 
 Rule: heads that do not fit their target are refused here, before anything is drafted with them.
 """
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from specq.checkpoints import draft_form, medusa_form, read_json
+from specq.checkpoints import draft_form, read_json
 from specq.drafting.head_files import Tensors, read_tensors
+from specq.drafting.medusa import form as medusa_form
 from specq.drafting.target_matrices import output_matrix
 from specq.engines.torch import pick_device
 from specq.protocol import ConfigError, Int32Array, ModelInfo

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specq.checkpoints.eagle_form import EagleShape, default_layers, eagle_shape, is_eagle
+from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.target_matrices import input_matrix
 from specq.protocol import ConfigError, ModelInfo

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specq.checkpoints.draft_form import TOKEN_IDS
-from specq.checkpoints.medusa_form import MODEL_TYPE
+from specq.drafting.medusa.form import MODEL_TYPE
 from specq.drafting.medusa.network import load_heads
 from specq.drafting.target_matrices import output_matrix
 from specq.engines.checkpoint import describe

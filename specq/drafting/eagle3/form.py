@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import HASH_LENGTH
-from specq.checkpoints.files import read_json
 from specq.protocol import ConfigError
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"

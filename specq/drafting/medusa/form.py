@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import HASH_LENGTH, SCALE, TOKEN_IDS
-from specq.checkpoints.files import read_json
 from specq.protocol import ConfigError
 
 MODEL_TYPE = "specq-medusa"  # of heads of our own; Medusa's authors name their target's
