@@ -88,7 +88,7 @@ DOORS = {
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
-    "specq.drafting.draft_model.proposer_chains",
+    "specq.drafting.draft_model.chains",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
@@ -108,7 +108,7 @@ RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
-    *("specq/drafting/head_files", "specq/drafting/target_matrices"),
+    "specq/drafting/head_files",
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
     *("bench/end_to_end/rivals", "bench/end_to_end/vllm", "bench/gpu/", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),

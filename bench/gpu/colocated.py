@@ -22,7 +22,7 @@ from bench.gpu.parts import Found, Task
 from bench.gpu.timing import event
 from bench.report import Figure, figure, tell
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import Open, SamplingParams, Speculation
 from specq.samples import codec_of, load_prompts

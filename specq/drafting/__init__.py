@@ -1,12 +1,12 @@
 """Drafting: one folder a method, and a draft worker's core.
 
-    interface, chains    what a draft worker needs of whatever drafts
+    interface            what a draft worker needs of whatever drafts
     table                the drafters that a draft worker can be given
     worker/              which nodes a draft worker expands and sends
     draft_model/, parallel/, medusa/, eagle3/, suffix/, lookahead/, vllm/   the methods
     vocabulary/          any of them for a target with another tokenizer
     paths                nodes of drafters that keep nothing else of them than tokens
-    head_files, target_matrices, rank_trees, drafting_params   what Medusa and EAGLE-3 heads share
+    head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, the trees that they draft
 
 A method has up to three parts: `spec`, a drafter for draft workers, by name in `PROPOSERS`; `source`, what drafts inside a verifier, by name in
 `specq.verifier.SOURCES`; and what both compute with. The draft worker keeps each session's tree and decides *which* nodes to expand; a
@@ -16,15 +16,18 @@ drafter only says what follows a node. To add one: a folder with a class that fu
 
 from __future__ import annotations
 
-from specq.drafting.chains import ChainProposer, chain_by_passes, expand_chain, level_ids
 from specq.drafting.interface import (
     CONTEXT,
     ActivationReader,
+    ChainProposer,
     Children,
     Expansion,
     Proposer,
     ProposerSpec,
+    chain_by_passes,
     draws_children,
+    expand_chain,
+    level_ids,
 )
 from specq.drafting.table import PROPOSERS
 from specq.drafting.vocabulary import SAME, bridge

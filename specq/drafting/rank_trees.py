@@ -2,7 +2,7 @@
 what is likely there, whatever stands before it.
 
 What a job asks for (`specq.drafting.worker.shapes`) is such a tree. Where it asks for nothing, the tree is grown best first: of a wide tree
-the nodes are taken that are likeliest to lie on the target's path.
+the nodes are taken that are likeliest to lie on the target's path. `DraftingParams`: with which sampling parameters each session is drafted for.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 
 from specq.config import read_tree
-from specq.drafting.worker import BestFirst, Path, Shape, shape_of
-from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, Speculation
+from specq.drafting.worker import BestFirst, Path, Shape, drafting_params, shape_of
+from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, SamplingParams, Speculation
 from specq.verifier.sources import Session
 
 WIDTH = 10  # choices at a place, of a tree that is grown best first
@@ -134,3 +134,22 @@ def rooms_of(sessions: Sequence[Session]) -> list[int]:
         return []
     limits: list[int] = sessions[0].trees.limit[[one.place for one in sessions]].tolist()
     return [limit - len(one.token_ids) - 1 for one, limit in zip(sessions, limits, strict=True)]
+
+
+class DraftingParams:
+    """Parameters by session. The same object comes each time, as long as the session's own stay."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[SamplingParams, Speculation, SamplingParams]] = {}
+
+    def of(self, session: Session) -> SamplingParams:
+        """Return those of a session."""
+        known = self._known.get(session.session_id)
+        if known is None or known[0] is not session.params or known[1] is not session.speculation:
+            drafting = drafting_params(session.params, session.speculation)
+            known = self._known[session.session_id] = session.params, session.speculation, drafting
+        return known[2]
+
+    def forget(self, session_id: int) -> None:
+        """Forget a session, known or not."""
+        self._known.pop(session_id, None)

@@ -2,8 +2,7 @@
 
 # ruff: noqa: F401
 from specq.drafting import *  # noqa: F403
-from specq.drafting.draft_model.interface import Chains, ChainSource
-from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.chains import Chains, ChainSource, ProposerChains
 from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.eagle3.interface import BEAM, WIDTH, DeviceNodes, Growing, Grown, Ranks, TreeHead, TreeRequest
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from specq.drafting import Children, Expansion, draws_children
-from specq.drafting.draft_model.interface import Chains
-from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.chains import Chains, ProposerChains
 from specq.drafting.eagle3.interface import DeviceNodes, Growing, Grown, TreeRequest
 from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.engines import check_asked

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from specq.drafting import Expansion
-from specq.drafting.chains import chain_by_passes
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
+from specq.drafting.interface import chain_by_passes
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import RowTap

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from specq.drafting import CONTEXT, Expansion
-from specq.drafting.chains import chain_by_passes
 from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.draft_model.interface import Chains
+from specq.drafting.interface import chain_by_passes
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.native_chain import NativeChainDrafter
 from specq.protocol import SamplingParams

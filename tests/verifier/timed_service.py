@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting.draft_model.interface import Chains
+from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Launched
 from specq.protocol import (

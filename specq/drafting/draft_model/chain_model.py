@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.draft_model.interface import Chains
 from specq.drafting.interface import Children
 from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, Threads, pack_nodes
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams

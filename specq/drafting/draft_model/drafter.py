@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.drafting.chains import chain_by_passes, level_ids
 from specq.drafting.draft_model.children import ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
-from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, chain_by_passes, level_ids
 from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
 from specq.protocol import Float32Array, Int32Array
 
@@ -47,7 +46,7 @@ class DraftModel(KvTrees):
 
     @property
     def has_chains(self) -> bool:
-        """See `specq.drafting.chains.ChainProposer`. On a CPU verdicts are better heard between levels."""
+        """See `specq.drafting.interface.ChainProposer`. On a CPU verdicts are better heard between levels."""
         chains = self._contexts.chains
         return chains is not None and chains.runs_beside_host
 
@@ -62,7 +61,7 @@ class DraftModel(KvTrees):
             return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-        """Draft chains, on a GPU without the host in between. See `specq.drafting.chains.ChainProposer`."""
+        """Draft chains, on a GPU without the host in between. See `specq.drafting.interface.ChainProposer`."""
         asked = self._asked(requests)
         drafter = self._chain_drafter(requests, asked, depth)
         if drafter is None:

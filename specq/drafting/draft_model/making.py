@@ -1,21 +1,22 @@
-"""A colocated drafter made of a verifier's configuration: its draft model loaded and measured."""
+"""A colocated drafter made of a verifier's configuration: its draft model loaded, and how long a level of chains takes measured."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 
 from specq.drafting import Proposer, bridge
-from specq.drafting.draft_model.interface import ChainSource
-from specq.drafting.draft_model.profiling import level_times
-from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.chains import ChainSource, ProposerChains
 from specq.drafting.draft_model.shaped import MOST_NODES, ShapedDrafter
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.worker import Drafter
 from specq.engines import tokenizer_files
-from specq.protocol import fits
+from specq.protocol import Int32Array, SamplingParams, fits
 from specq.verifier.sources import Setup, StepCurve
 
 if TYPE_CHECKING:
@@ -71,3 +72,43 @@ def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer
     draft_files, target_files = tokenizer_files(setup.draft_tokenizer), tokenizer_files(setup.target)
     bridged = bridge(chains.info, setup.config.vocabulary, draft_files, target_files, setup.info.name)
     return ProposerChains(bridged(draft_trees(chains.contexts))), bridged(draft_trees(chains.contexts))
+
+
+PROFILED_CONTEXT = 32  # tokens
+REPEATS = 3
+
+
+def level_times(source: ChainSource, sizes: Sequence[int], depth: int, widths: Collection[int]) -> list[float]:
+    """Return the seconds that a level of chains `depth` deep takes for so many sessions; chains of all these widths are run
+    once, so that nothing is compiled for them in service."""
+    random = np.random.default_rng(0)
+
+    def tokens(count: int) -> Int32Array:
+        return random.integers(0, source.info.num_tokens, count, np.int32)
+
+    ids = [-1 - i for i in range(max(sizes))]  # real sessions have ids >= 0
+    try:
+        for session_id in ids:
+            source.open(session_id, tokens(PROFILED_CONTEXT), SamplingParams())
+        seconds = []
+        for size in sizes:
+            for width in widths:
+                _draft_s(source, ids[:size], tokens, depth, width)
+            seconds.append(min(_draft_s(source, ids[:size], tokens, depth, 1) for _ in range(REPEATS)) / depth)
+    finally:
+        for session_id in ids:
+            source.close(session_id)
+    return seconds
+
+
+def _draft_s(
+    source: ChainSource, session_ids: Sequence[int], tokens: Callable[[int], Int32Array], depth: int, width: int
+) -> float:
+    """Return the seconds of one draft after contexts that have got a token more, as in service: what follows one that is as it was may be
+    known from the draft before."""
+    count = len(session_ids)
+    source.commit(session_ids, np.ones(count, np.intp), tokens(count))
+    started = time.perf_counter()
+    source.start(session_ids, depth, width)
+    source.finish()
+    return time.perf_counter() - started

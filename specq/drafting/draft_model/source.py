@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.draft_model.interface import Chains, ChainSource
+from specq.drafting.draft_model.chains import Chains, ChainSource
 from specq.drafting.draft_model.offered_chains import OfferedChains, draft_of_chain
 from specq.drafting.draft_model.reading_choice import ReadingChoice
 from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad, RoundChoice

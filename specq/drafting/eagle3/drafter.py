@@ -24,8 +24,7 @@ from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks,
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import Part, Recorded
 from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
-from specq.drafting.eagle3.state_cache import StateCache
-from specq.drafting.eagle3.texts import EagleText, taps_of
+from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
 from specq.drafting.interface import ranking_params
 from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams

@@ -16,8 +16,7 @@ import torch
 from specq.checkpoints import read_json
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.drafting.head_files import Tensors, read_tensors
-from specq.drafting.target_matrices import input_matrix
+from specq.drafting.head_files import Tensors, input_matrix, read_tensors
 from specq.engines.torch.loading import pick_device, runs_triton
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 

@@ -17,8 +17,7 @@ from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.state_cache import NOBODY, StateCache
-from specq.drafting.eagle3.texts import EagleText, Waiting
+from specq.drafting.eagle3.texts import NOBODY, EagleText, StateCache, Waiting
 from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.drafting.eagle3.state_cache import StateCache
+from specq.drafting.eagle3.texts import StateCache
 
 PLANES = 4  # that `grow` gives of each node, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -6,7 +6,7 @@ asks for, else best first. `collect` waits for the trees. All nodes are point ma
 what became of this lane's nodes.
 
 Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the trees before the host has read
-them, so that the device does not wait for the host (`unread_trees`): with few sessions broad and deep ones, with many chains.
+them, so that the device does not wait for the host (`grown_trees`): with few sessions broad and deep ones, with many chains.
 
 What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
 
@@ -23,16 +23,15 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.drafting_params import DraftingParams
-from specq.drafting.eagle3.grown_trees import batch_of_grown
-from specq.drafting.eagle3.interface import Growing, Grown, TreeHead, TreeRequest
-from specq.drafting.eagle3.unread_trees import (
+from specq.drafting.eagle3.grown_trees import (
     ShapeChoice,
+    batch_of_grown,
     batch_of_unread,
     put_read,
     shapes_for,
 )
-from specq.drafting.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
+from specq.drafting.eagle3.interface import Growing, Grown, TreeHead, TreeRequest
+from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, likeliest, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
 from specq.verification import NO_TOKEN, DeviceLines, DeviceTokens
@@ -170,7 +169,7 @@ class EagleDrafter(DraftSource):
             self._shapes.usual.learn(Layout.of(sizes), counts, is_accepted > 0)
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return trees before the host has read them, where that is possible; see `unread_trees`."""
+        """Return trees before the host has read them, where that is possible; see `grown_trees`."""
         layout = Layout.of(begun.plan.level_sizes)
         likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
         if likely is None or not may_be_unread(begun.sessions, 1):

@@ -1,5 +1,6 @@
 """What an EAGLE-3 head knows of texts: which of a text's rows are in its cache, and which wait, with where the target's hidden states before
-them are."""
+them are; and the
+keys and values of these rows, a range for each text, in tensors that grow."""
 
 from __future__ import annotations
 
@@ -12,6 +13,86 @@ import torch
 
 from specq.protocol import Int32Array
 from specq.verifier.sources import Followed
+
+LEAST_ROOM = 128  # rows
+MOST_BYTES = 2 << 30  # of all ranges together, though each may have ALWAYS rows
+ALWAYS = 1024
+NOBODY = 0  # the place of no text: what fills up a batch is read there and written there
+
+
+class StateCache:
+    """Ranges of equal room, at places. Indices are integers on the cache's device. `num_moves`: how often all moved to other memory."""
+
+    def __init__(self, num_kv_heads: int, head_dim: int, hidden: int, like: torch.Tensor) -> None:
+        """`like`: a tensor of the device and number format."""
+        self._rows = like.new_zeros(2, 1, num_kv_heads, LEAST_ROOM, head_dim)  # keys, values
+        self._lasts = like.new_zeros(1, hidden)
+        self._row_bytes = 2 * num_kv_heads * head_dim * like.element_size()
+        self._free: list[int] = []
+        self.num_moves = 0
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Keys and values of all, [2, places, kv_heads, room, dim], until they move."""
+        return self._rows
+
+    @property
+    def room(self) -> int:
+        """How many rows each range has."""
+        return self._rows.shape[3]
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows a text may have, at so many texts as there are."""
+        return max(MOST_BYTES // (len(self._lasts) * self._row_bytes), ALWAYS)
+
+    def open(self) -> int:
+        """Return a free place."""
+        if not self._free:
+            self.reserve(self.room, 2 * len(self._lasts))
+        return self._free.pop()
+
+    def close(self, place: int) -> None:
+        """Give a place back."""
+        self._free.append(place)
+
+    def reserve(self, num_rows: int, num_places: int = 0) -> None:
+        """Make room for texts of so many rows, and for so many texts."""
+        count, room = len(self._lasts), self.room
+        if num_rows > room or num_places > count:
+            self._free += range(max(num_places, count) - 1, count - 1, -1)
+            self._grow(max(num_places, count), max(room, 1 << (num_rows - 1).bit_length()))
+
+    def _grow(self, count: int, room: int) -> None:
+        rows, lasts = self._rows, self._lasts
+        self._rows = rows.new_zeros(2, count, rows.shape[2], room, rows.shape[4])
+        self._rows[:, : rows.shape[1], :, : rows.shape[3]] = rows
+        self._lasts = lasts.new_zeros(count, lasts.shape[1])
+        self._lasts[: len(lasts)] = lasts
+        self.num_moves += 1
+
+    def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep keys and values [n, kv_heads, dim] of rows of the texts at these places [n], in these slots [n] of their ranges."""
+        self._rows[0][places, :, slots] = keys
+        self._rows[1][places, :, slots] = values
+
+    def read(self, places: torch.Tensor, num_rows: int, num_more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts]: what stands behind a text's end
+        means nothing, what is more is 0."""
+        found = self._rows[:, :, :, :num_rows].index_select(1, places)
+        if num_more:
+            found = torch.nn.functional.pad(found, (0, 0, 0, num_more))
+        keys, values = found.unbind(0)
+        return keys, values
+
+    def keep_lasts(self, places: torch.Tensor, states: torch.Tensor) -> None:
+        """Keep what the last rows [n, hidden] of the texts at these places [n] gave."""
+        self._lasts.index_copy_(0, places, states)
+
+    def lasts(self, places: torch.Tensor) -> torch.Tensor:
+        """Return what the last rows gave, [n, hidden]."""
+        return self._lasts.index_select(0, places)
+
 
 MANY_PARTS = 64  # of a text that waits; beyond them its hidden states get memory of their own
 

@@ -14,9 +14,8 @@ import torch
 from torch.nn import functional
 
 from specq.checkpoints import draft_form, read_json
-from specq.drafting.head_files import Tensors, read_tensors
+from specq.drafting.head_files import Tensors, output_matrix, read_tensors
 from specq.drafting.medusa import form as medusa_form
-from specq.drafting.target_matrices import output_matrix
 from specq.engines.torch import pick_device
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 

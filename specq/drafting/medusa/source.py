@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.drafting_params import DraftingParams
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
-from specq.drafting.rank_trees import RankTree, checked_tree, rooms_of, tree_for
+from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array
 from specq.verifier.sources import (

@@ -8,8 +8,8 @@
 In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.drafting`).
 """
 
+from specq.drafting.worker.acceptance_stats import judged
 from specq.drafting.worker.drafter import Drafter
-from specq.drafting.worker.judged import judged
 from specq.drafting.worker.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
 from specq.drafting.worker.shapes import BestFirst, Path, Shape, shape_of
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from specq.drafting import Expansion
-from specq.drafting.chains import chain_by_passes
 from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.draft_model.interface import Chains
-from specq.drafting.draft_model.profiling import level_times
+from specq.drafting.draft_model.making import level_times
+from specq.drafting.interface import chain_by_passes
 from specq.engines.torch import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams

@@ -26,7 +26,7 @@ from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import Grown, Ranks, TreeRequest
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.drafting.eagle3.state_cache import StateCache
+from specq.drafting.eagle3.texts import StateCache
 from specq.drafting.medusa.interface import Ranked
 from specq.drafting.rank_trees import tree_for
 from specq.protocol import ModelInfo, SamplingParams, Speculation

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle
 from specq.drafting.eagle3.loading import load_eagle
-from specq.drafting.target_matrices import input_matrix
+from specq.drafting.head_files import input_matrix
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import PICKLED, WEIGHTS, change_eagle, eagle_logits, eagle_shape_of, make_eagle

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.eagle3.grown_trees import SHAPES
 from specq.drafting.eagle3.interface import Ranks
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.state_cache import StateCache
-from specq.drafting.eagle3.unread_trees import SHAPES
+from specq.drafting.eagle3.texts import StateCache
 from specq.drafting.rank_trees import tree_for
 from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation
@@ -168,8 +168,7 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and the last."""
-    from specq.drafting.eagle3 import fused_layer as fused_eagle_layer
-    from specq.drafting.eagle3 import fused_trees as fused_eagle_trees
+    from specq.drafting.eagle3 import fused
     from specq.engines.torch import fused_top
 
     constants = set[tuple[str, object]]()
@@ -181,7 +180,7 @@ def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPa
         def __getitem__(self, _: object) -> Callable[..., None]:
             return lambda *_, **given: constants.add((self._name, tuple(given.items())))
 
-    for module in (fused_eagle_layer, fused_eagle_trees, fused_top):
+    for module in (fused, fused_top):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             monkeypatch.setattr(module, name, Noted(name))
     for level_sizes in (*SHAPES, (1, 1), (4, 8, 8, 8, 8)):

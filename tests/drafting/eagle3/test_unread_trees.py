@@ -12,10 +12,7 @@ import pytest
 import torch
 
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Growing, Grown, TreeRequest
-from specq.drafting.eagle3.loading import load_eagle
-from specq.drafting.eagle3.source import EagleDrafter
-from specq.drafting.eagle3.unread_trees import (
+from specq.drafting.eagle3.grown_trees import (
     SHAPES,
     UsualReach,
     batch_of_unread,
@@ -23,6 +20,9 @@ from specq.drafting.eagle3.unread_trees import (
     put_read,
     shapes_for,
 )
+from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.source import EagleDrafter
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import EAGLE_LANE, SUFFIX, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict

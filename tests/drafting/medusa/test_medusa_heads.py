@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from specq.checkpoints.draft_form import TOKEN_IDS
+from specq.drafting.head_files import output_matrix
 from specq.drafting.medusa.form import MODEL_TYPE
 from specq.drafting.medusa.network import load_heads
-from specq.drafting.target_matrices import output_matrix
 from specq.engines.checkpoint import describe
 from specq.models import PREFERRED, default_model, resolve_model
 from specq.protocol import ConfigError, ModelInfo

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specq.drafting import CONTEXT, PROPOSERS, Expansion
+from specq.drafting.draft_model.chains import ProposerChains
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.draft_model.profiling import level_times
-from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.parallel.drafter import WIDTH, ParallelModel
 from specq.protocol import EngineError, SamplingParams

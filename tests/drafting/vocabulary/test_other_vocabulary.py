@@ -10,9 +10,9 @@ import pytest
 
 from specq.config import TargetConfig
 from specq.drafting.draft_model import making
+from specq.drafting.draft_model.chains import ProposerChains
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.making import make
-from specq.drafting.draft_model.proposer_chains import ProposerChains
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.models import resolve_model
 from specq.protocol import ConfigError, SamplingParams

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.drafting import CONTEXT, Expansion, bridge
+from specq.drafting.draft_model.chains import ProposerChains
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.draft_model.profiling import level_times
-from specq.drafting.draft_model.proposer_chains import ProposerChains
+from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.interface import Children
 from specq.drafting.suffix.ngram import NgramProposer

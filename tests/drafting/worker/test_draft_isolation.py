@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.drafting import Children, Expansion
-from specq.drafting.draft_model.interface import Chains
+from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.session import DraftSession

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.drafting import Children, Expansion
-from specq.drafting.chains import chain_by_passes
+from specq.drafting.interface import chain_by_passes
 from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
