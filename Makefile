@@ -35,7 +35,7 @@ test-system: $(READY) ## Test what needs system packages, which it installs (Deb
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
-		tests/proposers/test_conformance.py tests/proposers/test_vllm_model.py $(ARGS)
+		tests/drafting/test_conformance.py tests/drafting/vllm/test_vllm_model.py $(ARGS)
 	@$(VLLM_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
 
 # vLLM's kernels are made for Intel's OpenMP. vLLM and torch tell each other what is deprecated. A process in which vLLM ran
@@ -48,7 +48,7 @@ $(VLLM)/.ready: requirements-vllm.lock pyproject.toml scripts/setup.sh
 	@touch $@
 
 test-gpu: ## Run the tests that need a GPU, and vLLM's if it is there, with PYTHON (python3) as it is: nothing is set up
-	@$(GPU_PYTEST) tests/verification tests/engines tests/proposers $(ARGS)
+	@$(GPU_PYTEST) tests/verification tests/engines tests/drafting $(ARGS)
 	@$(GPU_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
 
 GPU_PYTEST = $(or $(PYTHON),python3) -m pytest -m "cuda or vllm" -W default::DeprecationWarning -W default::FutureWarning \

@@ -26,8 +26,10 @@ from typing import Any
 
 from bench.contestants import LOOKUP, PLAIN
 from bench.deployments import deployment
-from specq.checkpoints import draft_form, eagle_form, medusa_form, weight_bytes
+from specq.checkpoints import draft_form, weight_bytes
 from specq.config import Config
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa import form as medusa_form
 from specq.models import HEADS, resolve_model
 from specq.protocol import ConfigError
 

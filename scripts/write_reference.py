@@ -21,8 +21,8 @@ from specq.broker import diagram
 from specq.cli import main as specq
 from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
 from specq.config.sections import kinds, section_name
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.protocol import ModelInfo
 from specq.protocol.bounds import SAMPLING, SPECULATION
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, hot_path, to_broker, to_client, to_worker

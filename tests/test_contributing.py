@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import PROPOSERS, Expansion
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS, Expansion
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.verification import strategy
 from specq.verification.judge import judge

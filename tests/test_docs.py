@@ -13,8 +13,8 @@ import pytest
 
 from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.runtime import Table
 
 ROOT = Path(__file__).parent.parent

@@ -16,41 +16,41 @@ PACKAGES = {
     "protocol": (),
     "config": ("protocol",),
     "runtime": ("protocol", "config"),
-    "models": ("protocol", "config", "checkpoints", "engines"),
+    "models": ("protocol", "config", "checkpoints", "engines", "drafting"),
     "transport": ("protocol",),
     "checkpoints": ("protocol",),
     "text": ("protocol", "checkpoints"),
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "proposers": ("protocol", "config", "runtime", "text", "verification", "engines"),
-    "drafting": ("protocol", "runtime", "verification", "proposers"),
-    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
+    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines"),
+    "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines", "verifier"),
+    "proposers": ("verification", "verifier", "drafting"),  # the former name of drafting
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
     "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "observe": ("protocol", "runtime"),
-    "training": ("protocol", "checkpoints", "text", "engines"),
-    "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
+    "training": ("protocol", "checkpoints", "text", "engines", "drafting"),
+    "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
     "processes": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "drafting"),
         *("verifier", "broker", "client", "gateway"),
     ),
     "samples": ("protocol", "models", "text", "client"),
     "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (
-        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "engines", "proposers", "verifier"),
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "engines", "drafting", "verifier"),
         *("client", "samples", "processes"),
     ),
     "cli": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "drafting"),
         *("client", "chat", "gateway", "observe", "samples", "demo", "doctor", "training", "simulate", "processes"),
         "bench",  # from a checkout only
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
-        *("engines", "proposers", "verifier", "client", "simulate", "samples", "processes", "doctor"),
+        *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -62,7 +62,6 @@ PACKAGES = {
             "journal",
             "verification",
             "engines",
-            "proposers",
             "drafting",
             "verifier",
         ),
@@ -89,32 +88,44 @@ DOORS = {
         "specq.verification.devices",
         "specq.verification.transfers",
     ),
-    *(
-        "specq.verification.noise",
-        "specq.verification.near_noise",
-        "specq.verification.sampling",
-        "specq.verification.drafting",
-    ),
-    *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
-    "specq.proposers.medusa",
-    "specq.proposers.eagle",
+    *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
+    *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
+    *(f"specq.drafting.{method}.interface" for method in ("draft_model", "medusa", "eagle3")),
+    *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
+    *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
+    *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    "specq.drafting.draft_model.chains",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
     "specq.doctor.hardware",
 }
-# Who measures the parts of an engine knows them.
-INSIDERS = {"bench.host_time": ("specq.engines.torch.", "specq.engines.native.")}
+# Who measures the parts of an engine or a drafter, or builds a head's layer of an engine's kernels, knows them.
+INSIDERS = {
+    "bench.host_time": ("specq.engines.torch.", "specq.engines.native."),
+    "specq.drafting.eagle3.": ("specq.engines.torch.",),
+    "specq.proposers": ("specq.drafting.",),
+}
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
+METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # of drafting, those that need torch
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
-    *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
+    *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
+    *(f"specq/drafting/{method}/" for method in METHODS),
+    "specq/drafting/head_files",
     *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
     *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
-TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
+TABLES = (
+    *(f"specq/{package}/__init__.py" for package in ("engines", "verification", "training")),
+    *(
+        f"specq/drafting/{method}/{module}.py"
+        for method in METHODS
+        for module in ("__init__", "spec", "form", "interface", "source")
+    ),
+)
 
 
 def _name(path: Path) -> str:
@@ -199,7 +210,7 @@ def _beside_the_doors(path: Path) -> set[str]:
     """Return the modules of other packages that a file imports by name, and may not."""
     package = _package(_name(path))
     foreign = {module for module in _found(path).named if _package(module) not in (None, package, *OPEN)}
-    inside = tuple(part for insider, parts in INSIDERS.items() if _name(path).startswith(insider) for part in parts)
+    inside = sum((parts for insider, parts in INSIDERS.items() if _name(path).startswith(insider)), ())
     return {m for m in foreign if m not in DOORS and m.count(".") > 1 and not m.startswith(inside)}
 
 

@@ -34,7 +34,10 @@ STDERR = 2  # where started processes say what they do: standard output is for a
 @click.option("--seed", type=int, help="The same seed gives the same text.  [default: drawn]")
 @click.option("--mode", help="async, sync, or plain: without any speculation.  [default: async]")
 @click.option("--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Most tokens of an answer.")
-@click.option("--model", help="Model to chat with: the name of a served one, or what to start.  [default: what is served, else smollm2]")
+@click.option(
+    "--model",
+    help="Model to chat with: the name of a served one, or what to start.  [default: what is served, else smollm2]",
+)
 @click.option(
     "--draft-model", help="Draft model, where processes are started; empty: none.  [default: the model's own]"
 )

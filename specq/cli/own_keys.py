@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from specq.config import RENAMED
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 
 RUNNING = ("engine", "engine_options")  # keys of [target]: what runs the model
 OWN = {

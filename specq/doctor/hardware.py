@@ -11,9 +11,9 @@ from itertools import count, islice
 
 import numpy as np
 
+from specq.drafting import PROPOSERS, Expansion, Proposer
 from specq.engines import ENGINES, Engine, prefill
 from specq.models import resolve_model
-from specq.proposers import PROPOSERS, Expansion, Proposer
 from specq.protocol import SamplingParams, SessionStep, Tree
 
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)

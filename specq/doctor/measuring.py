@@ -20,12 +20,14 @@ from specq.doctor.curves import MOST_ROWS, curves_in_turn
 from specq.doctor.hardware import foresight_times, load_proposer, pass_times, pinned, typical
 from specq.doctor.prediction import PLAIN, Costs, Method, significant
 from specq.doctor.watching import Prompt, Run, Stopwatch, Watched, opened
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
 from specq.processes.target import build_verifier
 from specq.protocol import Open
 from specq.runtime import Tell
 from specq.samples import codec_of, load_prompts
-from specq.verifier import ColocatedDrafter, DraftSource, LookaheadDecoder, StepCurve, Verifier
+from specq.verifier import DraftSource, StepCurve, Verifier
 
 PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
 STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown

@@ -173,7 +173,8 @@ def fitting(target: Model, draft: Model) -> Iterator[Check]:
 
 def heads_fit(heads: str, target: Model) -> Check:
     """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and layers."""
-    from specq.engines.torch import is_eagle, load_eagle, load_heads  # brings torch
+    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch
+    from specq.drafting.medusa.network import load_heads  # brings torch
 
     try:
         directory = resolve_model(heads, HEADS)

@@ -8,7 +8,7 @@ A round is a step of the target and what comes before it. For n sessions whose r
     seconds    the mean of step curve(rows) over the rounds, n at a time, + the host's time for n sessions + the method's own time
 
 and d is the depth with the most tokens a second; a colocated draft model's is the one that its own rule chooses for n sessions
-(`specq.verifier.sources.round_choice`), by what it learned in the measurement. Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d
+(`specq.drafting.draft_model.round_choice`), by what it learned in the measurement. Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d
 (`Rounds`), the step curve from steps of so many rows. So siblings, and that unlikely nodes are not verified, count as they were measured.
 
 A draft worker drafts while the target steps, so its own time costs nothing, but it may be late. Its rounds alternate between two states

@@ -1,30 +1,50 @@
-"""Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be trusted.
+"""Drafting: one folder a method, and a draft worker's core.
 
-    drafter                 verdicts in, drafts out, one proposer inside
-    session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message
-    shapes                  how many children each node of a tree gets
-    calibration             predicted to measured acceptance; acceptance_stats: over all sessions; judged: which nodes count
+    interface            what a draft worker needs of whatever drafts
+    table                the drafters that a draft worker can be given
+    worker/              which nodes a draft worker expands and sends
+    draft_model/, parallel/, medusa/, eagle3/, suffix/, lookahead/, vllm/   the methods
+    vocabulary/          any of them for a target with another tokenizer
+    paths                nodes of drafters that keep nothing else of them than tokens
+    head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, the trees that they draft
 
-In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
+A method has up to three parts: `spec`, a drafter for draft workers, by name in `PROPOSERS`; `source`, what drafts inside a verifier, by name in
+`specq.verifier.SOURCES`; and what both compute with. The draft worker keeps each session's tree and decides *which* nodes to expand; a
+drafter only says what follows a node. To add one: a folder with a class that fulfils `Proposer`, a `ProposerSpec` of it, and one line in
+`PROPOSERS`; another package adds an entry point of the group `specq.drafters` instead. tests/drafting/ runs over the table.
 """
 
-from specq.drafting.calibration import NUM_BINS, Calibration
-from specq.drafting.drafter import Drafter
-from specq.drafting.judged import judged
-from specq.drafting.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
-from specq.drafting.shapes import BestFirst, Path, Shape, longest_chain, shape_of
+from __future__ import annotations
+
+from specq.drafting.interface import (
+    CONTEXT,
+    ActivationReader,
+    ChainProposer,
+    Children,
+    Expansion,
+    Proposer,
+    ProposerSpec,
+    chain_by_passes,
+    draws_children,
+    expand_chain,
+    level_ids,
+)
+from specq.drafting.table import PROPOSERS
+from specq.drafting.vocabulary import SAME, bridge
 
 __all__ = [
-    "LEAST_CHANCE",
-    "NUM_BINS",
-    "SIBLING_VALUE",
-    "BestFirst",
-    "Calibration",
-    "Drafter",
-    "Path",
-    "Shape",
-    "drafting_params",
-    "judged",
-    "longest_chain",
-    "shape_of",
+    "CONTEXT",
+    "PROPOSERS",
+    "SAME",
+    "ActivationReader",
+    "ChainProposer",
+    "Children",
+    "Expansion",
+    "Proposer",
+    "ProposerSpec",
+    "bridge",
+    "chain_by_passes",
+    "draws_children",
+    "expand_chain",
+    "level_ids",
 ]

@@ -5,7 +5,7 @@
                heads ship with specq
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
-`checkpoints.medusa_form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
+`drafting.medusa.form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
 that says "licensed under ...". Weights in bfloat16 take a third less when they are packed (`packed`).
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
@@ -17,7 +17,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.checkpoints import eagle_form, gguf_in, is_gguf, medusa_form, read_text
+from specq.checkpoints import gguf_in, is_gguf, read_text
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa import form as medusa_form
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked
 from specq.models.shapes import PRESETS, Shape, parse_shape
@@ -203,6 +205,7 @@ def _checked_heads(path: Path) -> Path:
         raise ConfigError(
             f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; heads with a name are for: {known}"
         )
+
     if eagle_form.is_eagle(path):
         eagle_form.eagle_shape(path)
     else:

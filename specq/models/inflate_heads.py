@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from specq.checkpoints import draft_form, eagle_form, medusa_form, read_json
-from specq.engines.torch import read_tensors, tensor_value
+from specq.checkpoints import draft_form, read_json
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.head_files import read_tensors
+from specq.drafting.medusa import form as medusa_form
+from specq.drafting.medusa.network import tensor_value
 from specq.models.inflate import DTYPES, place_of
 from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
+from specq.drafting import PROPOSERS
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for
-from specq.proposers import PROPOSERS
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores
 from specq.transport import own_keys

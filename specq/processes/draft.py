@@ -10,10 +10,10 @@ import structlog
 import zmq
 
 from specq.config import DraftConfig, own_options
-from specq.drafting import Drafter
+from specq.drafting import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
+from specq.drafting.worker import Drafter
 from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
-from specq.proposers import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, give_way, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation

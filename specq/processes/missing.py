@@ -12,10 +12,10 @@ from functools import partial
 from importlib.util import find_spec
 
 from specq.config import Config, own_options
+from specq.drafting import PROPOSERS, ProposerSpec
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import find_model
 from specq.processes.deployment import Machine, models_of, placed
-from specq.proposers import PROPOSERS, ProposerSpec
 from specq.protocol import ConfigError
 from specq.runtime import how_to_install
 

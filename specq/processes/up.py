@@ -34,9 +34,9 @@ from specq.config import (
     environment_of_children,
     to_arguments,
 )
+from specq.drafting import PROPOSERS, SAME
 from specq.processes.deployment import divide_cores, notes, placed, this_machine, with_helpers
 from specq.processes.missing import check_can_start
-from specq.proposers import PROPOSERS, SAME
 from specq.protocol import ConfigError, EngineError, JobError, parse_address
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, listener, listens, own_keys

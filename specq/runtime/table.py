@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -36,11 +37,12 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
 
 
 class Table(dict[str, str]):
-    """Our own names to "package.module:object"; `resolve` and `names` also know the entry points of `group`."""
+    """Our own names to "package.module:object"; `resolve` and `names` also know the entry points of `group`, and those of the
+    `former` name of that group."""
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, group: str, own: Mapping[str, str], former: str = "") -> None:
         super().__init__(own)
-        self.kind, self.group = kind, group
+        self.kind, self.groups = kind, (group, former) if former else (group,)
 
     @cached_property
     def third_party(self) -> dict[str, EntryPoint]:
@@ -48,9 +50,11 @@ class Table(dict[str, str]):
         from importlib.metadata import entry_points  # 20 ms that a process with our own names only need not spend
 
         found: dict[str, EntryPoint] = {}
-        for point in entry_points(group=self.group):
+        for point in chain.from_iterable(entry_points(group=group) for group in self.groups):
+            if point.name in found and point.value == found[point.name].value:
+                continue  # a package for this version and the one before names it in both groups
             if point.name in self or point.name in found:
-                log.warning("entry_point_ignored", group=self.group, name=point.name, value=point.value)
+                log.warning("entry_point_ignored", group=point.group, name=point.name, value=point.value)
             else:
                 found[point.name] = point
         return found

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from specq.drafting import Drafter
-from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
+from specq.drafting.worker import Drafter
+from specq.protocol import SUFFIX, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.settings import HostSettings
-from specq.verifier import SUFFIX, Verifier
+from specq.verifier import Verifier
 
 Transmit = Callable[[float, "Process", Message], None]  # at a time, over a process's own line, a message
 

@@ -1,4 +1,4 @@
-"""A draft model that only takes time: a stub that fulfils `specq.proposers.Proposer`."""
+"""A draft model that only takes time: a stub that fulfils `specq.drafting.Proposer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.proposers import Children, Expansion
+from specq.drafting import Children, Expansion
 from specq.protocol import EngineError, Int32Array, ModelInfo, SamplingParams
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.settings import DraftSettings

@@ -11,14 +11,15 @@ from itertools import count
 from typing import Any
 
 from specq.broker import Broker, Connect, Effect, Send
-from specq.drafting import Drafter
+from specq.drafting.suffix.source import SuffixDecoder
+from specq.drafting.worker import Drafter
 from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings, MachineSettings
-from specq.verifier import DraftSource, StepCurve, SuffixDecoder, Verifier
+from specq.verifier import DraftSource, StepCurve, Verifier
 
 ENDPOINT = "simulated"
 NEAR = LineSettings(delay_s=0.0001)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specq.proposers import ChainSource
+from specq.drafting.draft_model.chains import ChainSource
 from specq.protocol import Int32Array
 
 

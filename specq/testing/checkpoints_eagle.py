@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 
 WEIGHTS, PICKLED = eagle_form.WEIGHTS
 

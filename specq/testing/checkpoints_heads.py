@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
-from specq.checkpoints import draft_form, medusa_form
+from specq.checkpoints import draft_form
+from specq.drafting.medusa import form as medusa_form
 
 PUBLISHED, PICKLED = medusa_form.WEIGHTS
 

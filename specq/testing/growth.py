@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specq.proposers import BEAM, WIDTH, Grown, Ranked, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, Ranks, TreeRequest
+from specq.drafting.medusa.interface import Ranked
 from specq.protocol import Float32Array, Int32Array, IntpArray
 
 
@@ -112,7 +113,7 @@ def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
 
 def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
     """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at deeper levels. See
-    `specq.proposers.DeviceNodes`."""
+    `specq.drafting.DeviceNodes`."""
     num_trees, num_nodes = parents.shape
     found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)
     for tree in range(num_trees):

@@ -13,21 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from specq.drafting import Children, Expansion, draws_children
+from specq.drafting.draft_model.chains import Chains, ProposerChains
+from specq.drafting.eagle3.interface import DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.engines import check_asked
-from specq.proposers import (
-    Chains,
-    Children,
-    DeviceNodes,
-    Expansion,
-    Followed,
-    Growing,
-    Grown,
-    HiddenRow,
-    ProposerChains,
-    Ranked,
-    TreeRequest,
-    draws_children,
-)
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,
@@ -44,6 +34,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.testing.growth import Growth, grow, lines_of
+from specq.verifier.sources import Followed
 
 VOCAB = 50
 EOS = 0

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Drafter
+from specq.drafting import Children, Expansion, Proposer
+from specq.drafting.worker import Drafter
 from specq.engines import Engine
-from specq.proposers import Children, Expansion, Proposer
 from specq.protocol import (
     NO_TAP,
     Accepted,

@@ -2,7 +2,7 @@
 
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
 head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
-           (`eagle_network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
+           (`specq.drafting.eagle3.network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
            `depth_decay` times that of the one before it. It begins with the values and the tokens of the head in `start`, if one is named. A run
            that was cut off goes on; the head is written in bfloat16
 evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
@@ -17,8 +17,9 @@ import click
 import numpy as np
 import torch
 
-from specq.checkpoints import eagle_form
-from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.eagle3.loading import EagleHead, load_eagle
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states

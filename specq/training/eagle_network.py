@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from specq.checkpoints import eagle_form
-from specq.engines.torch import EagleHead, EagleNetwork
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.protocol import ConfigError, Int32Array
 
 INITIAL_STD = 0.02

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from specq.checkpoints import medusa_form
+from specq.drafting.medusa import form as medusa_form
 from specq.protocol import Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import hidden_states

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specq.engines.torch import MedusaHeads, load_heads
+from specq.drafting.medusa.network import MedusaHeads, load_heads
 from specq.training.architecture import hidden_states
 from specq.training.draft import load_target
 from specq.training.draft_settings import MedusaSettings

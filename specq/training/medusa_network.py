@@ -1,4 +1,4 @@
-"""The heads that `specq train medusa` trains. Their parameters have the names of `specq.checkpoints.medusa_form`, in which `save_heads`
+"""The heads that `specq train medusa` trains. Their parameters have the names of `specq.drafting.medusa.form`, in which `save_heads`
 writes them."""
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from specq.checkpoints import draft_form, medusa_form
+from specq.checkpoints import draft_form
+from specq.drafting.medusa import form as medusa_form
 from specq.protocol import Int32Array
 
 

@@ -11,7 +11,9 @@ from functools import cache
 
 from specq.protocol import ConfigError
 from specq.runtime import Table
+from specq.verification.calibration import NUM_BINS, Calibration
 from specq.verification.device_tokens import (
+    NO_TOKEN,
     DeviceLines,
     DeviceTokens,
     handles,
@@ -58,9 +60,12 @@ def reason_against(name: str) -> str:
 __all__ = [
     "CORRECTION",
     "NO_SCORES",
+    "NO_TOKEN",
+    "NUM_BINS",
     "ROW",
     "STRATEGIES",
     "WITH_LOGPROBS",
+    "Calibration",
     "DeviceLines",
     "DeviceTokens",
     "Extra",

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from specq.protocol import BoolArray, Int32Array, Int64Array, IntpArray
 from specq.verification.judgements import places_in_runs
 
-FIRST_HANDLE = -2  # -1 is no token
+NO_TOKEN = -1
+FIRST_HANDLE = NO_TOKEN - 1
 
 
 @dataclass(eq=False, slots=True)

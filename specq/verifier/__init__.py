@@ -1,57 +1,41 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
-    core        one engine inside; `step` shows a step's way
-    inbox       what is done with each message of the broker
-    sessions/   the open sessions: what is committed, who takes part in the next step, who has room in the engine;
-                grafting: how drafts come onto their trees
-    trees/      the unverified nodes of all sessions
-    sources/    what drafts: remote drafters, suffix decoding, a colocated draft model
-    step/       planner, plan, choice of nodes, steps in flight, commit, verdicts
-    control/    what is learned of steps, and decided by it (`controller` is its front): which sources are used, when
-                the next step begins, how many rows of prompts it has
+    core                      messages of the broker in, verdicts out, one engine inside
+    session, history          what is committed; what penalties count
+    open_sessions             all sessions in order of precedence, and which take part in the next step
+    trees/                    the unverified nodes of all sessions
+    sources/                  what drafts: remote drafters, and what the methods of `specq.drafting` fulfil
+    grafting                  how drafts become nodes of the trees
+    scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
+    flights, early_steps, waiting   steps in flight, and whether the next is launched before one has ended
+    prefill_limit             how many rows of prompts a step has beside sessions that decode
+    arms, load_level, window  which sources of drafts are used: those that raise the tokens a second
+    source_clock, source_yields   what each source takes and brings by itself, and what that says of arms that were not tried
+    even_chains               how long chains are where the engine is quicker if all are equally long
+    kv_admission              which sessions have room in the engine
+    rounds, verdicts          what a step commits to a session, and what is reported of it
 
 In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing
 here opens a socket.
 """
 
-from specq.verifier.control.arms import REMOTE, SUFFIX
 from specq.verifier.control.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.core import Verifier
-from specq.verifier.sources import (
-    SOURCES,
-    Budget,
-    ColocatedDrafter,
-    Computed,
-    DraftBatch,
-    DraftSource,
-    EagleDrafter,
-    LookaheadDecoder,
-    Setup,
-    SuffixDecoder,
-    make_sources,
-    usual_sizes,
-)
+from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, Setup, make_sources
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
 
 __all__ = [
     "NO_REPORTS",
-    "REMOTE",
     "SOURCES",
-    "SUFFIX",
     "Budget",
-    "ColocatedDrafter",
     "Computed",
     "DraftBatch",
     "DraftSource",
-    "EagleDrafter",
-    "LookaheadDecoder",
     "Reports",
     "Setup",
     "StepCurve",
-    "SuffixDecoder",
     "Verifier",
     "make_sources",
     "profiled_rows",
     "step_curves",
-    "usual_sizes",
 ]

@@ -13,6 +13,7 @@ import pytest
 from specq.broker.admission import gate
 from specq.broker.admission.limits import BURST_S, DRAFTS_SHARE
 from specq.broker.jobs.table import KEEP_FINISHED
+from specq.protocol import REMOTE
 from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict
 from specq.protocol.params import Speculation
 from specq.protocol.wire import Frames, decode, encode
@@ -20,7 +21,6 @@ from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.testing.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import World
-from specq.verifier import REMOTE
 
 EVIL = b"evil"
 HOST = HostSettings(broker_us=10)

@@ -16,7 +16,7 @@ import orjson
 
 from specq.broker.core import Broker
 from specq.client.core import ClientCore
-from specq.drafting.drafter import Drafter
+from specq.drafting.worker.drafter import Drafter
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,

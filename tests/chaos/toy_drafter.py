@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq.config.sections import DraftConfig
-from specq.drafting.drafter import Drafter
+from specq.drafting import Children, Expansion
+from specq.drafting.worker.drafter import Drafter
 from specq.processes.draft import DrafterLoop
-from specq.proposers import Children, Expansion
 from specq.runtime import log
 from specq.testing.tokenizer import tokenizer_json
 from specq.testing.toy import ToyProposer, toy_info

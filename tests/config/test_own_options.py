@@ -9,10 +9,10 @@ from specq.config.arguments import to_arguments
 from specq.config.loading import load, override
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.sections import DraftConfig, TargetConfig
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
-from specq.proposers import PROPOSERS
 from specq.protocol.errors import ConfigError
 
 

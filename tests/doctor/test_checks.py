@@ -17,7 +17,8 @@ from specq.config import BrokerConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
-from specq.engines.torch import is_eagle, load_eagle, load_heads
+from specq.drafting.eagle3.loading import is_eagle, load_eagle
+from specq.drafting.medusa.network import load_heads
 from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.runtime import usage as measured_usage

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import Expansion
+from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.drafter import DraftModel
+from specq.drafting.interface import chain_by_passes
 from specq.engines.native.rows import PackedRows, RowTap, pack_steps
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import LoadedModel
-from specq.proposers import Expansion
-from specq.proposers.chain_model import ChainModel
-from specq.proposers.chains import chain_by_passes
-from specq.proposers.draft_model import DraftModel
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import FINAL, Tap
 from specq.protocol.types import ScratchRows, SessionStep, Tree

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.engines.native import NativeChainDrafter
+from specq.drafting import CONTEXT, Expansion
+from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.chains import Chains
+from specq.drafting.draft_model.drafter import DraftModel
+from specq.drafting.interface import chain_by_passes
+from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
-from specq.proposers import CONTEXT, Expansion
-from specq.proposers.chain_model import ChainModel
-from specq.proposers.chain_source import Chains
-from specq.proposers.chains import chain_by_passes
-from specq.proposers.draft_model import DraftModel
 from specq.protocol import SamplingParams
 from specq.testing.chains import commit_one
 from specq.testing.checkpoints import make_checkpoint, random_tokens

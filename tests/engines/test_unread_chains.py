@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.draft_model.chain_model import ChainModel
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
-from specq.proposers.chain_model import ChainModel
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Open
 from specq.protocol.params import SamplingParams, Speculation
@@ -24,7 +25,6 @@ from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from specq.verification import DeviceTokens, StepBatch, device_tokens
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine, opened
 

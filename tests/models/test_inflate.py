@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from specq.cli import main
+from specq.drafting.draft_model.contexts import Contexts
 from specq.engines.torch.engine import TorchEngine
 from specq.models import Shape, resolve_model
 from specq.models.inflate import _write_tokenizer, inflate, write
-from specq.proposers.contexts import Contexts
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, draft_logits, head_tokens, make_draft, places_logits

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specq.checkpoints.eagle_form import eagle_shape
-from specq.engines.torch import load_eagle, load_heads
+from specq.drafting.eagle3.form import eagle_shape
+from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.medusa.network import load_heads
 from specq.models import Shape
 from specq.models.inflate import write
 from specq.models.inflate_heads import write_heads

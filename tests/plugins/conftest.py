@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.verification import STRATEGIES, strategy
 
 PLUGIN = Path(__file__).parent / "example_plugin"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from specq import Client
+from specq import Client, drafting, proposers
 from specq.config import load, own_options, read_own
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError
 from specq.verification import STRATEGIES, reason_against, strategy
 from specq.verification.strategies.deterministic import Deterministic
@@ -56,6 +56,41 @@ def test_our_own_names_are_not_replaced(site):
         assert STRATEGIES.names() == [*STRATEGIES]
     assert type(strategy("deterministic")) is Deterministic
     assert [(entry["event"], entry["name"]) for entry in logs] == [("entry_point_ignored", "deterministic")]
+
+
+def test_drafters_are_also_found_under_the_former_name_of_their_group(site):
+    """One that a package registers under both names is one."""
+    counting = {"counting": "example_plugin.counting_proposer:COUNTING"}
+    install(site, "older", {"specq.proposers": counting | {"older": counting["counting"]}})
+    install(site, "newer", {"specq.drafters": counting})
+    with capture_logs() as logs:
+        assert PROPOSERS.names() == [*PROPOSERS, "counting", "older"]
+    assert PROPOSERS.resolve("older") is PROPOSERS.resolve("counting")
+    assert logs == []
+
+
+def test_another_object_of_the_same_name_is_not_taken(site):
+    for group, spec in (("specq.drafters", "COUNTING"), ("specq.proposers", "OTHER")):
+        install(site, group.removeprefix("specq."), {group: {"counting": f"example_plugin.counting_proposer:{spec}"}})
+    with capture_logs() as logs:
+        assert PROPOSERS.names() == [*PROPOSERS, "counting"]
+    assert [(entry["event"], entry["group"]) for entry in logs] == [("entry_point_ignored", "specq.proposers")]
+    assert PROPOSERS.resolve("counting").make.__name__ == "CountingProposer"
+
+
+def test_the_former_name_of_the_package_gives_the_same_objects():
+    assert all(getattr(proposers, name) is getattr(drafting, name) for name in drafting.__all__)
+    moved = (
+        "Chains",
+        "ChainSource",
+        "Followed",
+        "HeadSource",
+        "NO_TOKEN",
+        "SUFFIX_DEPTH",
+        "TreeHead",
+        "make_suffix_tree",
+    )
+    assert all(hasattr(proposers, name) for name in moved)
 
 
 def test_what_cannot_be_loaded_is_said_and_harms_nobody(site):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
-from specq.proposers import PROPOSERS
 from specq.testing import EngineConformance, World, make_checkpoint
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.proposers import PROPOSERS
+from specq.drafting import PROPOSERS
 from specq.testing import ProposerConformance
 
 

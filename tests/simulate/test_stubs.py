@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specq.proposers import Expansion
+from specq.drafting import Expansion
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specq.protocol import SUFFIX
 from specq.protocol.messages import Ack, Assign, Close, Draft, Open, Verdict
 from specq.protocol.params import Speculation
 from specq.simulate.run import Simulation
@@ -15,7 +16,6 @@ from specq.simulate.settings import (
     Scenario,
     TrafficSettings,
 )
-from specq.verifier import SUFFIX
 
 HOST = HostSettings(
     broker_us=1000, draft_us=2000, graft_us=100, verdict_us=3000, plan_us=4000, hear_us=5000, send_us=6000

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from specq.checkpoints.eagle_form import eagle_shape
+from specq.drafting.eagle3.form import eagle_shape
+from specq.drafting.eagle3.loading import load_eagle
 from specq.engines.checkpoint import describe
-from specq.engines.torch import load_eagle, load_network
+from specq.engines.torch import load_network
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
@@ -32,9 +33,9 @@ from specq.training.eagle_network import (
     trained_states,
 )
 from specq.training.rollouts import save_rollouts
+from tests.drafting.eagle3.test_eagle import ASYNC, drafting
+from tests.drafting.medusa.test_medusa import _open, texts
 from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
-from tests.verifier.test_eagle import ASYNC, drafting
-from tests.verifier.test_medusa import _open, texts
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),

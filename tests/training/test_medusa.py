@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from specq.checkpoints import medusa_form
+from specq.drafting.medusa import form as medusa_form
+from specq.drafting.medusa.network import load_heads
 from specq.engines.checkpoint import describe
-from specq.engines.torch import load_heads, load_network
+from specq.engines.torch import load_network
 from specq.models import resolve_model
 from specq.testing.checkpoints_heads import change_heads, heads_logits
 from specq.training import MEDUSA_STAGES

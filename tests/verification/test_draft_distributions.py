@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.proposers import Children, Expansion
+from specq.drafting import Children, Expansion
 from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
 from specq.protocol.step_output import NO_TAP, StepOutput, Tap

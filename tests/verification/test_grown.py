@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq.drafting.drafter import Drafter
-from specq.proposers import Children, Expansion
+from specq.drafting import Children, Expansion
+from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.control.step_curve import StepCurve
@@ -164,7 +164,7 @@ def test_so_are_two_rounds(kind):
         assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"
 
 
-# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/test_drafter.py ------------------------
+# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py ------------------------
 
 
 def growth_unseen(order, grown, expanded):

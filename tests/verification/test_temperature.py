@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.drafting.session import drafting_params
+from specq.drafting.worker.session import drafting_params
 from specq.protocol.bounds import MIN_TEMPERATURE
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.oracle import RULES

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.checkpoints import eagle_form
+from specq.drafting.eagle3 import form as eagle_form
 from specq.engines.torch import EagleHead, EagleNetwork
 from specq.engines.torch.forward import tapped_rows
 from specq.models import Shape

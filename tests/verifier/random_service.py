@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines.checks import PROBE
 from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -16,7 +17,6 @@ from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.validation import validate
 
 MOST_STEPS = 3000

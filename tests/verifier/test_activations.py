@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from specq.drafting import Drafter
+from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.worker import Drafter
 from specq.protocol import (
     BF16,
     INT8,
@@ -37,7 +38,6 @@ from specq.testing.toy import ToyEngine, ToyProposer, ToyTrees, toy_info, toy_te
 from specq.testing.world import World
 from specq.verifier import DraftSource, StepCurve, Verifier
 from specq.verifier.sources import activations as module
-from specq.verifier.sources.eagle import EagleDrafter
 
 PROMPT = [5, 6, 7]
 CURVE = StepCurve([1, 64], [0.005, 0.006])

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specq.verifier.control.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
+from specq.protocol import COLOCATED, REMOTE, SUFFIX
+from specq.verifier.control.arms import WARM_UP_STEPS, Arms
 from specq.verifier.control.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
 from specq.verifier.control.source_yields import Yield
 from specq.verifier.control.window import LEAST_STEPS, WINDOW_S, Window

@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 
-from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
-from specq.verifier.control.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.protocol import (
+    COLOCATED,
+    EAGLE,
+    EAGLE_LANE,
+    LOOKAHEAD,
+    LOOKAHEAD_LANE,
+    MEDUSA,
+    MEDUSA_LANE,
+    REMOTE,
+    SUFFIX,
+    SUFFIX_LANE,
+)
 from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
-from specq.verifier.sources import SOURCES, ColocatedDrafter
+from specq.verifier.sources import SOURCES
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
 

@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 
-from specq.protocol import COLOCATED_LANE, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
-from specq.verifier.control.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.protocol import (
+    COLOCATED,
+    COLOCATED_LANE,
+    EAGLE,
+    EAGLE_LANE,
+    LOOKAHEAD,
+    LOOKAHEAD_LANE,
+    MEDUSA,
+    MEDUSA_LANE,
+    REMOTE,
+    SUFFIX,
+    SUFFIX_LANE,
+)
 from specq.verifier.control.load_level import AWAKE, MOST_LOOKS, LoadLevel
 from specq.verifier.sessions.grafting import DraftBatch
 from tests.verifier.timed_service import Machine, TimedService, TimedSource, TimedTarget

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol.errors import EngineError, EngineLostError
@@ -26,7 +27,7 @@ from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sessions.history import Past
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
+from specq.verifier.sources import Budget, DraftBatch, DraftSource, source_set
 from specq.verifier.step import node_choice, plan
 from specq.verifier.trees import MAX_END_IDS, DraftTrees
 from tests.verifier.sessions import graft, make_draft, make_session

@@ -8,13 +8,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, REMOTE, SUFFIX, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
-from specq.verifier.control.arms import REMOTE, SUFFIX, Arms
+from specq.verifier.control.arms import Arms
 from specq.verifier.control.source_clock import LANES
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specq.drafting.draft_model import source as colocated
+from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed
@@ -26,7 +28,7 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions import kv_admission
 from specq.verifier.sessions.open_sessions import OpenSessions
-from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
+from specq.verifier.sources import SourceSet
 from specq.verifier.step import in_flight, plan, planner
 from specq.verifier.step.in_flight import StepsInFlight
 from tests.verifier.random_service import FailingLater, serve

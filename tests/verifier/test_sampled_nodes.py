@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
+from specq.verification import Calibration
 from specq.verification.drafting import draw_children
 from specq.verifier.sessions.grafting import batch_of, graft_batch, predicted_scores
 from specq.verifier.sessions.session import Session

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.drafting.suffix.source import MOST_DEPTH
+from specq.drafting.suffix.text_drafts import most_depth
 from specq.protocol import COLOCATED_LANE
 from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
 from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
-from specq.verifier.sources.suffix import MOST_DEPTH
-from specq.verifier.sources.text_drafts import most_depth
 from tests.verifier.sessions import (
     candidates,
     commit,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.verifier.control.arms import EAGLE, SUFFIX
+from specq.protocol import EAGLE, SUFFIX
 from specq.verifier.control.source_bounds import ROUNDS, SourceBounds
 from specq.verifier.control.source_yields import Yield
 

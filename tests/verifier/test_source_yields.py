@@ -6,16 +6,15 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import COLOCATED_LANE, SUFFIX_LANE, Open, SamplingParams
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.protocol import COLOCATED, COLOCATED_LANE, EAGLE, REMOTE, SUFFIX, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
-from specq.verifier.control.arms import COLOCATED, EAGLE, REMOTE, SUFFIX
 from specq.verifier.control.load_level import LoadLevel
 from specq.verifier.control.source_clock import SourceClock, by_lane
 from specq.verifier.control.source_yields import Yield, leanest, promise
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.window import Window
 from specq.verifier.core import Verifier
-from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step.rounds import NO_ROUNDS
 
 TICK_S = 1e-6

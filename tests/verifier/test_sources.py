@@ -8,21 +8,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Drafter
-from specq.protocol import NO_TAP, NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
+from specq.drafting.draft_model.shaped import ShapedDrafter
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.lookahead.source import LookaheadDecoder
+from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.suffix.source import SuffixDecoder
+from specq.drafting.worker import Drafter
+from specq.protocol import (
+    COLOCATED,
+    NO_TAP,
+    NO_TREE,
+    REMOTE,
+    SUFFIX,
+    ConfigError,
+    Draft,
+    SamplingParams,
+    ScratchRows,
+    SessionStep,
+    Tap,
+)
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
-from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
-from specq.verifier.control.arms import COLOCATED, REMOTE, SUFFIX
+from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.eagle import EagleDrafter
-from specq.verifier.sources.lookahead import LookaheadDecoder
 from specq.verifier.sources.mail_time import LEAST_S
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
-from specq.verifier.sources.medusa import MedusaDrafter
-from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.step.rounds import NO_ROUNDS, Round
 from specq.verifier.step.shares import Shares

@@ -7,11 +7,10 @@ from random import Random
 
 import pytest
 
-from specq.protocol import NO_TAP, SUFFIX_LANE, Tap
-from specq.verifier.control.arms import COLOCATED, SUFFIX
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.protocol import COLOCATED, NO_TAP, SUFFIX, SUFFIX_LANE, Tap
 from specq.verifier.control.stalls import MOST, UsualSteps
 from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.sources import ColocatedDrafter
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedStep, TimedTarget
 
 PLAIN, DRAFTED = frozenset[str](), frozenset({COLOCATED})

@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.protocol import Draft, Message, Open, ProtocolError, SamplingParams, Verdict, Verdicts, decode, encode
+from specq.protocol import (
+    REMOTE,
+    Draft,
+    Message,
+    Open,
+    ProtocolError,
+    SamplingParams,
+    Verdict,
+    Verdicts,
+    decode,
+    encode,
+)
 from specq.testing.toy import ToyEngine, toy_text
-from specq.verifier import REMOTE, StepCurve, Verifier
-from specq.verifier.step import verdicts
+from specq.verifier import StepCurve, Verifier, verdicts
 from tests.broker.desk import VERIFIER, Desk, token_ids
 
 NUM, LENGTH = 9, 12

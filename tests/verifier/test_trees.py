@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting import NUM_BINS
 from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.types import DraftDistribution
 from specq.runtime.compiler import built
+from specq.verification import NUM_BINS
 from specq.verifier.trees import MAX_LIVE_NODES, MAX_TABLE_SIZE, NEXT_IDS, NO_LIMIT, DraftTrees
 from specq.verifier.trees.arrays import ALONE, COLUMNS, COUNTS, MAX_LANES, NUM_OWN_LANES, WINDOW, _Struct
 from specq.verifier.trees.compiled import SOURCE, Compiled, kernels, with_signatures

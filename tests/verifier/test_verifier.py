@@ -8,6 +8,8 @@ import pytest
 
 from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
+from specq.drafting.suffix.source import SuffixDecoder
+from specq.protocol import REMOTE, SUFFIX
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import (
@@ -28,11 +30,10 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.verifier.control.arms import REMOTE, SUFFIX
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.session import SYNC_PATIENCE, Session
-from specq.verifier.sources import Budget, SuffixDecoder
+from specq.verifier.sources import Budget
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import commit
 

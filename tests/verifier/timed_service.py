@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from specq.drafting.draft_model.chains import Chains
+from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Launched
-from specq.proposers import Chains
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,
+    SUFFIX,
     SUFFIX_LANE,
     Close,
     Draft,
@@ -36,12 +38,11 @@ from specq.protocol import (
 from specq.simulate.curve import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
-from specq.verifier.control.arms import SUFFIX
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources import Budget, ColocatedDrafter, DraftSource
+from specq.verifier.sources import Budget, DraftSource
 from specq.verifier.trees import NEXT_IDS
 
 TEXT = StubText()

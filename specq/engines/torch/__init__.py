@@ -3,10 +3,6 @@
     loading       a checkpoint -> `ModelInfo` and a forward
     gguf_network  a GGUF file -> a transformers model
     draft_network a draft model of our own form -> a transformers model with a smaller head
-    medusa_heads  Medusa heads -> matrices that turn hidden states into logits
-    eagle_head    an EAGLE-3 head -> a network (eagle_network) that reads the target's hidden states
-    fused_eagle   rows and trees of such a head through Triton kernels, on a GPU
-    head_files, target_matrices   what both read: the files of heads, single matrices of a target
     generic       forward through transformers' own modelling code; every device and architecture
     native        the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models
     cuda/         forward through Triton kernels and CUDA graphs, on a GPU; chains of draft tokens; recorded work
@@ -30,12 +26,8 @@ from specq.engines.native import (
 )
 from specq.engines.torch.cuda.inbox import Inbox, fetch
 from specq.engines.torch.cuda.replays import BATCH_SIZES, Replays, padded_batch
-from specq.engines.torch.eagle_head import EagleHead, eagle_kernels, is_eagle, load_eagle
-from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm, TreeContexts
 from specq.engines.torch.forward import ForwardOutput
-from specq.engines.torch.head_files import read_tensors
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
-from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
 from specq.engines.torch.native import threads_of
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows, rank_tokens
@@ -44,28 +36,19 @@ __all__ = [
     "ALONE",
     "BATCH_SIZES",
     "ChainStarts",
-    "EagleHead",
-    "EagleNetwork",
     "ForwardOutput",
     "Inbox",
     "KvPool",
     "LoadedModel",
-    "MedusaHeads",
     "PackedRows",
     "Replays",
-    "RmsNorm",
     "RowNoise",
     "RowPacker",
     "Sampling",
     "Threads",
-    "TreeContexts",
     "chain_drafter",
-    "eagle_kernels",
     "fetch",
-    "is_eagle",
     "load",
-    "load_eagle",
-    "load_heads",
     "load_network",
     "noise_of",
     "pack_nodes",
@@ -74,7 +57,5 @@ __all__ = [
     "pick_device",
     "rank_rows",
     "rank_tokens",
-    "read_tensors",
-    "tensor_value",
     "threads_of",
 ]

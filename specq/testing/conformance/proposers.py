@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from specq.proposers import Expansion, Proposer
+from specq.drafting import Expansion, Proposer
 from specq.protocol import SamplingParams
 
 CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)

@@ -20,14 +20,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from specq.protocol import REMOTE
 from specq.verifier.control.load_level import LoadLevel
 from specq.verifier.control.source_bounds import SourceBounds
 from specq.verifier.control.source_yields import Arm, Yields
 from specq.verifier.control.window import Window
-
-# Draft workers, suffix decoding, lookahead decoding, the verifier's own draft model, heads on the target's hidden states.
-REMOTE, SUFFIX, LOOKAHEAD, COLOCATED = "remote", "suffix", "lookahead", "colocated"
-MEDUSA, EAGLE = "medusa", "eagle3"
 
 # Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many seconds.
 WARM_UP_ROUND_TRIPS, WARM_UP_STEPS, LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5, 2, 0.1

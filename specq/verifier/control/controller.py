@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specq.engines import Engine
-from specq.verifier.control.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
+from specq.protocol import REMOTE
+from specq.verifier.control.arms import MOST_ROUND_TRIP_S, Arms
 from specq.verifier.control.bursts import Bursts
 from specq.verifier.control.early_steps import EarlySteps
 from specq.verifier.control.prefill_limit import PrefillLimit

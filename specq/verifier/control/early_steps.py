@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.engines import Engine
-from specq.verifier.control.arms import REMOTE, Arms
+from specq.protocol import REMOTE
+from specq.verifier.control.arms import Arms
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.waiting import Waiting
 from specq.verifier.sessions.session import Session

@@ -8,16 +8,21 @@ from contextlib import contextmanager
 import numpy as np
 
 from specq.protocol import (
+    COLOCATED,
     COLOCATED_LANE,
+    EAGLE,
     EAGLE_LANE,
     LEAST_OWN_LANE,
+    LOOKAHEAD,
     LOOKAHEAD_LANE,
+    MEDUSA,
     MEDUSA_LANE,
+    REMOTE,
+    SUFFIX,
     SUFFIX_LANE,
     Int64Array,
     UInt8Array,
 )
-from specq.verifier.control.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
 from specq.verifier.control.source_yields import Yield
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.step.rounds import Rounds

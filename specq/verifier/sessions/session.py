@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from specq.drafting import longest_chain
 from specq.engines import Engine
 from specq.protocol import (
     MODES,
@@ -251,3 +250,8 @@ class Session:
         self.note(SessionEvent.CLOSED)
         place, self.place = self.place, NONE
         self.trees.close(place)
+
+
+def longest_chain(speculation: Speculation, most: int) -> int:
+    """Return how long a chain a job allows, at most `most` nodes."""
+    return min([most, *(bound for bound in (speculation.max_depth, speculation.max_nodes) if bound)])

@@ -1,40 +1,59 @@
-"""Sources of drafts: whatever drafts for a verifier's sessions.
+"""Sources of drafts: whatever drafts for a verifier's sessions, and what a source needs of the verifier.
 
     interface, source_set     what a source is, and a verifier's sources together
-    mailbox                   remote drafters
-    suffix                    what a session's text repeats, and shared_texts: earlier ones of the same owner
-    lookahead                 n-grams that the target gives in rows of its own steps; lookahead_window: of one session
-    text_drafts               what suffix and lookahead share
-    colocated                 a draft model in the verifier's process; round_choice: how deep; offered_chains: what became of it
-    medusa                    heads on the target's hidden states; rank_trees: the trees that they draft
-    eagle                     an EAGLE-3 head on them and on its own; grown_trees: the trees that it grew, as drafts
+    mailbox, mail_time        remote drafters
+    activations               hidden states for remote drafters; followed: which rows of them stand before which tokens
+    unread                    drafts that are verified before the host has read them
     table                     which sources a configuration asks for
 
+The sources themselves are `source.py` of each method in `specq.drafting`, which import from here and from nowhere else in the verifier.
 To add one: a file with a class that fulfils `DraftSource` and a function `make`, and one line in `SOURCES`. Every source runs
 through the suite of `specq.testing.conformance.sources`.
 """
 
-from specq.verifier.sessions.grafting import DraftBatch
-from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.eagle import EagleDrafter, usual_sizes
-from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.lookahead import LookaheadDecoder
+from specq.verifier.control.patience import Patience
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
+from specq.verifier.sessions.session import Session, longest_chain
+from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
+from specq.verifier.sources.interface import UNBOUNDED, Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.source_set import SourceSet
-from specq.verifier.sources.suffix import SuffixDecoder
 from specq.verifier.sources.table import SOURCES, make_sources
+from specq.verifier.sources.unread import Layout, hung_unread, may_be_unread, put_tokens
+from specq.verifier.step.node_choice import FLOOR, promised
+from specq.verifier.step.rounds import Round, Rounds
+from specq.verifier.step.verdicts import verdict_of
+from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 __all__ = [
+    "FLOOR",
+    "NEXT_IDS",
+    "NONE",
     "SOURCES",
+    "UNBOUNDED",
     "Budget",
-    "ColocatedDrafter",
     "Computed",
     "DraftBatch",
     "DraftSource",
-    "EagleDrafter",
-    "LookaheadDecoder",
+    "DraftTrees",
+    "Followed",
+    "Layout",
+    "Patience",
+    "Round",
+    "Rounds",
+    "Session",
     "Setup",
     "SourceSet",
-    "SuffixDecoder",
+    "StepCurve",
+    "accepted_paths",
+    "batch_of",
+    "batch_of_chains",
+    "followed_rows",
+    "hung_unread",
+    "longest_chain",
     "make_sources",
-    "usual_sizes",
+    "may_be_unread",
+    "promised",
+    "put_tokens",
+    "verdict_of",
 ]

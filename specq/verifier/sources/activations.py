@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import structlog
 
-from specq.proposers import Followed
 from specq.protocol import (
     MOST_ACTIVATION_BYTES,
     ActivationRequest,
@@ -29,7 +28,7 @@ from specq.protocol import (
 )
 from specq.runtime import traced
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.followed import accepted_paths, followed_rows
+from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
 from specq.verifier.sources.interface import Computed
 from specq.verifier.step.rounds import Rounds
 

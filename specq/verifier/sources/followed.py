@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from specq.proposers import Followed
 from specq.verification import ends_of
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Computed
 from specq.verifier.step.rounds import Rounds
 
 Paths = dict[int, Sequence[int]]
+
+
+class Followed(NamedTuple):
+    """Tokens of a session's text from position `first` on; before each stands one of these rows of hidden states."""
+
+    session_id: int
+    first: int
+    token_ids: Sequence[int]
+    rows: Sequence[int]
 
 
 def accepted_paths(rounds: Rounds) -> Paths:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from specq.protocol import Draft
-from specq.verifier.control.arms import REMOTE
+from specq.protocol import REMOTE, Draft
 from specq.verifier.sessions.grafting import DraftBatch, batch_of
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.activations import ActivationFeeds

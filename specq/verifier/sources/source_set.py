@@ -9,7 +9,6 @@ import numpy as np
 import structlog
 
 from specq.engines import Engine, takes_unread
-from specq.proposers import NO_TOKEN
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,
@@ -23,7 +22,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import traced
-from specq.verification import DeviceTokens
+from specq.verification import NO_TOKEN, DeviceTokens
 from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.source_yields import Arm
 from specq.verifier.sessions.grafting import DraftBatch, graft_batch

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specq.protocol import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, SUFFIX
 from specq.runtime import resolve
 from specq.verifier.sources.interface import DraftSource, Setup
 
 SOURCES = {
-    "colocated": "specq.verifier.sources.making:make",
-    "medusa": "specq.verifier.sources.medusa:make",
-    "eagle3": "specq.verifier.sources.eagle:make",
-    "suffix": "specq.verifier.sources.suffix:make",
-    "lookahead": "specq.verifier.sources.lookahead:make",
+    COLOCATED: "specq.drafting.draft_model.making:make",
+    MEDUSA: "specq.drafting.medusa.source:make",
+    EAGLE: "specq.drafting.eagle3.source:make",
+    SUFFIX: "specq.drafting.suffix.source:make",
+    LOOKAHEAD: "specq.drafting.lookahead.source:make",
 }
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.drafting import NUM_BINS
 from specq.protocol import LEAST_OWN_LANE
-from specq.verification import ROW
+from specq.verification import NUM_BINS, ROW
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 MAX_LANES = 8  # of a session

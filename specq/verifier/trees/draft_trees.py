@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specq.drafting import Calibration
 from specq.protocol import (
     DraftDistribution,
     DraftDistributions,
@@ -27,6 +26,7 @@ from specq.protocol import (
     UInt8Array,
     stacked,
 )
+from specq.verification import Calibration
 from specq.verifier.trees.arrays import COUNTS, MAX_LIVE_NODES, NONE, WINDOW, Arrays
 from specq.verifier.trees.compiled import Compiled, kernels
 from specq.verifier.trees.reference import Reference

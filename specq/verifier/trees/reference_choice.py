@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specq.drafting import Calibration
+from specq.verification import Calibration
 from specq.verifier.trees.arrays import NONE, Arrays
 from specq.verifier.trees.reference_graft import siblings_from
 

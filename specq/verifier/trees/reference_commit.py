@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from specq.drafting import Calibration
 from specq.protocol import Int32Array, UInt8Array
+from specq.verification import Calibration
 from specq.verifier.trees.arrays import COMMITTED, COUNTS, NONE, WINDOW, Arrays
 from specq.verifier.trees.reference_choice import calibration_of
 from specq.verifier.trees.reference_graft import STALE, cut, remove_lane, settle, siblings_from

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.drafting import Calibration
 from specq.protocol import Float64Array, Int32Array, Int64Array
+from specq.verification import Calibration
 from specq.verifier.trees.arrays import (
     COMMITTED,
     COUNTS,

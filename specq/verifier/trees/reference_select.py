@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specq.drafting import Calibration
 from specq.protocol import LEAST_OWN_LANE
+from specq.verification import Calibration
 from specq.verifier.trees.arrays import NONE, Arrays
 from specq.verifier.trees.reference_choice import calibration_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.proposers import Children, Expansion, ProposerSpec
+from specq.drafting import Children, Expansion, ProposerSpec
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
 CONTEXT = -1
@@ -25,7 +25,7 @@ INFO = ModelInfo(
 
 
 class CountingProposer:
-    """Fulfils `specq.proposers.Proposer`."""
+    """Fulfils `specq.drafting.Proposer`."""
 
     def __init__(self, model: str = "", **_shared: Any) -> None:
         self.info = INFO

@@ -1,0 +1,292 @@
+"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a colocated drafter.
+
+Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead here: a
+chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what was followed
+is kept. `start` only gives the device its work, so that the host is free until `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specq.drafting.draft_model.chains import Chains
+from specq.drafting.draft_model.children import ChildMaker, ChildRequest
+from specq.drafting.draft_model.contexts import Contexts
+from specq.drafting.interface import Children
+from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
+from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
+from specq.verification import NO_TOKEN, starts_of
+
+NOTHING: IntpArray = np.zeros(0, np.intp)
+
+
+class _Followed(NamedTuple):
+    """How far verdicts followed chains: the tokens of each that were foreseen, and how many of these have KV, i64[sessions]; the slots of
+    these, and those of the rest, i32[any]."""
+
+    num_tokens: IntpArray
+    num_computed: IntpArray
+    slots: Int32Array
+    free_slots: Int32Array
+
+
+class _LastChains:
+    """The last chain of each session, by its place in the pool.
+
+    counts     i64[places]: its tokens; 0 where there is none
+    token_ids  i32[places, most]: its tokens; slots i32[places, most]: of the KV of those but the last
+    """
+
+    def __init__(self) -> None:
+        self.counts: IntpArray = np.zeros(0, np.intp)
+        self.token_ids, self.slots = (np.zeros((0, 0), np.int32) for _ in range(2))
+
+    def keep(self, places: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
+        """Keep chains of depth tokens, i32[sessions, depth], and their slots, i32[sessions, depth - 1]."""
+        depth = token_ids.shape[1]
+        self._make_room(int(places.max()) + 1, depth)
+        self.counts[places] = depth
+        self.token_ids[places, :depth], self.slots[places, : depth - 1] = token_ids, slots
+
+    def follow(self, places: IntpArray, num_tokens: IntpArray, token_ids: Int32Array) -> _Followed:
+        """Forget chains that verdicts follow, each with so many tokens, up to the first that its chain has not foreseen."""
+        counts = self._counts(places)
+        most = min(int(num_tokens.max()), self.token_ids.shape[1])
+        levels = np.arange(most)
+        at = starts_of(num_tokens)[:, None] + levels
+        is_same = token_ids[np.minimum(at, len(token_ids) - 1)] == self.token_ids[places, :most]
+        is_same &= levels < np.minimum(num_tokens, counts)[:, None]
+        followed = np.logical_and.accumulate(is_same, 1).sum(1)
+        num_computed = np.minimum(followed, np.maximum(counts - 1, 0))
+        slots, levels = self.slots[places], np.arange(self.slots.shape[1])
+        is_kept = levels < num_computed[:, None]
+        self.counts[places] = 0
+        return _Followed(followed, num_computed, slots[is_kept], slots[~is_kept & (levels < counts[:, None] - 1)])
+
+    def drop(self, places: IntpArray) -> Int32Array:
+        """Forget chains that no verdict has followed; return their slots."""
+        counts = self._counts(places)
+        self.counts[places] = 0
+        return self.slots[places][np.arange(self.slots.shape[1]) < counts[:, None] - 1]
+
+    def _counts(self, places: IntpArray) -> IntpArray:
+        """Return how many tokens the chain of each session has, i64[sessions]."""
+        if int(places.max()) >= len(self.counts):
+            self._make_room(int(places.max()) + 1, 0)
+        return self.counts[places]
+
+    def _make_room(self, num_places: int, depth: int) -> None:
+        rows, columns = self.token_ids.shape
+        if num_places <= rows and depth <= columns:
+            return
+        rows, columns = max(num_places, 2 * rows if num_places > rows else rows), max(depth, columns)
+        counts, shape = np.zeros(rows, np.intp), (rows, columns)
+        token_ids, slots = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        known = tuple(slice(size) for size in self.token_ids.shape)
+        counts[: len(self.counts)], token_ids[known], slots[known] = self.counts, self.token_ids, self.slots
+        self.counts, self.token_ids, self.slots = counts, token_ids, slots
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
+    distributions; tokens: those on the device, if they are there before the host has read them."""
+
+    indices: IntpArray
+    wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A round: the sessions' places, the slots i32[sessions, depth - 1] of their chains, and how these are drafted."""
+
+    places: IntpArray
+    slots: Int32Array
+    parts: list[_Part]
+
+
+class ChainModel:
+    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
+    `helper_cores` as of the engine; `distribution_size` and `rng` as in `specq.drafting.draft_model.children.ChildMaker`."""
+
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        threads: int = 1,
+        helper_cores: tuple[int, ...] = (),
+        distribution_size: int = 32,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.contexts = Contexts(
+            model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads_of(threads, helper_cores)
+        )
+        self.info = self.contexts.info
+        self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self.contexts.token_ids)
+        self._params: dict[int, SamplingParams] = {}  # of the sessions
+        self._last = _LastChains()
+        self._begun: _Begun | None = None
+
+    @property
+    def free_slots(self) -> int:
+        return self.contexts.pool.free_slots
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """Start a session; see `ChainSource`."""
+        self.contexts.open(session_id, token_ids, owner)
+        self._params[session_id] = params
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `ChainSource`."""
+        if self._params.pop(session_id, None) is not None:
+            self._drop(self.contexts.pool.places([session_id]))
+            self.contexts.close(session_id)
+
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
+        """Append committed tokens; see `ChainSource`."""
+        places = self.contexts.pool.places(session_ids)
+        followed = self._last.follow(places, num_tokens, token_ids)
+        self.contexts.append(places, num_tokens, token_ids)
+        if len(followed.slots):
+            self.contexts.settle(places, followed.num_computed, followed.slots, fills=False)  # the next pass does
+        self.contexts.pool.give(followed.free_slots)
+        return followed.num_tokens
+
+    def _drop(self, places: IntpArray) -> None:
+        """Forget chains that no verdict has followed."""
+        slots = self._last.drop(places)
+        if len(slots):
+            self.contexts.pool.give(slots)
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        """Begin to draft chains; see `ChainSource`."""
+        assert self._begun is None
+        places = self.contexts.pool.places(session_ids)
+        self._drop(places)
+        with self.contexts.alive():
+            self.contexts.prefill(places)
+            with self.contexts.taken(len(places) * (depth - 1)) as taken:
+                slots = taken.reshape(len(places), depth - 1)
+                logits = self.contexts.compute(places)
+                params = [self._params[session_id] for session_id in session_ids]
+                self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
+
+    def on_device(self) -> torch.Tensor | None:
+        """Return the tokens of the chains that were begun; see `ChainSource`."""
+        parts = self._begun.parts if self._begun is not None else []
+        return parts[0].tokens if len(parts) == 1 else None
+
+    def finish(self) -> Chains:
+        """Return the chains that were begun; see `ChainSource`."""
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        try:
+            with self.contexts.alive():
+                found = [part.wait() for part in begun.parts]
+        except BaseException:
+            self.contexts.pool.give(begun.slots.reshape(-1))
+            raise
+        count, (depth, _, width) = len(begun.places), found[0][0].shape
+        token_ids = np.empty((count, depth, width), np.int32)
+        scores = np.empty((count, depth, width), np.float32)
+        distributions: list[Sequence[DraftDistribution]] = [()] * count
+        for part, (its_tokens, its_scores, its_distributions) in zip(begun.parts, found, strict=True):
+            token_ids[part.indices], scores[part.indices] = its_tokens.swapaxes(0, 1), its_scores.swapaxes(0, 1)
+            for index, of_session in zip(part.indices, its_distributions, strict=False):
+                distributions[index] = of_session
+        self._last.keep(begun.places, token_ids[:, :, 0], begun.slots)
+        return Chains(token_ids, scores, distributions)
+
+    def _begin(
+        self,
+        places: IntpArray,
+        params: Sequence[SamplingParams],
+        slots: Int32Array,
+        logits: torch.Tensor,
+        depth: int,
+        width: int,
+    ) -> list[_Part]:
+        """Let the device draft all chains that it can at once; the host takes part in the others."""
+        drafter, lengths = self.contexts.chains, self.contexts.pool.known(places)
+        every, by_device = np.arange(len(places)), NOTHING
+        if drafter is not None:
+            fits = lengths + depth <= self.info.max_length
+            by_device = every[fits & np.fromiter(map(drafter.can_draft, params), np.bool_, len(params))]
+        parts = []
+        if len(by_device) and drafter.takes([params[i] for i in by_device], lengths[by_device], depth, width):
+            own = logits if len(by_device) == len(places) else logits[by_device]
+            starts = self._starts(places, params, slots, by_device)
+            wait = drafter.start(own, starts, depth, width, self.limit_vocab)
+            parts.append(_Part(by_device, lambda: (*wait(), []), getattr(wait, "tokens", None)))
+        else:
+            by_device = NOTHING
+        if len(by_device) < len(every):
+            rest = np.delete(every, by_device)
+            found = self._by_passes(places, params, slots, rest, logits[rest], width)
+            parts.append(_Part(rest, lambda: found))
+        return parts
+
+    def _starts(
+        self, places: IntpArray, params: Sequence[SamplingParams], slots: Int32Array, which: IntpArray
+    ) -> ChainStarts:
+        """Return where the chains of some of the sessions begin."""
+        own = places[which]
+        lengths = self.contexts.pool.known(own).astype(np.int32)
+        row_starts = np.arange(len(own) + 1, dtype=np.int32)
+        of_params = [params[i] for i in which.tolist()]
+        return ChainStarts(self.contexts.pool.tables(own), row_starts, lengths, (), lengths, slots[which], of_params)
+
+    def _by_passes(
+        self,
+        places: IntpArray,
+        params: Sequence[SamplingParams],
+        slots: Int32Array,
+        which: IntpArray,
+        logits: torch.Tensor,
+        width: int,
+    ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
+        """Draft the chains of some of the sessions by one pass a level; each ends early where a token has no children."""
+        count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
+        token_ids = np.full((depth, count, width), NO_TOKEN, np.int32)
+        scores = np.zeros((depth, count, width), np.float32)
+        distributions: list[list[DraftDistribution]] = [[] for _ in range(count)]
+        starts = self.contexts.pool.known(places[which])
+        alive = (starts < most).nonzero()[0]
+        logits = logits[alive]
+        for level in range(depth):
+            wanted = [ChildRequest(params[which[i]], int(starts[i]) + level, width) for i in alive]
+            made = self._maker.make(wanted, logits, self.limit_vocab) if wanted else []
+            for i, children in zip(alive, made, strict=True):
+                _note(children, token_ids[level, i], scores[level, i], distributions[i])
+            alive = alive[(token_ids[level, alive, 0] != NO_TOKEN) & (starts[alive] < most - level - 1)]
+            if not len(alive) or level + 1 == depth:
+                break
+            own = self._starts(places, params, slots, which[alive])
+            logits = self.contexts.run(_level(own, token_ids[level, alive, 0], level))
+        return token_ids, scores, [tuple(of_chain) for of_chain in distributions]
+
+
+def _level(starts: ChainStarts, token_ids: Int32Array, level: int) -> PackedRows:
+    """Return the tokens of one level of chains as rows."""
+    return pack_nodes(starts, token_ids, starts.slots[:, level], starts.positions + level, starts.slots[:, : level + 1])
+
+
+def _note(
+    children: Children, token_ids: Int32Array, scores: Float32Array, distributions: list[DraftDistribution]
+) -> None:
+    """Write one level of a chain into its row of the arrays."""
+    count = min(len(token_ids), len(children.token_ids))
+    token_ids[:count], scores[:count] = children.token_ids[:count], children.scores[:count]
+    if children.distribution is not None:
+        distributions.append(children.distribution)

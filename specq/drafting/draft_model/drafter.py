@@ -1,0 +1,195 @@
+"""`draft-model`: a small language model that expands draft nodes, many in one forward pass.
+
+It keeps a KV slot for each committed token and each expanded node (`specq.drafting.draft_model.kv_trees`), in the engine's own pool and forward. A
+node's KV is written when the node is expanded; its ancestors were expanded before it, since children exist only after an expansion.
+
+Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
+guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
+replacement, from distributions that travel with them (`specq.verification.drafting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specq.drafting.draft_model.children import ChildRequest
+from specq.drafting.draft_model.contexts import Contexts
+from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, chain_by_passes, level_ids
+from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
+from specq.protocol import Float32Array, Int32Array
+
+
+class DraftModel(KvTrees):
+    """Fulfils `specq.drafting.Proposer`. Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead of a model, the
+    contexts of another that drafts with it, for other sessions than ours.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel | Contexts,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        distribution_size: int = 32,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        if not isinstance(model, Contexts):
+            model = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        super().__init__(model, distribution_size, rng)
+
+    @property
+    def has_chains(self) -> bool:
+        """See `specq.drafting.interface.ChainProposer`. On a CPU verdicts are better heard between levels."""
+        chains = self._contexts.chains
+        return chains is not None and chains.runs_beside_host
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
+        `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        asked = self._asked(requests)
+        if not asked:
+            return [NO_CHILDREN] * len(requests)
+        with self._contexts.alive():
+            self._contexts.prefill(self._pool.places(asked))
+            return self._children(requests, asked, self._compute(asked))
+
+    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
+        """Draft chains, on a GPU without the host in between. See `specq.drafting.interface.ChainProposer`."""
+        asked = self._asked(requests)
+        drafter = self._chain_drafter(requests, asked, depth)
+        if drafter is None:
+            return chain_by_passes(self, requests, depth)
+        with self._contexts.alive():
+            self._contexts.prefill(self._pool.places(asked))
+            with self._contexts.taken(len(requests) * (depth - 1)) as slots:
+                logits = self._compute(asked)
+                rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
+                starts = self._chain_starts(asked, slots.reshape(len(requests), depth - 1))
+                width = len(requests[0].child_ids) // depth
+                tokens, scores = drafter.start(logits, starts, depth, width, self.limit_vocab)()  # [depth, rows, width]
+        firsts = zip(starts.positions.tolist(), starts.slots.tolist(), strict=True)
+        by_key = {
+            key: (*first, tokens[:, i], scores[:, i]) for i, (key, first) in enumerate(zip(rows, firsts, strict=True))
+        }
+        return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
+
+    def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
+        """Return what drafts these chains on the device, or None: they must be of one width, below different nodes, with
+        room for their depth and parameters that the device knows."""
+        widths = {len(request.child_ids) for request in requests}
+        if not self.has_chains or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
+            return None
+        sessions = [self._sessions[request.session_id] for request in requests]
+        ends = [s.child_position(r.node_id) + depth for s, r in zip(sessions, requests, strict=True)]
+        params, lengths = [s.params for s in sessions], [s.length for s in sessions]
+        drafter = self._contexts.chains
+        fits = max(ends) <= self.info.max_length and drafter.takes(params, lengths, depth, widths.pop() // depth)
+        return drafter if fits else None
+
+    def _chain_starts(self, asked: Asked, slots: Int32Array) -> ChainStarts:
+        """Return where the chains below these nodes begin, given their slots i32[nodes, depth - 1]."""
+        sizes = [*map(len, asked.values())]
+        own = [(self._sessions[session_id], node_id) for session_id, nodes in asked.items() for node_id in nodes]
+        return ChainStarts(
+            self._pool.tables(self._pool.places(asked)),
+            np.cumsum([0, *sizes], dtype=np.int32),
+            np.array([session.length for session, _ in own], np.int32),
+            [session.lineage(node_id) for session, node_id in own],
+            np.array([session.child_position(node_id) for session, node_id in own], np.int32),
+            slots,
+            [session.params for session, _ in own],
+        )
+
+    def _add_chain(
+        self,
+        request: Expansion,
+        depth: int,
+        position: int,
+        slots: list[int],
+        tokens: Int32Array,
+        scores: Float32Array,
+    ) -> list[Children]:
+        """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has been expanded, in
+        these slots."""
+        session, parent, levels = self._sessions[request.session_id], request.node_id, []
+        for level, ids in enumerate(level_ids(request, depth)):
+            levels.append(Children(tokens[level], scores[level]))
+            session.add(Expansion(request.session_id, parent, ids), position + level, levels[-1])
+            parent = ids[0]
+            if level < len(slots):
+                session.nodes[parent].slot = slots[level]
+        return levels
+
+    def _compute(self, asked: Asked) -> torch.Tensor:
+        """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
+        counts = {session_id: self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()}
+        with self._contexts.taken(sum(counts.values())) as slots:
+            packer = RowPacker()
+            shares, taken = {}, 0
+            for session_id, node_ids in asked.items():
+                shares[session_id] = slots[taken : taken + counts[session_id]]
+                taken += counts[session_id]
+                self._pack(packer, session_id, node_ids, shares[session_id])
+            logits = self._contexts.run(packer.pack())
+        for session_id, share in shares.items():
+            self._settle(session_id, asked[session_id], share)
+        return logits
+
+    def _num_new(self, session_id: int, node_ids: list[int]) -> int:
+        session = self._sessions[session_id]
+        return self._num_pending(session) + len(_without_slot(session, node_ids))
+
+    def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
+        """Add a session's rows: its context's, then nodes."""
+        session = self._sessions[session_id]
+        num_pending = self._num_pending(session)
+        self._contexts.pack(packer, session_id, slots[:num_pending], judged=node_ids[0] == CONTEXT)
+        fresh = iter(slots[num_pending:].tolist())
+        for node_id in node_ids:
+            if node_id != CONTEXT:
+                node = session.nodes[node_id]
+                slot = next(fresh) if node.slot == NO_SLOT else node.slot
+                lineage = [*session.lineage(node.parent), slot]
+                packer.add_node(node.token_id, slot, node.position, session.length, lineage)
+
+    def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
+        """After the forward pass: pending tokens are committed to the table, nodes own their slots."""
+        session = self._sessions[session_id]
+        num_pending = self._num_pending(session)
+        for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):
+            node.slot = slot
+        self._contexts.settle(session.place, np.array([num_pending]), slots[:num_pending])
+
+    def _children(self, requests: Sequence[Expansion], asked: Asked, logits: torch.Tensor) -> list[Children]:
+        """Make the requested children of each row of logits [nodes asked about, vocab]."""
+        rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
+        counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
+        sessions = [self._sessions[session_id] for session_id, _ in rows]
+        wanted = [
+            ChildRequest(session.params, session.child_position(key[1]), counts[key], key[0])
+            for session, key in zip(sessions, rows, strict=True)
+        ]
+        made = dict(zip(rows, self.maker.make(wanted, logits, self.limit_vocab), strict=True))
+        return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
+
+    def _answer(self, request: Expansion, found: Children | None) -> Children:
+        """Cut children to those requested, and keep them as nodes."""
+        if found is None:
+            return NO_CHILDREN
+        children = found.first(len(request.child_ids))
+        session = self._sessions[request.session_id]
+        session.add(request, session.child_position(request.node_id), children)
+        return children
+
+
+def _without_slot(session: TreeSession, node_ids: list[int]) -> list[Node]:
+    """Return the nodes among these that were not expanded before."""
+    nodes = (session.nodes[node_id] for node_id in node_ids if node_id != CONTEXT)
+    return [node for node in nodes if node.slot == NO_SLOT]

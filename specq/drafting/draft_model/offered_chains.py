@@ -1,0 +1,97 @@
+"""The chains that a colocated drafter offers to sessions: as drafts for a session's tree, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.drafting.draft_model.chains import Chains
+from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
+from specq.verifier.sources import NONE, Round, Rounds, Session
+
+
+class Outcomes(NamedTuple):
+    """What became of n chains: how many tokens of each were judged, and how many of these were accepted, i64[n]; and of all judged tokens,
+    one chain after the other, the drafter's own log-probabilities f32[all] and whether they were accepted bool[all]."""
+
+    num_judged: IntpArray
+    num_accepted: IntpArray
+    scores: Float32Array
+    is_accepted: BoolArray
+
+
+class OfferedChains:
+    """What was drafted for n sessions in this round.
+
+    counts     i64[n]: the tokens of each session's chain that were offered; 0: none
+    scores     f32[n, depth]: the drafter's own log-probabilities of them
+    node_ids   by place among the n: the ids of a chain's nodes, if its tokens were drawn from draft distributions
+    """
+
+    def __init__(self, session_ids: Sequence[int], counts: IntpArray, scores: Float32Array) -> None:
+        self.counts, self.scores = counts, scores
+        self.node_ids: dict[int, Sequence[int]] = {}
+        self._places = dict(zip(session_ids, range(len(session_ids)), strict=True))
+
+    def pop(self, session_id: int) -> int:
+        """Return the place of a session's chain, which is asked for once; NONE if there is none."""
+        return self._places.pop(session_id, NONE)
+
+    def outcomes(self, rounds: Rounds, num_followed: IntpArray) -> Outcomes:
+        """Return what became of the chains, given rounds each of which committed so many first tokens of its session's chain.
+
+        Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
+        """
+        places = np.array([self.pop(session.session_id) for session in rounds.sessions], np.intp)
+        num_judged = np.minimum(np.minimum(num_followed + 1, rounds.num_tokens), self.counts[places])
+        num_judged[places == NONE] = 0
+        for i in np.flatnonzero(num_judged).tolist() if self.node_ids else ():
+            if places[i] in self.node_ids:
+                num_judged[i] = _judged_as_drawn(rounds[i], self.node_ids[places[i]][: num_judged[i]])
+        own = np.flatnonzero(num_judged)
+        judged, accepted = num_judged[own], np.minimum(num_followed, num_judged)[own]
+        levels = np.arange(self.scores.shape[1])
+        is_judged = levels < judged[:, None]
+        scores = self.scores[places[own]][is_judged]
+        return Outcomes(
+            judged, accepted, scores, np.broadcast_to(levels, is_judged.shape)[is_judged] < accepted.repeat(judged)
+        )
+
+
+def _judged_as_drawn(done: Round, node_ids: Sequence[int]) -> int:
+    """Return how many of a chain's first nodes a round has verified."""
+    nodes = zip(done.node_ids.tolist(), done.lanes.tolist(), strict=True)
+    verified = {node_id for node_id, lane in nodes if lane == COLOCATED_LANE}
+    return next((i for i, node_id in enumerate(node_ids) if node_id not in verified), len(node_ids))
+
+
+def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32Array) -> tuple[Draft, list[int]]:
+    """Return a chain with its siblings as a draft for a session's tree, and the ids of the chain's own nodes.
+
+    `index` is the session's place among the chains; `scores` f32[depth, width] are those of the levels to draft.
+    """
+    depth = len(scores)
+    width = 1 if session.speculation.max_nodes else None  # all nodes that are allowed are spent on depth
+    token_ids = chains.token_ids[index, :depth, :width]  # [depth, width], -1 where there is no node
+    is_there = token_ids >= 0
+    sizes = is_there.sum(1).tolist()
+    lane = session.lane(COLOCATED_LANE)
+    first_id = lane.seen + 1 if lane is not None else 0
+    firsts = [first_id + before for before in accumulate(sizes[:-1], initial=0)]  # the first node of each level
+    distributions = chains.distributions[index][:depth]
+    draft = Draft(
+        session_id=session.session_id,
+        epoch=session.epoch,
+        lane=COLOCATED_LANE,
+        base_len=session.length,
+        first_id=first_id,
+        q_size=max((len(distribution.ids) for distribution in distributions), default=0),
+        token_ids=token_ids[is_there],
+        parent_ids=np.repeat([-1, *firsts[:-1]], sizes).astype(np.int32),
+        scores=scores[:, :width][is_there].astype(np.float16),
+        **pack_distributions(distributions, np.repeat(range(depth), sizes).tolist()),
+    )
+    return draft, firsts

@@ -1,0 +1,113 @@
+"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `Drafter` that a draft worker runs.
+
+A job with `tree`, `num_candidates` or fixed fan-outs says what is drafted for it, whatever that costs; so there is nothing to choose
+here. Each step asks for the whole tree: a pass a level. What follows the verdict's path is kept, as at a draft worker.
+
+Rule: what this raises costs a session its drafts from here, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from specq.drafting.worker import Drafter
+from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
+from specq.verifier.sources import DraftBatch, Round, Session, batch_of, verdict_of
+
+MOST_PASSES = 64  # of a step; a shape has at most so many levels
+MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of each
+
+
+class ShapedDrafter:
+    """Sessions with shapes of their own, and the drafter that grows their trees."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._known: dict[int, Session] = {}
+        self._refused: dict[int, Session] = {}
+        self._waiting: list[Session] = []  # that are drafted for when they are collected
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def begin(self, sessions: Sequence[Session]) -> bool:
+        """Note which of these sessions, which decode, are to be drafted for; return whether any is."""
+        self._waiting = [session for session in sessions if _has_shape(session) and self._knows(session)]
+        return bool(self._waiting)
+
+    def collect(self) -> Sequence[DraftBatch]:
+        """Grow the trees of the sessions that were noted."""
+        self._waiting = [session for session in self._waiting if self._known.get(session.session_id) is session]
+        if not self._waiting:
+            return ()
+        self._waiting.clear()
+        drafts: list[Draft] = []
+        for _ in range(MOST_PASSES):
+            if not self.drafter.has_work:
+                break
+            drafts += self.drafter.step()
+        arrived = [(self._known[draft.session_id], draft) for draft in drafts]
+        return [batch_of(arrived)] if arrived else ()
+
+    def observe(self, rounds: Sequence[Round], min_accept_prob: float) -> None:
+        """Let the trees follow the rounds; `min_accept_prob` as in `Budget`."""
+        for done in rounds if self._known else ():
+            if self._known.get(done.session.session_id) is done.session:
+                self._tell(done.session, verdict_of(done, round(1000 * min_accept_prob), (0, 0)))
+                if done.session.finish:
+                    self.close(done.session)
+
+    def _knows(self, session: Session) -> bool:
+        """Give a session to the drafter if it is new; return whether the drafter drafts for it."""
+        session_id = session.session_id
+        if session_id in self._refused:
+            return False
+        if session_id not in self._known:
+            self._known[session_id] = session
+            self._tell(session, _assigned(session))
+        elif session_id not in self.drafter.sessions:  # something was raised for it
+            self.refuse(session)
+        return session_id in self._known
+
+    def _tell(self, session: Session, message: Message) -> None:
+        """Hand the drafter a message on a session; one that it cannot handle ends the session's drafts."""
+        try:
+            self.drafter.handle(message)
+        except EngineLostError:
+            raise
+        except SpecqError:
+            self.refuse(session)
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self.close(session)
+        self._refused[session.session_id] = session
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not."""
+        self._refused.pop(session.session_id, None)
+        if self._known.pop(session.session_id, None) is not None and session.session_id in self.drafter.sessions:
+            with suppress(ProtocolError):
+                self.drafter.handle(Release(session_id=session.session_id, epoch=session.epoch))
+
+
+def _has_shape(session: Session) -> bool:
+    """Return whether a session has a shape of its own, takes drafts, and has room for some."""
+    return session.takes_drafts and session.speculation.has_fixed_shape and session.limit - session.length > 1
+
+
+def _assigned(session: Session) -> Assign:
+    """Return the message by which a draft worker would be given the session."""
+    return Assign(
+        session_id=session.session_id,
+        epoch=session.epoch,
+        lane=COLOCATED_LANE,
+        prompt_len=session.prompt_len,
+        params=session.params,
+        speculation=session.speculation,
+        token_ids=np.array(session.token_ids, np.int32),
+    )

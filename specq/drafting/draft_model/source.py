@@ -1,0 +1,447 @@
+"""A draft model in the verifier's own process: its drafts need no message, and are there for the very next step.
+
+A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
+until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
+draft distributions as drafts like any other. Where that is found to be faster, the step is launched before they are read (`unread_chains`).
+
+Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
+where it failed, this drafter drafts for the next round.
+
+Its draft distributions are trusted. Jobs that ask for a shape of their own get trees instead (`shaped`). No I/O; time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.drafting.draft_model.chains import Chains, ChainSource
+from specq.drafting.draft_model.offered_chains import OfferedChains, draft_of_chain
+from specq.drafting.draft_model.reading_choice import ReadingChoice
+from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad, RoundChoice
+from specq.drafting.draft_model.shaped import ShapedDrafter
+from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, drafting_params
+from specq.protocol import (
+    COLOCATED,
+    COLOCATED_LANE,
+    BoolArray,
+    Draft,
+    EngineError,
+    EngineLostError,
+    Float32Array,
+    IntpArray,
+)
+from specq.runtime import Faults, in_halves, traced
+from specq.verification import NO_TOKEN, Calibration, DeviceTokens
+from specq.verifier.sources import (
+    NONE,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Rounds,
+    Session,
+    StepCurve,
+    batch_of,
+    batch_of_chains,
+    may_be_unread,
+    promised,
+    put_tokens,
+)
+
+log = structlog.get_logger(__name__)
+
+LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
+MANY = 16  # sessions from which levels never have siblings
+AWAITED = 0.1  # part of a draft's seconds: if the host waits for less of chains that are unread, they may have been there for long
+NO_CHAINS = OfferedChains((), np.zeros(1, np.intp), np.zeros((1, 0), np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Chains that are being drafted."""
+
+    sessions: list[Session]
+    depth: int
+    width: int
+    began: float
+    is_usual: bool  # contexts were computed but for the last round's tokens
+    curve: StepCurve  # of the target's steps
+    max_rows: int  # of such a step
+
+    @property
+    def session_ids(self) -> list[int]:
+        return [session.session_id for session in self.sessions]
+
+
+class _Round(NamedTuple):
+    """A round whose step is launched, and how its chains were verified."""
+
+    begun: _Begun
+    is_unread: bool
+
+
+class _Unread(NamedTuple):
+    """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles stand."""
+
+    begun: _Begun
+    counts: IntpArray
+    drafted: DeviceTokens
+
+
+class ColocatedDrafter(DraftSource):
+    """Drafts with a source of chains.
+
+    `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
+    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
+    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where that is found to be faster (`reading_choice`).
+    """
+
+    name = COLOCATED
+    is_priced = True
+
+    def __init__(
+        self,
+        chains: ChainSource,
+        levels: StepCurve,
+        *,
+        fan_out: int = 3,
+        chain: int = 8,
+        is_one_pass: bool = False,
+        shaped: ShapedDrafter | None = None,
+        is_unread: bool | None = None,
+    ) -> None:
+        self.chains, self.fan_out, self.shaped, self._is_unread = chains, fan_out, shaped, is_unread
+        self._min_accept_prob = 0.0  # as in the last `Budget`
+        self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
+        self.calibration = Calibration()
+        self._usual, self._reading = UsualScores(chain, fan_out), ReadingChoice()
+        self._last: _Round | None = None  # of which nothing is known yet
+        self._unread: _Unread | None = None
+        self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
+        self.num_passes = 0
+        self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
+        self._all_known: Sequence[Session] = ()  # those that were begun for last, unless one has been closed since
+        self._refused: dict[int, Session] = {}  # those for which it drafts no more
+        self._gone: list[int] = []  # sessions that have been closed since the last round
+        self._offered = NO_CHAINS
+        self._begun: _Begun | None = None
+        self._is_usual = False
+
+    @property
+    def has_work(self) -> bool:
+        return self._begun is not None or (self.shaped is not None and self.shaped.has_work)
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any case."""
+        self._min_accept_prob = budget.min_accept_prob
+        has_shapes = self.shaped is not None and self.shaped.begin(sessions)
+        return self._begin_chains(sessions, budget, now) or has_shapes
+
+    def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        self._offered = NO_CHAINS
+        self._learn_round(now)
+        self._drop_gone()
+        rooms = _rooms(sessions)
+        left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
+        depth = self.choice.choose(len(left), budget.curve, other_load, budget.max_rows) if left else 0
+        if not depth:
+            left, depth = [session for session in left if session.waits], self.choice.most
+        if left != self._all_known:
+            left = self._all_known = [session for session in left if self._knows(session)]
+        is_usual, self._is_usual = self._is_usual, bool(left)
+        if left:
+            width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
+            most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
+            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
+        return self._begun is not None
+
+    def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
+        """Return the sessions whose trees by other drafters do not promise enough, and what the others add to the step."""
+        if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
+            return sessions, NO_LOAD
+        left, rows, tokens = [], 0, 0.0
+        enough = LEAD * self.choice.promise()
+        for session in sessions:
+            tokens_promised = _promised(session) if session.num_live else 0.0
+            if tokens_promised < enough or session.waits:
+                left.append(session)
+            else:
+                rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
+        return left, OtherLoad(rows, tokens)
+
+    def _learn_round(self, now: float) -> None:
+        """Learn what the last step's round has taken, if that had chains: this one begins."""
+        last, self._last = self._last, None
+        if last is None or self._unlearned is None:
+            return
+        num_sessions, (_, rounds, _) = len(last.begun.sessions), self._unlearned
+        seconds = now - last.begun.began - self.choice.draft_s(num_sessions, last.begun.depth)
+        self._reading.learn(num_sessions, seconds, int(rounds.num_tokens.sum()), is_unread=last.is_unread)
+
+    def _start(self, begun: _Begun) -> None:
+        try:
+            self.chains.start(begun.session_ids, begun.depth, begun.width)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_drafted(begun.sessions, error)
+            return
+        self._begun = begun
+
+    def _not_drafted(self, sessions: Sequence[Session], error: Exception) -> None:
+        """Draft no more for the sessions for which the source raises this. If it lacks room, or raises for no session alone, draft
+        no more for the last."""
+        faults = Faults()
+        if isinstance(error, EngineError):
+            log.warning("draft_failed", reason=str(error), num_sessions=len(sessions))
+        else:
+            log.warning("draft_failed", num_sessions=len(sessions), **traced(error))
+            in_halves(sessions, self._try, faults, "drafted for")
+        for session in [session for session in sessions if session in faults] or sessions[-1:]:
+            self.refuse(session)
+
+    def _try(self, sessions: Sequence[Session]) -> None:
+        """Draft a token for each of some sessions, and drop it."""
+        self.chains.start([session.session_id for session in sessions], 1, 1)
+        self.chains.finish()
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
+        chains = self._collect_chains(budget, clock)
+        return chains if self.shaped is None else [*chains, *self.shaped.collect()]
+
+    def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        begun, self._begun = self._begun, None
+        unread = None if begun is None else self._batch_of_unread(begun, budget)
+        self._last = None if begun is None else _Round(begun, unread is not None)
+        if unread is not None:  # the rest can wait until the step is launched
+            return [unread]
+        self._learn()
+        if begun is None:
+            return ()
+        chains = self._finish(begun, clock)
+        return () if chains is None else self._batches(begun, chains)
+
+    def _finish(self, begun: _Begun, clock: Callable[[], float], *, is_launched: bool = False) -> Chains | None:
+        """Wait for the chains that were begun; None if they could not be drafted. `is_launched`: the step is, which took the host so long that the
+        chains may have been there before."""
+        asked = clock()
+        try:
+            chains = self.chains.finish()
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_drafted(begun.sessions, error)
+            return None
+        self.num_passes += 1
+        ended = clock()
+        seconds, waited = ended - begun.began, ended - asked
+        if begun.is_usual and (not is_launched or waited >= AWAITED * seconds):
+            self.choice.learn_draft(len(begun.sessions), begun.depth, seconds)
+        return chains
+
+    def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
+        """Return the chains before the host has read them, where that is possible and found to be faster; see `unread_chains`."""
+        if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
+            return None
+        scores = self._usual.of(begun.depth, begun.width)
+        if scores is None or not may_be_unread(begun.sessions, begun.width):
+            return None
+        draft_s = self.choice.draft_s(len(begun.sessions), begun.depth)
+        if not (self._is_unread or self._reading.choose(len(begun.sessions), draft_s)):
+            return None
+        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
+        tokens = self.chains.on_device() if counts.any() else None
+        if tokens is None:
+            return None
+        self._unread = _Unread(begun, counts, DeviceTokens(tokens))
+        return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
+
+    def read(self, clock: Callable[[], float]) -> None:
+        """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
+        assert self._unread is not None
+        self._learn()
+        (begun, counts, drafted), self._unread = self._unread, None
+        trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
+        chains, scores = self._finish(begun, clock, is_launched=True), None
+        if chains is None:
+            values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
+        else:
+            values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
+        drafted.read(values)
+        if chains is not None:
+            scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
+            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+        put_tokens(trees, values, scores)
+        self.choice.foresee(len(begun.sessions), begun.curve, begun.max_rows)  # before the device waits for it
+
+    def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
+        """Return how many levels of chains of so many are offered, i64[sessions]."""
+        is_here = np.array([session_id not in self._gone for session_id in begun.session_ids])
+        found: IntpArray = np.clip(_rooms(begun.sessions), 0, counts) * is_here
+        return found
+
+    def _scores(self, chains: Chains) -> Float32Array:
+        """Return calibrated scores, f32[sessions, depth, width]; learn what is usual."""
+        accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
+        self._usual.learn(accept_probs, chains.token_ids)
+        found: Float32Array = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)
+        return found
+
+    def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
+        """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft distributions as
+        drafts."""
+        scores = self._scores(chains)  # [sessions, depth, width]
+        counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
+        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+        offered = np.flatnonzero(counts > 0).tolist()
+        drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
+        alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
+        batches, drafts = list[DraftBatch](), list[tuple[Session, Draft]]()
+        for i in drawn:
+            draft, node_ids = draft_of_chain(begun.sessions[i], chains, i, scores[i, : counts[i]])
+            drafts.append((begun.sessions[i], draft))
+            if chains.distributions[i]:
+                self._offered.node_ids[i] = node_ids
+        if drafts:
+            batches.append(batch_of(drafts, is_measured=True))
+        if alone:
+            nodes = chains.token_ids[alone, :, 0], counts[alone], scores[alone, :, 0]
+            sessions = [begun.sessions[i] for i in alone]
+            batches.append(batch_of_chains(sessions, COLOCATED_LANE, *nodes, is_measured=True))
+        return batches
+
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+        """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
+        if self.shaped is not None:
+            self.shaped.observe(rounds, self._min_accept_prob)
+        if rounds.sessions and rounds.sessions == self._all_known:
+            self._follow(rounds)
+        else:
+            self._follow_some(rounds)
+        self._drop_gone()
+
+    def _follow_some(self, rounds: Rounds) -> None:
+        """Let the source follow those rounds whose sessions it knows."""
+        known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
+        if known:
+            self._follow(rounds if len(known) == len(rounds) else rounds.take(np.array(known, np.intp)))
+
+    def _follow(self, rounds: Rounds) -> None:
+        """Let the source follow rounds of sessions that it knows."""
+        faults = Faults()
+        num_followed = self._commit(rounds, faults)
+        if faults.found:
+            for session in [session for session in rounds.sessions if session in faults]:
+                self.refuse(session)
+            rest = np.array([i for i, one in enumerate(rounds.sessions) if one not in faults], np.intp)
+            rounds, num_followed = rounds.take(rest), num_followed[rest]
+        self._unlearned, self._offered = (self._offered, rounds, num_followed), NO_CHAINS
+        for i in rounds.sessions[0].trees.has_ended[rounds.places].nonzero()[0].tolist() if len(rounds) else ():
+            self.close(rounds.sessions[i])
+
+    def _learn(self) -> None:
+        """Learn what became of the last round's chains: not before the next ones have begun, which the device would wait for."""
+        if self._unlearned is None:
+            return
+        (offered, rounds, num_followed), self._unlearned = self._unlearned, None
+        outcomes = offered.outcomes(rounds, num_followed)
+        if len(outcomes.num_judged):
+            self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
+            self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
+
+    def _commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
+        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one; return how much of it
+        the chains had foreseen."""
+        ids = [session.session_id for session in rounds.sessions]
+        try:
+            return self.chains.commit(ids, rounds.num_tokens, rounds.token_ids)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            log.warning("draft_contexts_failed", num_sessions=len(ids), **traced(error))
+        found: IntpArray = np.zeros(len(ids), np.intp)
+        for i, done in enumerate(rounds):
+            with faults.of(done.session, "drafted for"):
+                found[i] = self.chains.commit([ids[i]], rounds.num_tokens[i : i + 1], done.token_ids)[0]
+        return found
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def _knows(self, session: Session) -> bool:
+        """Open a session at the source of chains if it is new; return whether it is known there."""
+        session_id = session.session_id
+        if session_id in self._known:
+            return True
+        if session_id in self._refused:
+            return False
+        faults = Faults()
+        self._known[session_id] = session
+        self._is_usual = False
+        with faults.of(session, "drafted for"):
+            params = drafting_params(session.params, session.speculation)
+            self.chains.open(session_id, np.array(session.token_ids, np.int32), params, session.owner)
+        if session in faults:
+            self.refuse(session)
+        return session not in faults
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self.close(session)
+        self._refused[session.session_id] = session
+        if self.shaped is not None:
+            self.shaped.refuse(session)
+
+    def close(self, session: Session) -> None:
+        """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
+        session_id = session.session_id
+        self._all_known = ()
+        self._refused.pop(session_id, None)
+        self._offered.pop(session_id)
+        if self.shaped is not None:
+            self.shaped.close(session)
+        if self._known.pop(session_id, None) is not None:
+            self._gone.append(session_id)
+
+    def _drop_gone(self) -> None:
+        for session_id in self._gone:
+            self.chains.close(session_id)
+        self._gone.clear()
+
+
+def _places(sessions: Sequence[Session]) -> IntpArray:
+    return np.array([session.place for session in sessions], np.intp)
+
+
+def _rooms(sessions: Sequence[Session]) -> IntpArray:
+    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It is 0 or less where
+    there is no room, no chains are taken, or the session is closed."""
+    if not sessions:
+        return np.zeros(0, np.intp)
+    trees, places = sessions[0].trees, _places(sessions)
+    rooms: IntpArray = np.minimum(trees.longest_chain[places], trees.limit[places] - trees.length[places] - 1).astype(
+        np.intp
+    )
+    rooms[places == NONE] = 0
+    return rooms
+
+
+def _chosen(sessions: Sequence[Session], is_chosen: BoolArray) -> Sequence[Session]:
+    if np.count_nonzero(is_chosen) == len(sessions):
+        return sessions
+    return [sessions[i] for i in np.flatnonzero(is_chosen).tolist()]
+
+
+def _promised(session: Session) -> float:
+    """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
+    with Faults().of(session, "drafted for"):
+        return float(promised([session])[0])
+    return 0.0

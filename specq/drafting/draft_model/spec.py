@@ -1,0 +1,73 @@
+"""The `draft-model` proposer as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for a model that has masks
+`specq.drafting.parallel.drafter`, and with Medusa heads `specq.drafting.medusa.draft_model`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specq.drafting.interface import Proposer, ProposerSpec
+from specq.engines import resolve_checkpoint
+from specq.protocol import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from specq.drafting.draft_model.contexts import Contexts
+    from specq.drafting.draft_model.drafter import DraftModel
+    from specq.drafting.parallel.drafter import ParallelModel
+
+
+def draft_trees(
+    contexts: Contexts,
+    limit_vocab: int | None = None,
+    *,
+    distribution_size: int = 32,
+    rng: np.random.Generator | None = None,
+) -> DraftModel | ParallelModel:
+    """Return what drafts trees with a model; arguments as of `specq.drafting.draft_model.kv_trees.KvTrees`."""
+    from specq.drafting.draft_model.drafter import DraftModel
+    from specq.drafting.parallel.drafter import ParallelModel
+
+    kind = ParallelModel if contexts.num_masks else DraftModel
+    made: DraftModel | ParallelModel = kind(contexts, distribution_size=distribution_size, rng=rng)
+    made.limit_vocab = made.limit_vocab if limit_vocab is None else limit_vocab
+    return made
+
+
+def _make(
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    kv_slots: int = 0,
+    name: str = "",
+    heads: str = "",
+    **of_children: Any,
+) -> Proposer:
+    from specq.drafting.draft_model.contexts import Contexts
+
+    contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+    return _with_heads(contexts, model, heads, device, **of_children) if heads else draft_trees(contexts, **of_children)
+
+
+def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Proposer:
+    """Return what drafts with a model and its Medusa heads; ConfigError where they do not fit."""
+    from specq.drafting.eagle3.loading import is_eagle
+    from specq.drafting.medusa.draft_model import MedusaModel
+    from specq.drafting.medusa.drafter import Medusa
+    from specq.drafting.medusa.network import load_heads
+
+    info = contexts.info
+    if is_eagle(heads):
+        raise ConfigError(f"{heads} holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own")
+    if contexts.token_ids is not None or contexts.num_masks:
+        raise ConfigError(
+            f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of a small target"
+        )
+    source = Medusa(
+        load_heads(heads, str(resolve_checkpoint(model)), info, device), min(info.vocab_size, info.num_tokens)
+    )
+    return MedusaModel(contexts, source, **of_children)
+
+
+DRAFT_MODEL = ProposerSpec(_make, takes_heads=True)

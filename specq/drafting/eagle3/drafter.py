@@ -1,0 +1,304 @@
+"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees: its own KV of each text, and rows below it.
+
+Each token of a text has a row, made of the target's hidden states before it; its keys and values are kept (`StateCache`). Rows of trees
+are made of the head's own states; they live as long as their tree. So nothing of a rejected draft remains, and what is accepted is computed
+anew, by what the target says.
+
+Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what
+the head says alone.
+
+On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the trees (`eagle_recorded`).
+Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specq.drafting.eagle3.interface import DeviceNodes, Grown, Ranks, TreeRequest
+from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.recorded import Part, Recorded
+from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
+from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
+from specq.drafting.interface import ranking_params
+from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
+from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
+from specq.verification import places_in_runs
+from specq.verifier.sources import Followed
+
+MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
+MOST_ROWS = 512  # of a text in a pass
+MANY_TREES = 64  # kinds of them that are remembered
+
+
+class EagleRows(NamedTuple):
+    """Rows of n texts for one pass.
+
+    places     of the texts in the cache
+    counts     i64[n]: how many rows each has; the following are those of one text after the other
+    states     [rows, hidden]: what stands before each row's token; token_ids, positions i64[rows]
+    slots      i64[rows]: where in its text's range of the cache each is kept
+    is_seen    bool[n, most rows, slots]: which of the range each row sees, itself included
+    """
+
+    places: Sequence[int]
+    counts: IntpArray
+    states: torch.Tensor
+    token_ids: IntpArray
+    positions: IntpArray
+    slots: IntpArray
+    is_seen: BoolArray
+
+
+class Eagle:
+    """Fulfils `TreeHead`. `replays`: what records passes of fixed shapes; by default as the head's device can."""
+
+    def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
+        self.layers = head.layers
+        names = head.token_ids
+        self.limit_vocab = head.network.lm_head.out_features if names is None else int(names.max()) + 1
+        self.head, self.network, shape = head, head.network, head.network.shape
+        like = head.network.fc.weight
+        self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
+        self.texts: dict[int, EagleText] = {}
+        self._device = like.device
+        self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
+        self._levels: dict[Ranks | int | tuple[int, ...], list[Level]] = {}
+        self._depths: list[int] = []  # of trees that are recorded best first
+        replays = replays or Replays.on(like.device)
+        self._recorded = None if replays is None else Recorded(head, self.cache, replays)
+
+    def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
+        """Take in what texts go on with; see `TreeHead`."""
+        for one in followed:
+            text = self.texts.get(one.session_id)
+            if text is None:
+                text = self.texts[one.session_id] = EagleText(self.cache.open(), one.first)
+            text.add(values, one, MOST_WAITING)
+
+    def known(self, session_id: int) -> int:
+        """Return up to where a text is known; see `TreeHead`."""
+        text = self.texts.get(session_id)
+        return text.end if text is not None else 0
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `TreeHead`."""
+        text = self.texts.pop(session_id, None)
+        self._sampling.pop(session_id, None)
+        if text is not None:
+            self.cache.close(text.place)
+
+    @property
+    def runs_beside_host(self) -> bool:
+        """See `TreeHead`."""
+        return self._recorded is not None
+
+    @property
+    def num_recorded(self) -> int:
+        """How many passes were recorded so far."""
+        return 0 if self._recorded is None else self._recorded.num_recorded
+
+    def warm_up(
+        self,
+        most_sessions: int,
+        trees: Sequence[Ranks] = (),
+        sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
+    ) -> None:
+        """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes that a function gives for a
+        number of sessions."""
+        if self._recorded is None:
+            return
+        shaped = [self._levels_of(0, tree) for tree in trees]
+
+        def kinds(num_sessions: int) -> list[list[Level]]:
+            level_sizes = sizes_for(num_sessions) if sizes_for is not None else ()
+            return shaped + [self._levels_of(len(sizes), None, sizes) for sizes in level_sizes]
+
+        self._recorded.warm_up(most_sessions, kinds)
+
+    # --- rows of texts ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def follow(self, session_ids: Sequence[int]) -> None:
+        """Compute the rows that wait of sessions that are known."""
+        texts, most_rows = [self.texts[session_id] for session_id in session_ids], self.cache.most_rows
+        for text in texts:
+            if text.num_waiting and text.length + text.num_waiting > most_rows:
+                text.keep_last(most_rows // 2)
+        self.cache.reserve(max(text.length + text.num_waiting for text in texts))
+        while waiting := [text for text in texts if text.num_waiting]:
+            if self._recorded is None:
+                self._compute(waiting)
+            else:
+                self._recorded.follow(waiting)
+
+    def _compute(self, texts: list[EagleText]) -> None:
+        """Compute some rows of each text, in one pass."""
+        befores = np.array([text.length for text in texts])
+        counts = np.array([min(text.num_waiting, MOST_ROWS) for text in texts])
+        parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
+        slots = befores.repeat(counts) + places_in_runs(counts)
+        # A row stands where the state before its token does.
+        positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
+        is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]
+        taps = taps_of(parts)
+        rows = torch.from_numpy(taps.rows).to(taps.values.device)
+        states = self.network.project(taps.values.index_select(0, rows).to(self._device))
+        token_ids = np.array([token for part in parts for token in part.token_ids])
+        found = self._run(
+            EagleRows([text.place for text in texts], counts, states, token_ids, positions, slots, is_seen)
+        )
+        lasts = found[torch.arange(len(texts)), torch.from_numpy(counts - 1)]
+        self.cache.keep_lasts(self._index([text.place for text in texts]), lasts)
+
+    @torch.no_grad()
+    def run(self, rows: EagleRows) -> list[torch.Tensor]:
+        """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows, hidden]."""
+        found = self._run(rows)
+        return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
+
+    def last(self, text: EagleText) -> torch.Tensor:
+        """Return what the last row of a text gave, [hidden]."""
+        return self.cache.lasts(self._index([text.place]))[0]
+
+    def _run(self, rows: EagleRows) -> torch.Tensor:
+        counts, most = rows.counts, int(rows.counts.max())
+        self.cache.reserve(rows.is_seen.shape[2])
+        text_of, at = (np.arange(most) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
+        ints = np.zeros((4, len(counts), most), np.int64)  # rows that are not there are nobody's
+        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # of no use where there is none
+        ints[:, text_of, at] = known, rows.positions, np.array(rows.places)[text_of], rows.slots
+        states = rows.states
+        if most * len(counts) > len(states):
+            states = states.new_zeros(len(counts) * most, states.shape[1])
+            states[self._index(text_of * most + at)] = rows.states
+        grid = states.view(len(counts), most, -1)
+        is_seen = torch.from_numpy(rows.is_seen).to(self._device)
+        token_ids, positions, places, slots = torch.from_numpy(ints).to(self._device)
+        text_rows = TextRows(self._index(rows.places), grid, token_ids, positions, places, slots, is_seen)
+        with of_any_shape():
+            return compute_rows(self.network, self.cache, text_rows)
+
+    def _index(self, values: Sequence[int] | IntpArray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
+
+    # --- trees ------------------------------------------------------------------------------------------------------------
+
+    def start(self, requests: Sequence[TreeRequest]) -> list[_Growing]:
+        """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when it is waited for."""
+        self.follow([session_id for one in requests for session_id in one.session_ids])
+        return [self._begin(one) for one in requests]
+
+    def _begin(self, request: TreeRequest) -> _Growing:
+        texts = [self.texts[session_id] for session_id in request.session_ids]
+        assert all(text.length for text in texts), "a text of no rows"
+        sampling = [self._sampling_of(*one) for one in zip(request.session_ids, request.params, strict=True)]
+        levels = self._levels_of(request.depth, request.ranks, request.level_sizes)
+        lengths, ends, places = (
+            np.array(each) for each in zip(*((t.length, t.end, t.place) for t in texts), strict=True)
+        )
+        roots = places, lengths, ends
+        if self._recorded is None:
+            every = np.arange(len(texts))
+            return _Growing([Part(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
+        is_free = np.array([one.is_free for one in sampling])
+        free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
+        parts = list[Part]()
+        if len(free):
+            parts += self._recorded.grow(free, *roots, sampling, levels)
+        if len(rest):
+            own = places[rest], lengths[rest], ends[rest]
+            parts.append(Part(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
+        return _Growing(parts, levels)
+
+    def _levels_of(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
+        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
+        was recorded before, where one suffices: near the end of a text some are of no use."""
+        if self._recorded is not None and ranks is None and not level_sizes:
+            enough = [known for known in self._depths if known >= depth]
+            self._depths += [] if enough else [depth]
+            depth = min(enough, default=depth)
+        key = level_sizes or (depth if ranks is None else ranks)
+        if key not in self._levels:
+            if len(self._levels) >= MANY_TREES:
+                self._levels.clear()
+                if self._recorded is not None:
+                    self._recorded.forget_trees()
+            self._levels[key] = self._make_levels(depth, ranks, level_sizes)
+        return self._levels[key]
+
+    def _make_levels(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...]) -> list[Level]:
+        num_columns = self.network.lm_head.out_features
+        if level_sizes:
+            return of_sizes(level_sizes, num_columns, self._device)
+        if ranks is None:
+            return best_first(depth, num_columns, self._device)
+        return of_ranks(ranks, num_columns, self._device)
+
+    def _sampling_of(self, session_id: int, params: SamplingParams) -> Sampling:
+        known = self._sampling.get(session_id)
+        if known is None or known[0] is not params:
+            known = self._sampling[session_id] = params, Sampling.of(ranking_params(params))
+        return known[1]
+
+    @torch.no_grad()
+    def _grow(
+        self,
+        roots: tuple[IntpArray, IntpArray, IntpArray],
+        sampling: list[Sampling],
+        levels: list[Level],
+        floor: float | None,
+    ) -> Int32Array:
+        """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see `eagle_rows.grow`."""
+        places, lengths, ends = (self._index(each) for each in roots)
+        contexts = Roots(places, lengths, ends, int(roots[1].max()))
+        with of_any_shape():
+            found = grow(self.head, self.cache, contexts, levels, self._rank(sampling, roots[2]), floor)
+        ints: Int32Array = fetch(found[:PLANES])()
+        return ints
+
+    def _rank(self, sampling: list[Sampling], ends: IntpArray) -> Rank:
+        def rank(logits: torch.Tensor, depth: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            num_rows = logits.shape[1]
+            params = [one.params for one in sampling for _ in range(num_rows)]
+            positions = (ends + depth).repeat(num_rows).tolist()
+            flat = logits.flatten(0, 1).float()
+            found = rank_tokens(flat, params, positions, count, self.head.token_ids)
+            tokens, scores = (torch.from_numpy(each).to(self._device) for each in found)
+            return tokens.view(-1, num_rows, count), scores.view(-1, num_rows, count)
+
+        return rank
+
+
+class _Growing:
+    """Fulfils `Growing`: trees of these levels, in parts."""
+
+    def __init__(self, parts: list[Part], levels: list[Level]) -> None:
+        self._parts, self._levels = parts, levels
+
+    def __call__(self) -> Grown:
+        token_ids, parents, scores, reach = _joined(self._parts)
+        depths = depths_of(self._levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
+        return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
+
+    def on_device(self) -> DeviceNodes | None:
+        """See `Growing`."""
+        nodes = self._parts[0].nodes if len(self._parts) == 1 else None
+        return None if nodes is None or not len(nodes[PLANES:]) else DeviceNodes(nodes[0], nodes[PLANES:])
+
+
+def _joined(parts: list[Part]) -> Int32Array:
+    """Return i32[4, trees, n] of parts, each of some of the trees."""
+    if len(parts) == 1:
+        found: Int32Array = parts[0].wait()
+        return found
+    arrays = [part.wait() for part in parts]
+    joined = np.empty((4, sum(len(part.which) for part in parts), arrays[0].shape[2]), np.int32)
+    for part, array in zip(parts, arrays, strict=True):
+        joined[:, part.which] = array
+    return joined

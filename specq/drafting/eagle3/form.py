@@ -1,0 +1,242 @@
+"""The form of EAGLE-3 heads: what their config.json says, and which tensors they have.
+
+Such a head is a directory of config.json and model.safetensors or pytorch_model.bin, as SpecForge writes it and vLLM and SGLang read it
+(Li et al. 2025, arXiv 2503.01840): one decoder layer, which reads a token beside a state of what came before it.
+
+- `fc.weight` [hidden, 3 * target's hidden]: hidden states of three of the target's layers to one state;
+- `midlayer.*`: a Llama layer whose queries, keys and values are made of [embedding; state], so that they have twice the columns, and with
+  a norm for each of both, `input_layernorm` and `hidden_norm`;
+- `norm.weight`, `lm_head.weight` [draft tokens, hidden]: what the layer gives to logits; without the norm it is the next state;
+- `d2t` int64[draft tokens]: what is to be added to a row's number to have its token's; `t2d` bool[vocab]: which tokens have rows. Both
+  may be missing where the head speaks of all tokens;
+- `embed_tokens.weight` [vocab, hidden]: the target's, where it is missing.
+
+Layers are counted from 0, and their hidden states are what stands behind them. `eagle_config.eagle_aux_hidden_state_layer_ids` counts so
+too; the same key at the top level counts from 1, as vLLM does, which prefers it. Without either they are 1, n // 2 - 1 and n - 4 of n.
+Heads that `specq train eagle3` writes also say `num_tokens` and `tokenizer_hash` of their target (see `specq.text`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specq.checkpoints import read_json
+from specq.checkpoints.draft_form import HASH_LENGTH
+from specq.protocol import ConfigError
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+EMBEDDING, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "d2t", "t2d"
+NUM_TAPS = 3
+LEAST_LAYERS = 7  # of a target, from which the layers that are tapped by default are three
+
+Forms = dict[str, tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """What config.json says; of the target: 0, "" or () where it is not said. layers: see `Tap`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    target_hidden_size: int
+    max_position_embeddings: int = 2048
+    norm_before_residual: bool = False
+    layers: tuple[int, ...] = ()
+    num_tokens: int = 0
+    tokenizer_hash: str = ""
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.json."""
+        sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        others = ("vocab_size", "draft_vocab_size", "rms_norm_eps", "rope_theta", "target_hidden_size")
+        return {
+            "architectures": [ARCHITECTURE],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "norm_before_residual": self.norm_before_residual,
+            **{name: getattr(self, name) for name in (*sizes, *others, "max_position_embeddings")},
+            **{name: value for name in ("num_tokens", "tokenizer_hash") if (value := getattr(self, name))},
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.layers), "use_aux_hidden_state": True},
+            **({"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self.layers]} if self.layers else {}),
+        }
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the head must say which tokens it speaks of."""
+        return self.draft_vocab_size != self.vocab_size
+
+
+def is_eagle(heads: Path) -> bool:
+    """Return whether a directory's config.json speaks of an EAGLE-3 head."""
+    said = read_json(heads, "config.json")
+    return "draft_vocab_size" in said or "Eagle3" in str(said.get("architectures"))
+
+
+def eagle_shape(heads: Path) -> EagleShape:
+    """Return what a directory's config.json says; ConfigError if it is of no EAGLE-3 head, or of one that cannot be computed here."""
+    said = read_json(heads, "config.json")
+    if not is_eagle(heads):
+        raise ConfigError(f"{heads} holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+    _check_kind(heads, said)
+    hidden, num_heads = _count(heads, said, "hidden_size"), _count(heads, said, "num_attention_heads")
+    optional = {"head_dim": hidden // num_heads, "num_key_value_heads": num_heads, "target_hidden_size": hidden}
+    said = {**said, **{key: value for key, value in optional.items() if said.get(key) is None}}
+    said.setdefault("draft_vocab_size", said.get("vocab_size"))
+    shape = EagleShape(
+        hidden_size=hidden,
+        intermediate_size=_count(heads, said, "intermediate_size"),
+        num_attention_heads=num_heads,
+        num_key_value_heads=_count(heads, said, "num_key_value_heads"),
+        head_dim=_count(heads, said, "head_dim"),
+        vocab_size=_count(heads, said, "vocab_size"),
+        draft_vocab_size=_count(heads, said, "draft_vocab_size"),
+        rms_norm_eps=_number(heads, said, "rms_norm_eps", 1e-6),
+        rope_theta=_number(heads, {**said, **_rope(said)}, "rope_theta", 10_000.0),
+        target_hidden_size=_count(heads, said, "target_hidden_size"),
+        norm_before_residual=said.get("norm_before_residual") is True,
+        layers=_layers(heads, said),
+        num_tokens=_count(heads, said, "num_tokens") if "num_tokens" in said else 0,
+        tokenizer_hash=_hash(heads, said),
+    )
+    if shape.num_attention_heads % shape.num_key_value_heads or shape.head_dim % 2:
+        raise ConfigError(
+            f"{heads / 'config.json'}: {shape.num_attention_heads} attention heads of size {shape.head_dim} cannot share "
+            f"{shape.num_key_value_heads} key-value heads"
+        )
+    return shape
+
+
+def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a target of so many whose hidden states a head reads, ascending; ConfigError if it has not got them."""
+    layers = shape.layers or default_layers(num_layers)
+    if max(layers) >= num_layers:
+        raise ConfigError(
+            f"this EAGLE-3 head reads the hidden states behind layers {', '.join(map(str, layers))}; the target has only layers 0 to "
+            f"{num_layers - 1}"
+        )
+    return layers
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the layers that are tapped where nothing is said: a low, a middle and a high one; ConfigError for too few of them."""
+    if num_layers < LEAST_LAYERS:
+        raise ConfigError(
+            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs {LEAST_LAYERS} at least"
+        )
+    return 1, num_layers // 2 - 1, num_layers - 4
+
+
+def _check_kind(heads: Path, said: dict[str, Any]) -> None:
+    """Raise ConfigError for what is not a single Llama layer with plain rotations."""
+    scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
+    known = (
+        ("num_hidden_layers", said.get("num_hidden_layers", 1), 1),
+        ("hidden_act", said.get("hidden_act", "silu"), "silu"),
+        ("rope_scaling", kind, "default"),
+        ("attention_bias", said.get("attention_bias") or False, False),
+    )
+    for key, value, wanted in known:
+        if value != wanted:
+            raise ConfigError(
+                f"{heads / 'config.json'}: {key} is {value!r}; EAGLE-3 heads are computed with {wanted!r}"
+            )
+
+
+def _rope(said: dict[str, Any]) -> dict[str, Any]:
+    found = said.get("rope_parameters")
+    return {"rope_theta": found["rope_theta"]} if isinstance(found, dict) and "rope_theta" in found else {}
+
+
+def _count(heads: Path, said: dict[str, Any], key: str) -> int:
+    value = said.get(key)
+    if type(value) is int and 0 < value < 2**31:
+        return value
+    raise ConfigError(
+        f"{heads / 'config.json'}: {key} is {value!r}; an EAGLE-3 head needs a whole number of at least 1"
+    )
+
+
+def _number(heads: Path, said: dict[str, Any], key: str, default: float) -> float:
+    value = said.get(key, default)
+    if type(value) in (int, float) and 0 < value < 1e12:
+        return float(value)
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be a number above 0")
+
+
+def _layers(heads: Path, said: dict[str, Any]) -> tuple[int, ...]:
+    key, nested = "eagle_aux_hidden_state_layer_ids", said.get("eagle_config")
+    own = nested.get(key) if isinstance(nested, dict) else None
+    ids = own if own is not None else said.get(key)
+    if ids is None:
+        return ()
+    if isinstance(ids, list) and len(ids) == NUM_TAPS and all(type(one) is int for one in ids):
+        layers = tuple(ids) if own is not None else tuple(one - 1 for one in ids)
+        if layers[0] >= 0 and layers[0] < layers[1] < layers[2]:
+            return layers
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {ids!r}; it must be {NUM_TAPS} layers, ascending")
+
+
+def _hash(heads: Path, said: dict[str, Any]) -> str:
+    value = said.get("tokenizer_hash", "")
+    if value == "" or (isinstance(value, str) and len(value) == HASH_LENGTH):
+        return str(value)
+    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}; it must be of {HASH_LENGTH} hex digits")
+
+
+def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that every head has, by name."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    return {
+        "fc.weight": (hidden, NUM_TAPS * shape.target_hidden_size),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, queries),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (shape.draft_vocab_size, hidden),
+    }
+
+
+def reason_against(shape: EagleShape, found: Forms) -> str:
+    """Return what is wrong with a file's tensors, given the number format and shape of each, or ""."""
+    needed = matrix_shapes(shape)
+    if shape.has_tables:
+        needed |= {TO_TARGET: (shape.draft_vocab_size,)}
+    may_be = {
+        EMBEDDING: (shape.vocab_size, shape.hidden_size),
+        TO_TARGET: (shape.draft_vocab_size,),
+        FROM_TARGET: (shape.vocab_size,),
+    }
+    missing = [name for name in needed if name not in found]
+    if missing:
+        return f"{missing[0]} is missing ({len(missing)} tensors are)"
+    for name, (kind, size) in found.items():
+        wanted = needed.get(name, may_be.get(name))
+        if wanted is None:
+            return f"it has {name}, which EAGLE-3 heads have not"
+        if size != wanted:
+            return f"{name} has the shape {size}, and should have {wanted}"
+        kinds = {TO_TARGET: ("int64", "int32"), FROM_TARGET: ("bool",)}.get(name, ("float32", "float16", "bfloat16"))
+        if kind not in kinds:
+            return f"{name} is {kind}, and should be {' or '.join(kinds)}"
+    return ""

@@ -1,0 +1,295 @@
+"""Rows of an EAGLE-3 head on a GPU by kernels of our own: of texts, and of trees that grow below these (`FusedEagle`).
+
+Only what imports this needs Triton; `loading.eagle_kernels` says where it runs. The layer is kernels around the vendor's matrix products: 11 launches, where plain torch takes some 55.
+The arithmetic is that of `EagleNetwork`, but for rounding: the residual stream and rotations are in float32.
+
+Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with the trees
+(`FusedTrees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of it may be recorded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch.nn.functional import linear
+
+from specq.drafting.eagle3.gpu_kernels import attend_kept_kernel, descend_kernel, enter_kernel, text_rows_kernel
+from specq.drafting.eagle3.network import EagleNetwork, Rotations, TreeContexts
+from specq.engines.torch import RowNoise
+from specq.engines.torch.cuda.gpu_kernels.attention import combine_kernel
+from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
+from specq.engines.torch.cuda.top import ranked_in_tiles
+from specq.engines.torch.top import FEW
+
+LOG2_E = 1.4426950408889634
+KEY_BLOCK = 64  # rows of a context that attention takes at a time
+FEW_LINES, MOST_LINES = 16, 64  # rows times heads that a program of attention takes
+PROGRAMS = 256  # that attention should be cut into, all contexts together
+LEAST_SIDE = 16  # of a tensor core's product
+SILU_BLOCK = 1024
+ROTATED_HEADS = 16  # that one program rotates
+SLOTS, ROTATIONS = 2, 3  # of the integers of a row, see `gpu_kernels`
+
+
+class Seen(NamedTuple):
+    """Contexts of rows.
+
+    kept   [2, places, kv_heads, room, dim]: keys and values of texts, by place
+    roots  i32[2, b] at least: places and lengths
+    most   rows that each has at most
+    chunk  rows of it that a program of attention takes
+    """
+
+    kept: torch.Tensor
+    roots: torch.Tensor
+    most: int
+    chunk: int
+
+
+class Rows(NamedTuple):
+    """Rows for a pass, as many below each context, and what they are kept in; see `gpu_kernels`.
+
+    ints    i32[5, n] at least
+    spans   i32[n, 3]
+    keys, values  where they have slots of `dim` numbers; those of a head are `kv_stride` apart
+    paths   i32[n, PATH], of which `depth` count; None: they see their context alone
+    above   how many rows are above those of a context; 0: all are counted from the first
+    """
+
+    ints: torch.Tensor
+    spans: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    kv_stride: int
+    paths: torch.Tensor | None
+    depth: int
+    above: int
+
+
+class FusedLayer:
+    """A head's layer."""
+
+    def __init__(self, network: EagleNetwork) -> None:
+        self.network, self.shape = network, network.shape
+        self._group = self.shape.num_attention_heads // self.shape.num_key_value_heads
+
+    def seen(self, kept: torch.Tensor, roots: torch.Tensor, most: int, num_rows: int) -> Seen:
+        """Return contexts as so many rows below each may have them read."""
+        num_programs = roots.shape[1] * self.shape.num_key_value_heads * self._cut(num_rows)[1]
+        wanted = triton.next_power_of_2(triton.cdiv(most * num_programs, PROGRAMS))
+        return Seen(kept, roots, most, max(KEY_BLOCK, int(wanted)))
+
+    def _cut(self, num_rows: int) -> tuple[int, int]:
+        """Return how many lines a program of attention has, and into how many blocks so many rows are cut."""
+        lines = triton.next_power_of_2(max(min(num_rows * self._group, MOST_LINES), self._group, FEW_LINES))
+        return int(lines), int(triton.cdiv(num_rows, lines // self._group))
+
+    def __call__(
+        self, rows: Rows, states: torch.Tensor, rotations: Rotations, seen: Seen
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute rows and keep their keys and values; return what they gave, f32[n, hidden], and its norm.
+
+        states [*, hidden]: of the rows above; rotations: cosines and sines, f32[*, dim / 2]
+        """
+        layer = self.network.midlayer
+        both, x = self._enter(rows, states, seen.roots.shape[1])
+        queries = self._rotate(rows, linear(both, layer.self_attn.fused.weight), rotations)
+        attended = layer.self_attn.o_proj(self._attend(rows, queries, seen))
+        normed = self._add_norm(x, attended, layer.post_attention_layernorm.weight)
+        inner = self._silu(linear(normed, layer.mlp.fused.weight))
+        return x, self._add_norm(x, layer.mlp.down_proj(inner), self.network.norm.weight)
+
+    def _enter(self, rows: Rows, states: torch.Tensor, num_contexts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the rows read, [n, 2 * hidden], and f32[n, hidden] to which the layer adds."""
+        hidden, num_rows, layer = self.shape.hidden_size, rows.ints.shape[1], self.network.midlayer
+        both = rows.keys.new_empty(num_rows, 2 * hidden)
+        x = both.new_empty(num_rows, hidden, dtype=torch.float32)
+        enter_kernel[(num_rows, 2)](
+            rows.ints, self.network.get_buffer("embedding"), states, layer.input_layernorm.weight,
+            layer.hidden_norm.weight, both, x, self.shape.rms_norm_eps, num_rows // num_contexts, rows.above,
+            HIDDEN=hidden, HIDDEN_PAD=triton.next_power_of_2(hidden), IS_NORMED_KEPT=self.shape.norm_before_residual,
+            num_warps=8,
+        )  # fmt: skip
+        return both, x
+
+    def _rotate(self, rows: Rows, qkv: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """Return rotated queries [n, heads * dim], and keep keys and values."""
+        shape, absent = self.shape, qkv
+        heads, kv_heads, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        queries = qkv.new_empty(len(qkv), heads * dim)
+        rotate_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, ROTATED_HEADS))](
+            qkv, absent, absent, absent, *rotations, rows.ints[ROTATIONS], rows.ints[SLOTS], queries, rows.keys,
+            rows.values, rows.kv_stride, 0.0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, SHARE=ROTATED_HEADS,
+            HAS_BIAS=False, HEAD_NORM=False, PDL=False, num_warps=4,
+        )  # fmt: skip
+        return queries
+
+    def _attend(self, rows: Rows, queries: torch.Tensor, seen: Seen) -> torch.Tensor:
+        """Return what the rows' queries find in their contexts and paths, [n, heads * dim]."""
+        heads, dim, num_contexts = self.shape.num_attention_heads, self.shape.head_dim, seen.roots.shape[1]
+        keys, values = seen.kept
+        num_rows = len(queries) // num_contexts
+        lines, num_blocks = self._cut(num_rows)
+        num_parts = int(triton.cdiv(seen.most, seen.chunk)) + (rows.paths is not None)
+        partials = queries.new_empty(num_parts * len(queries), heads * dim, dtype=torch.float32)
+        weights = queries.new_empty(num_parts * len(queries), heads, dtype=torch.float32)
+        attend_kept_kernel[(num_contexts * num_blocks, self.shape.num_key_value_heads, num_parts)](
+            queries, keys, values, rows.keys, rows.values, seen.roots, rows.ints,
+            rows.ints if rows.paths is None else rows.paths, partials, weights, *keys.stride()[:2], rows.kv_stride,
+            LOG2_E * dim**-0.5, rows.depth, seen.chunk, num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
+            PATH=0 if rows.paths is None else rows.paths.shape[1], LINES=lines, BLOCK=KEY_BLOCK,
+            DIM_PAD=max(dim, LEAST_SIDE), num_warps=4, num_stages=2,
+        )  # fmt: skip
+        attended = torch.empty_like(queries)
+        combine_kernel[(len(queries), heads)](
+            partials, weights, rows.spans, attended, HEADS=heads, SHARE=1, HEAD_DIM=dim, BLOCK=8, PDL=False,
+            num_warps=2,
+        )  # fmt: skip
+        return attended
+
+    def _add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Add to x f32[n, hidden], in place; return its norm."""
+        out, hidden = torch.empty_like(delta), self.shape.hidden_size
+        add_norm_kernel[(len(x),)](
+            x, delta, weight, out, delta, self.shape.rms_norm_eps, HIDDEN=hidden,
+            HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=True, PICK=False, PDL=False, num_warps=8,
+        )  # fmt: skip
+        return out
+
+    def _silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        num_rows, inner = len(gate_up), self.shape.intermediate_size
+        out = gate_up.new_empty(num_rows, inner)
+        silu_kernel[(num_rows, triton.cdiv(inner, SILU_BLOCK))](
+            gate_up, out, INNER=inner, BLOCK=SILU_BLOCK, PDL=False, num_warps=4
+        )
+        return out
+
+
+TREE_INTS = 7  # of a row, see `gpu_kernels`
+
+# What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes that are ranked, those that are
+# left, and the rows below.
+USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
+
+
+class FusedTrees:
+    """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones; with lines
+    i32[4 + levels, b, n], as of `specq.drafting.eagle3.interface.DeviceNodes`."""
+
+    def __init__(
+        self,
+        layer: FusedLayer,
+        names: torch.Tensor | None,
+        contexts: TreeContexts,
+        num_nodes: int,
+        num_rows: list[int],
+        *,
+        has_lines: bool,
+    ) -> None:
+        """`names` i32[columns]: the token of each column of the logits, where that is not its number; num_nodes: of a tree; num_rows: of a tree, below
+        each of its levels, 0 below the last."""
+        self._layer, self._network, self._names, self._noise = layer, layer.network, names, contexts.noise
+        self._num_trees, self._num_slots = contexts.roots.shape[1], sum(num_rows)
+        kept, shape = contexts.kept, layer.shape
+        self._seen = layer.seen(kept, contexts.roots, contexts.most, max(*num_rows, 1))
+        num_slots = self._num_trees * self._num_slots
+        self._keys, self._values = kept.new_empty(2, shape.num_key_value_heads, num_slots, shape.head_dim)
+        self._num_levels = len(num_rows)
+        num_planes = 4 + (self._num_levels if has_lines else 0)
+        self.nodes = contexts.roots.new_empty(num_planes, self._num_trees, num_nodes)
+        before = torch.arange(-1, len(num_rows) - 1, device=kept.device)  # a row stands where the state before it does
+        self._rotations = self._network.rotations(contexts.roots[2] + before[:, None], torch.float32)
+        self._states, self._normed = contexts.states, self._network.norm(contexts.states)
+        self._rows = self._paths = self.nodes  # there are none before the first
+        self._path = _padded(len(num_rows), USUAL_LEVELS)
+        self._depth, self._num_rows, self._first_node, self._first_slot = 0, 1, 0, 0
+
+    def descend(
+        self,
+        num_ranked: int,
+        columns: torch.Tensor | None,
+        behind: torch.Tensor,
+        expanded: torch.Tensor | None,
+        num_kept: int | None,
+        num_next: int,
+    ) -> None:
+        """Rank behind the rows, keep the nodes of a level, and compute the rows below it, as many of each tree. The others are as of
+        `specq.drafting.eagle3.levels.Level`; behind the last level there are no rows."""
+        ranked = self._rank(num_ranked)
+        above, paths, num_above, depth = self._rows, self._paths, self._num_rows, self._depth
+        num_rows, num_ranked_nodes, absent, kept = self._num_trees * num_next, len(behind), self.nodes, num_kept or 0
+        sizes = (TREE_INTS, num_rows), (num_rows, self._path), (num_rows, 3)
+        self._rows, self._paths, spans = (above.new_empty(*size) for size in sizes)
+        descend_kernel[(self._num_trees,)](
+            ranked, _or(self._names, absent), _or(columns, absent), behind, _or(expanded, absent), self._seen.roots,
+            above, paths, self.nodes, self._rows, self._paths, spans,
+            0 if self._names is None else len(self._names), self._network.num_tokens, self.nodes.shape[2],
+            self._num_slots, self._first_node, self._first_slot, depth, self._seen.chunk, num_above, num_ranked,
+            num_ranked_nodes, kept, num_next, self._num_levels, NODES_PAD=_padded(num_ranked_nodes, USUAL_NODES),
+            KEPT_PAD=_padded(kept, USUAL_KEPT), NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path, NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
+            IS_FIRST=depth == 0, num_warps=4,
+        )  # fmt: skip
+        self._num_rows, self._depth = num_next, depth + 1
+        self._first_node, self._first_slot = self._first_node + (kept or num_ranked_nodes), self._first_slot + num_next
+        if num_next:
+            rows = Rows(
+                self._rows, spans, self._keys, self._values, self._keys.stride(0), self._paths, self._depth, num_above
+            )
+            cos, sin = self._rotations
+            self._states, self._normed = self._layer(rows, self._states, (cos[depth], sin[depth]), self._seen)
+
+    def _rank(self, count: int) -> torch.Tensor:
+        """Return i32[b * rows, count, 2]: columns and bits of log-probabilities."""
+        inverse, keys = self._noise
+        logits = self._network.lm_head(self._normed)
+        return ranked_in_tiles(logits, RowNoise(inverse, keys[:, self._depth :]), count, self._names)
+
+
+def _or(values: torch.Tensor | None, absent: torch.Tensor) -> torch.Tensor:
+    return absent if values is None else values
+
+
+def _padded(count: int, usual: int) -> int:
+    """Return a power of two that is at least so many, and at least the usual; 0 for none."""
+    return max(int(triton.next_power_of_2(count)), usual) if count else 0
+
+
+TEXT_INTS, POSITIONS = 6, 5  # of a row, see `gpu_kernels`
+
+
+class FusedEagle:
+    """A head. `most_ranked`: tokens behind a row of a tree."""
+
+    most_ranked = FEW
+
+    def __init__(self, network: EagleNetwork, names: torch.Tensor | None) -> None:
+        """`names` i32[columns]: the token of each column of the logits, where that is not its number."""
+        self._network, self._names, self._layer = network, names, FusedLayer(network)
+
+    def texts(
+        self, kept: torch.Tensor, most: int, states: torch.Tensor, given: torch.Tensor, texts: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute rows of texts, as many of each, and keep their keys and values; return what the last of each gave, f32[texts, hidden].
+
+        kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place; most: rows of each that are read, the new ones too
+        given   i32[2, rows]: which of states [*, hidden] stands before each row's token, and the token; one text's after the other's
+        texts   i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `given`
+        """
+        num_texts, num_rows = texts.shape[1], given.shape[1]
+        _, _, heads, room, dim = kept.shape
+        ints, spans = texts.new_empty(TEXT_INTS, num_rows), texts.new_empty(num_rows, 3)
+        contexts, lasts = texts.new_empty(2, num_texts), texts.new_empty(num_texts)
+        seen = self._layer.seen(kept, contexts, most, num_rows // num_texts)
+        text_rows_kernel[(num_texts,)](
+            given, texts, ints, spans, contexts, lasts, self._network.num_tokens, heads * room, seen.chunk,
+            ROWS=num_rows // num_texts, num_warps=1,
+        )  # fmt: skip
+        cos, sin = self._network.rotations(ints[POSITIONS], torch.float32)
+        x, _ = self._layer(Rows(ints, spans, kept[0], kept[1], room * dim, None, 0, 0), states, (cos, sin), seen)
+        return x.index_select(0, lasts)
+
+    def trees(self, contexts: TreeContexts, num_nodes: int, num_rows: list[int], *, has_lines: bool) -> FusedTrees:
+        """Begin trees; see `FusedTrees`."""
+        return FusedTrees(self._layer, self._names, contexts, num_nodes, num_rows, has_lines=has_lines)

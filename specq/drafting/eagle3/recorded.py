@@ -1,0 +1,269 @@
+"""Passes of an EAGLE-3 head in few fixed shapes, so that each is recorded once and then replayed: rows of texts, and whole trees.
+
+Sessions are filled up to a power of two, contexts too; what fills up is read from and written to a place of the cache that is nobody's. A pass takes
+one copy of integers there, and trees one copy back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+import torch
+
+from specq.drafting.eagle3.levels import Level
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.passes import Passes
+from specq.drafting.eagle3.rows import PLANES
+from specq.drafting.eagle3.texts import NOBODY, EagleText, StateCache, Waiting
+from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
+from specq.protocol import Float32Array, Int32Array, IntpArray
+from specq.runtime import traced
+from specq.verification import starts_of
+
+log = structlog.get_logger(__name__)
+
+ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
+MOST_ROWS = 1024  # of all texts in a pass
+MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
+USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
+MANY_SESSIONS = 128  # up to here each has twice that room from the start
+MOST_SESSIONS = 256  # that have room from the start
+LEAST_CONTEXT = 256  # rows
+
+Wait = Callable[[], np.ndarray]
+Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
+
+
+class Part(NamedTuple):
+    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all of `eagle_rows.grow` on the
+    device, until trees of the same kind are begun again."""
+
+    which: IntpArray
+    wait: Wait
+    nodes: torch.Tensor | None = None
+
+
+class Recorded:
+    """Passes of one head over one cache."""
+
+    def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
+        self._cache, self._replays = cache, replays
+        self._device = replays.device
+        self._num_moves = cache.num_moves
+        fc = head.network.fc
+        self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
+        self._passes = Passes(head, cache)
+
+    @property
+    def num_recorded(self) -> int:
+        """How many passes were recorded so far."""
+        return self._replays.num_recorded
+
+    # --- rows of texts ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def follow(self, texts: Sequence[EagleText]) -> None:
+        """Compute rows that wait of texts that have some: of each as many as a pass takes."""
+        counts = np.array([min(text.num_waiting, ROWS[-1]) for text in texts])
+        ends = np.array([text.length for text in texts]) + counts
+        is_few = counts <= ROWS[-2]
+        for own in (is_few.nonzero()[0], (~is_few).nonzero()[0]):
+            most = 0 if not len(own) else MOST_ROWS // _num_rows(counts[own])
+            for part in _parts(ends[own], most):
+                which = own[part]
+                self._follow([texts[i] for i in which.tolist()], counts[which], _room(ends[which]))
+
+    def _follow(self, texts: list[EagleText], counts: IntpArray, room: int) -> None:
+        shape = padded_batch(len(texts)), _num_rows(counts), room
+        of_texts = np.zeros((5, shape[0]), np.int32)
+        of_texts[0] = NOBODY
+        of_texts[:, : len(texts)] = (
+            [text.place for text in texts],
+            [text.first for text in texts],
+            [text.length for text in texts],
+            counts,
+            starts_of(counts),
+        )
+        parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
+        order, taps = _by_step(parts)
+        rows = np.zeros((3, shape[0] * shape[1]), np.int32)
+        own = rows[:, : len(order)]
+        own[0] = [row for part in parts for row in part.rows]
+        own[2] = [token for part in parts for token in part.token_ids]
+        if len(taps) > 1:
+            own[0], own[1, order] = own[0, order], np.arange(len(order))
+        else:
+            own[1] = order
+        self._compute(shape, taps, rows, of_texts)
+
+    def _compute(
+        self, shape: tuple[int, int, int], taps: Sequence[_Taps], rows: Int32Array, of_texts: Int32Array
+    ) -> None:
+        """Run a pass of so many texts, rows of each and rows of a context.
+
+        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are computed, one text's after the
+                  other's, which of these stands before each, and tokens
+        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `rows`
+        """
+        size, num_rows, room = shape
+        count = size * num_rows
+        self._reserve(room, count)
+        ints = self._replays.send(("rows", *shape), np.concatenate([rows, of_texts], None))
+        here = self._taps[:count]
+        for values, own in taps:
+            here[own].copy_(values.index_select(0, ints[own].to(values.device)))
+
+        def work() -> torch.Tensor:
+            given, of_texts = ints[count : 3 * count].view(2, count), ints[3 * count :].view(5, size)
+            return self._passes.follow(room, here, given, of_texts)
+
+        self._replays.run(("rows", *shape), work)
+
+    # --- trees ------------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def grow(
+        self,
+        which: IntpArray,
+        places: IntpArray,
+        lengths: IntpArray,
+        ends: IntpArray,
+        sampling: list[Sampling],
+        levels: list[Level],
+    ) -> list[Part]:
+        """Begin trees of these of some texts; nodes as of `eagle_rows.grow`."""
+        found = list[Part]()
+        for part in _parts(lengths[which]):
+            own = which[part]
+            noise = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
+            roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
+            found.append(Part(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
+        return found
+
+    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Noise) -> tuple[Wait, torch.Tensor]:
+        """Begin trees; roots i32[3, n]: places, lengths, ends; noise of n, with keys i32[n, levels, 2]."""
+        num_trees = roots.shape[1]
+        size = padded_batch(num_trees)
+        self._reserve(room, 0)
+        of_trees, keys = np.zeros((4, size), np.int32), np.zeros((size, len(levels), 2), np.int32)
+        of_trees[:3, num_trees:] = [[NOBODY], [1], [1]]
+        of_trees[:3, :num_trees], of_trees[3, :num_trees], keys[:num_trees] = roots, noise[0].view(np.int32), noise[1]
+        key = ("trees", size, room, id(levels))
+        ints = self._replays.send(key, np.concatenate([of_trees, keys], None))
+
+        def work() -> torch.Tensor:
+            of_trees = ints[: 4 * size].view(4, size)
+            noise = RowNoise(of_trees[3].view(torch.float32), ints[4 * size :].view(size, -1, 2))
+            return self._passes.grow(of_trees[:3], noise, room, levels)
+
+        nodes = self._replays.run(key, work)
+        wait = fetch(nodes[:PLANES])
+        return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
+
+    # --- memory -----------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, room: int, num_taps: int) -> None:
+        """Make room in the cache and for so many rows of hidden states; where something moves, all is recorded anew."""
+        self._cache.reserve(room)
+        if num_taps > len(self._taps):
+            self._taps = self._taps.new_zeros(num_taps, self._taps.shape[1])
+            self._num_moves = -1
+        if self._num_moves != self._cache.num_moves:
+            self._replays.forget()
+            self._num_moves = self._cache.num_moves
+
+    def forget_trees(self) -> None:
+        """Forget the kinds of trees."""
+        self._replays.forget()
+
+    def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
+        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
+        sessions have. Where kernels of our own turn out not to run, those of torch are used from then on."""
+        has_failed = False
+        try:
+            self._warm_up(most_sessions, kinds)
+        except Exception as error:
+            if not self._passes.has_kernels:
+                raise
+            log.warning("eagle_kernels_failed", **traced(error))
+            self._passes.use_torch()
+            has_failed = True
+        if has_failed:  # with the error is gone what its pass held on the device
+            self._replays.forget()
+            self._warm_up(most_sessions, kinds)
+        self._replays.is_in_service = True
+
+    def _warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
+        room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
+        self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
+        self._reserve(room, MOST_ROWS)  # before all, since what was recorded is forgotten where something moves
+        taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
+        for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
+            for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
+                for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
+                    nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
+                    self._compute((size, num_rows, room), taps, *nothing)
+                for levels in kinds(size):
+                    roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
+                    noise = np.zeros(size, np.float32), np.zeros((size, len(levels), 2), np.int32)
+                    wait, _ = self._grow(levels, room, roots, noise)
+                    wait()
+
+
+class _Taps(NamedTuple):
+    """Hidden states [n, width] of a step, and the span of the rows of a pass that are theirs."""
+
+    values: torch.Tensor
+    span: slice
+
+
+def _by_step(parts: Sequence[Waiting]) -> tuple[IntpArray, list[_Taps]]:
+    """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each step in it."""
+    firsts = parts[0].values
+    if all(part.values is firsts for part in parts):
+        num_rows = sum(len(part.rows) for part in parts)
+        return np.arange(num_rows), [_Taps(firsts, slice(0, num_rows))]
+    steps = {id(part.values): part.values for part in parts}
+    numbers = {step: number for number, step in enumerate(steps)}
+    steps_of = np.array([numbers[id(part.values)] for part in parts]).repeat([len(part.rows) for part in parts])
+    ends = np.bincount(steps_of).cumsum().tolist()
+    spans = map(slice, [0, *ends], ends)
+    taps = [_Taps(values, span) for values, span in zip(steps.values(), spans, strict=True)]
+    return np.argsort(steps_of, kind="stable"), taps
+
+
+def _num_rows(counts: IntpArray) -> int:
+    """Return how many rows of each text a pass has that computes so many."""
+    most = int(counts.max())
+    return next(num_rows for num_rows in ROWS if num_rows >= most)
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _room(lengths: IntpArray) -> int:
+    """Return how many rows of contexts of these lengths a pass reads."""
+    return max(_power(int(lengths.max())), LEAST_CONTEXT)
+
+
+def _halves(largest: int, least: int) -> Iterator[int]:
+    while largest >= least:
+        yield largest
+        largest //= 2
+
+
+def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
+    """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart from the others."""
+    if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
+        yield np.arange(len(lengths))
+        return
+    order = np.argsort(lengths, kind="stable")
+    while len(order):
+        sizes = [size for size in BATCH_SIZES if size <= most and size < 2 * len(order)]
+        count = max(size for size in sizes if size == 1 or size * _room(lengths[order[:size]]) <= MOST_CONTEXTS)
+        yield np.sort(order[:count])
+        order = order[count:]

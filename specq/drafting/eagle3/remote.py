@@ -1,0 +1,252 @@
+"""`eagle3`: an EAGLE-3 head (arXiv 2503.01840) in a draft worker, away from the target whose hidden states it reads.
+
+The verifier sends those of the text (`Activations`); rows of it are computed of them, as beside the verifier (`specq.drafting.eagle3.drafter`). Beyond
+the last of them, for tokens that were committed since and for drafted nodes, the head runs ahead on its own states, as SSD's EAGLE mode does.
+When true states come, all rows beyond them are computed anew from there, each when something below it is expanded; children that were
+drafted before stay, since they are hints.
+
+Of a text without any states nothing is drafted, nor beyond MOST_PREDICTED tokens whose states have not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specq.drafting.draft_model.children import ChildMaker, ChildRequest
+from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
+from specq.drafting.eagle3.drafter import Eagle, EagleRows
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.texts import EagleText
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
+from specq.protocol import (
+    ActivationRequest,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    ModelInfo,
+    SamplingParams,
+)
+from specq.verifier.sources import Followed
+
+MOST_PREDICTED = 64  # committed tokens without true states
+MOST_WAITING = 4096  # rows of states whose tokens are not known yet
+MOST_TREE_ROWS = 1024  # of a session; beyond, all are computed anew
+
+
+@dataclass(slots=True)
+class _Session(TreeSession):
+    """A text and the tree below it.
+
+    tail     the committed tokens behind those whose rows are of true states; `slot` of these and of `nodes` is where a row is in the range of
+             the cache, states what each row gave, by slot
+    waiting  states [n, width] that stand before the tokens from `first` on, ascending
+    known    what of the text the rows were computed below: its first token, and how many rows
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    tail: list[Node] = field(default_factory=list)
+    states: dict[int, torch.Tensor] = field(default_factory=dict)
+    waiting: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    known: tuple[int, int] = (0, 0)
+
+    def above(self, node_id: int) -> list[Node]:
+        """Return what stands between the rows of true states and the children of a node: the tail, its ancestors, and the node."""
+        return self.tail + [self.nodes[i] for i in self.line(node_id)]
+
+    def forget_rows(self) -> None:
+        """Let all rows beyond those of true states be computed anew."""
+        for node in (*self.tail, *self.nodes.values()):
+            node.slot = NO_SLOT
+        self.states.clear()
+
+    def follow(self, end: int) -> None:
+        """Let the tail be the committed tokens from position `end` on."""
+        kept = self.tail[max(len(self.tail) - (self.length - end), 0) :]
+        before = self.token_ids[end : self.length - len(kept)]
+        self.tail = [Node(token, end + i, CONTEXT) for i, token in enumerate(before)] + kept
+
+
+class _Line(NamedTuple):
+    """What must be computed for an expansion."""
+
+    session: _Session
+    text: EagleText
+    nodes: list[Node]
+
+
+class EagleTrees:
+    """Fulfils `Proposer` and `ActivationReader`."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        info: ModelInfo,
+        *,
+        form: str,
+        window: int,
+        distribution_size: int = 32,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        """`info`: of the head, with the tokenizer and the sizes of its target. form, window: as of `ActivationRequest`."""
+        self.info, self.activations = info, ActivationRequest(head.layers, form, window)
+        self.width: int = head.network.fc.in_features
+        self._eagle = Eagle(head)
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
+        self._sessions: dict[int, _Session] = {}
+
+    # --- texts ------------------------------------------------------------------------------------------------------------
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """Start a session; see `Proposer.open`."""
+        self._sessions[session_id] = _Session(params, len(token_ids), token_ids=token_ids.tolist())
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `Proposer.close`."""
+        self._sessions.pop(session_id, None)
+        self._eagle.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
+        session = self._sessions[session_id]
+        own = [session.nodes[node_id] for node_id in path]
+        for i, token in enumerate(token_ids[len(path) :].tolist(), len(path)):
+            own.append(Node(token, session.length + i, CONTEXT))
+        session.cut(path[-1] if len(path) and len(path) == len(token_ids) else None)
+        session.tail += own
+        session.token_ids += token_ids.tolist()
+        session.length = len(session.token_ids)
+        self._feed(session_id, session)
+
+    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
+        """Take in the target's hidden states; see `ActivationReader`."""
+        session = self._sessions[session_id]
+        device = self._eagle.network.fc.weight.device
+        session.waiting.append((first, torch.from_numpy(np.array(states)).to(device)))
+        self._feed(session_id, session)
+        while sum(len(rows) for _, rows in session.waiting) > MOST_WAITING:
+            session.waiting.pop(0)
+
+    def knows(self, session_id: int) -> bool:
+        """Return whether there are states to draft from; see `ActivationReader`."""
+        known = self._eagle.known(session_id)
+        return known > 0 and self._sessions[session_id].length - known <= MOST_PREDICTED
+
+    def _feed(self, session_id: int, session: _Session) -> None:
+        """Give the head the states whose tokens are known by now."""
+        waiting, session.waiting = session.waiting, []
+        for first, rows in waiting:
+            count = min(max(session.length - first, 0), len(rows))
+            if count:
+                token_ids = session.token_ids[first : first + count]
+                self._eagle.observe(rows, [Followed(session_id, first, token_ids, range(count))])
+            if count < len(rows):
+                session.waiting.append((first + count, rows[count:]))
+
+    # --- drafts -----------------------------------------------------------------------------------------------------------
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Draft the children of all requested nodes; none at the target's maximum length, and where no states are known. See
+        `Proposer.expand`."""
+        positions = [self._sessions[one.session_id].child_position(one.node_id) for one in requests]
+        asked = [
+            i
+            for i, (one, position) in enumerate(zip(requests, positions, strict=True))
+            if one.child_ids and position < self.info.max_length and self.knows(one.session_id)
+        ]
+        found = [NO_CHILDREN] * len(requests)
+        if not asked:
+            return found
+        lines = self._lines([requests[i] for i in asked])
+        self._compute(lines)
+        states = torch.stack([self._state(line) for line in lines])
+        wanted = [
+            ChildRequest(line.session.params, positions[i], len(requests[i].child_ids), requests[i].session_id)
+            for i, line in zip(asked, lines, strict=True)
+        ]
+        with torch.inference_mode():
+            logits = self._eagle.network.logits(states).float()
+        for i, children in zip(asked, self._maker.make(wanted, logits, self.info.num_tokens), strict=True):
+            found[i] = children.first(len(requests[i].child_ids))
+            self._sessions[requests[i].session_id].add(requests[i], positions[i], found[i])
+        return found
+
+    def _lines(self, requests: Sequence[Expansion]) -> list[_Line]:
+        """Compute the rows of true states that are new; return what is below them for each request."""
+        ids = list(dict.fromkeys(one.session_id for one in requests))
+        self._eagle.follow(ids)
+        for session_id in ids:
+            session, text = self._sessions[session_id], self._eagle.texts[session_id]
+            if session.known != (text.first, text.length):
+                session.known = text.first, text.length
+                session.follow(text.end)
+                session.forget_rows()
+            elif len(session.states) > MOST_TREE_ROWS:
+                session.forget_rows()
+        return [
+            _Line(
+                self._sessions[one.session_id],
+                self._eagle.texts[one.session_id],
+                self._sessions[one.session_id].above(one.node_id),
+            )
+            for one in requests
+        ]
+
+    def _compute(self, lines: Sequence[_Line]) -> None:
+        """Compute the rows that are missing, level by level, in one pass each for all sessions."""
+        for level in zip_longest(*(_missing(line) for line in lines)):
+            self._pass([(line, depth) for line, depth in zip(lines, level, strict=True) if depth is not None])
+
+    def _pass(self, wanted: Sequence[tuple[_Line, int]]) -> None:
+        """Compute one row each: of the node at this depth of a line, those before which are computed. Lines may share it."""
+        by_text: dict[int, list[tuple[_Line, int]]] = {}
+        for line, depth in {id(line.nodes[depth]): (line, depth) for line, depth in wanted}.values():
+            by_text.setdefault(line.text.place, []).append((line, depth))
+        groups = list(by_text.values())
+        rows = [row for own in groups for row in own]
+        firsts = [own[0][0].text.length + len(own[0][0].session.states) for own in groups]
+        self._eagle.cache.reserve(max(first + len(own) for first, own in zip(firsts, groups, strict=True)))
+        counts = np.array([len(own) for own in groups])
+        slots = np.concatenate([first + np.arange(len(own)) for first, own in zip(firsts, groups, strict=True)])
+        nodes = [line.nodes[depth] for line, depth in rows]
+        found = self._eagle.run(
+            EagleRows(
+                [own[0][0].text.place for own in groups],
+                counts,
+                torch.stack([self._state(line, depth) for line, depth in rows]),
+                np.array([node.token_id for node in nodes]),
+                np.array([node.position - 1 for node in nodes]),  # where the state before it does
+                slots,
+                _seen(groups, firsts),
+            )
+        )
+        given = [state for of_text in found for state in of_text]
+        for (line, _), node, slot, state in zip(rows, nodes, slots.tolist(), given, strict=True):
+            node.slot, line.session.states[slot] = slot, state
+
+    def _state(self, line: _Line, depth: int | None = None) -> torch.Tensor:
+        """Return the state [hidden] that stands before the node at this depth of a line, or behind all of it."""
+        before = line.nodes if depth is None else line.nodes[:depth]
+        return line.session.states[before[-1].slot] if before else self._eagle.last(line.text)
+
+
+def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) -> BoolArray:
+    """Return which rows of its text each of the rows in a pass sees, as of `EagleRows`; `firsts`: where those of each text are kept."""
+    most = max(map(len, groups))
+    is_seen = np.zeros((len(groups), most, max(firsts) + most), np.bool_)
+    for of_text, group, first in zip(is_seen, groups, firsts, strict=True):
+        for i, (line, depth) in enumerate(group):
+            of_text[i, : line.text.length] = True
+            of_text[i, [*(node.slot for node in line.nodes[:depth]), first + i]] = True
+    return is_seen
+
+
+def _missing(line: _Line) -> Iterator[int]:
+    """Yield the depths of a line's nodes whose rows are to be computed: behind the first that is missing, all are."""
+    first = next((i for i, node in enumerate(line.nodes) if node.slot == NO_SLOT), len(line.nodes))
+    return iter(range(first, len(line.nodes)))

@@ -1,0 +1,312 @@
+"""An EAGLE-3 head: trees drafted by one layer, from what the target's own layers said of the text, and from its own states below it.
+
+The step in which the target makes tokens gives hidden states of three of its layers, of the prompt's rows too. They stay on the device. `begin`
+lets the head compute the rows of the text that are new and grow a tree for each session: of the shape that the job or the configuration
+asks for, else best first. `collect` waits for the trees. All nodes are point masses. Scores are the head's own log-probabilities, calibrated by
+what became of this lane's nodes.
+
+Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the trees before the host has read
+them, so that the device does not wait for the host (`grown_trees`): with few sessions broad and deep ones, with many chains.
+
+What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
+
+Whether it pays is measured, as of every source. No I/O; time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.drafting.eagle3.grown_trees import (
+    ShapeChoice,
+    batch_of_grown,
+    batch_of_unread,
+    put_read,
+    shapes_for,
+)
+from specq.drafting.eagle3.interface import Growing, Grown, TreeHead, TreeRequest
+from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, likeliest, rooms_of, tree_for
+from specq.drafting.worker import LEAST_CHANCE
+from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
+from specq.verification import NO_TOKEN, DeviceLines, DeviceTokens
+from specq.verifier.sources import (
+    FLOOR,
+    NONE,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Layout,
+    Rounds,
+    Session,
+    Setup,
+    accepted_paths,
+    followed_rows,
+    may_be_unread,
+)
+
+log = structlog.get_logger(__name__)
+
+MOST_NODES = 48  # of one session, best first
+ALL_NODES = 256  # of all sessions together, but at least one for each level of each
+NO_SHAPE = Speculation()
+
+
+class _Plan(NamedTuple):
+    """The trees of some sessions: of a fixed shape, or None, best first; how many nodes and levels each may have; and how many nodes at each level,
+    () for best first without that."""
+
+    tree: RankTree | None
+    most: int
+    depth: int
+    level_sizes: tuple[int, ...] = ()
+
+
+class _Begun(NamedTuple):
+    """Trees of one kind that are being grown: the sessions, how many levels each takes, and what waits."""
+
+    sessions: list[Session]
+    plan: _Plan
+    depths: list[int]
+    wait: Growing
+
+
+class _Unread(NamedTuple):
+    """Trees that hang unread, and for what their handles stand."""
+
+    begun: _Begun
+    drafted: DeviceTokens
+
+
+class EagleDrafter(DraftSource):
+    """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
+
+    name = EAGLE
+
+    def __init__(self, head: TreeHead, depth: int = 8, tree: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.layers = head.layers
+        self.head, self._depth, self._tree = head, depth, tree
+        self._known: dict[int, Session] = {}  # those whose text the head knows
+        self._refused: dict[int, Session] = {}
+        self._params = DraftingParams()
+        self._begun: list[_Begun] = []
+        self._has_sizes = head.runs_beside_host and not tree
+        self._shapes = ShapeChoice(depth)
+        self._unread: _Unread | None = None
+        self._unlearned: tuple[tuple[int, ...], IntpArray, UInt8Array] | None = None
+        self._verified: _Begun | None = None  # the trees in the step in flight, if they hung unread
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._begun)
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """Let the head grow trees for the sessions whose text it knows."""
+        known, end_of = self._known, self.head.known
+        sessions = [
+            one for one in sessions if known.get(one.session_id) is one and end_of(one.session_id) == len(one.token_ids)
+        ]
+        rooms = rooms_of(sessions)
+        if min(rooms, default=1) < 1:
+            sessions = [one for one, room in zip(sessions, rooms, strict=True) if room > 0]
+            rooms = [room for room in rooms if room > 0]
+        self._begun = self._start(sessions, rooms, budget) if sessions else []
+        return bool(self._begun)
+
+    def _start(self, sessions: list[Session], rooms: list[int], budget: Budget) -> list[_Begun]:
+        """Begin trees of these sessions, which have room for so many levels."""
+        alike: dict[_Plan, list[int]] = {}  # as a rule all have the same tree
+        sizes = self._shapes.choose(len(sessions), budget.curve) if self._has_sizes else ()
+        for i, session in enumerate(sessions):
+            alike.setdefault(self._plan(session, len(sessions), sizes), []).append(i)
+        kinds = [
+            ([sessions[i] for i in which], plan, [min(plan.depth, rooms[i]) for i in which])
+            for plan, which in alike.items()
+        ]
+        requests = [
+            TreeRequest(
+                *([one.session_id for one in own], [self._params.of(one) for one in own]),
+                depth=max(depths),
+                ranks=plan.tree,
+                floor=math.log(FLOOR),
+                level_sizes=plan.level_sizes,
+            )
+            for own, plan, depths in kinds
+        ]
+        waits = self.head.start(requests)
+        return [_Begun(*kind, wait) for kind, wait in zip(kinds, waits, strict=True)]
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
+        begun, self._begun = self._begun, []
+        self._learn()
+        if len(begun) != 1 or not begun[0].plan.level_sizes:
+            return [_batch(one, one.wait()) for one in begun]
+        (trees,) = begun
+        unread = self._batch_of_unread(trees, budget)
+        return [_batch(trees, self._read(trees))] if unread is None else [unread]
+
+    def _read(self, begun: _Begun) -> Grown:
+        """Wait for trees of given level sizes, and learn what is usual."""
+        grown = begun.wait()
+        is_node = np.isfinite(grown.reach)  # else nothing is there, or what the head said is no number
+        likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
+        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), likely)
+        return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))
+
+    def _learn(self) -> None:
+        """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device would wait for."""
+        if self._unlearned is not None:
+            (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
+            self._shapes.usual.learn(Layout.of(sizes), counts, is_accepted > 0)
+
+    def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
+        """Return trees before the host has read them, where that is possible; see `grown_trees`."""
+        layout = Layout.of(begun.plan.level_sizes)
+        likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
+        if likely is None or not may_be_unread(begun.sessions, 1):
+            return None
+        nodes, depths = begun.wait.on_device(), self._depths(begun)
+        if nodes is None or not depths.any():
+            return None
+        lines = None if layout.is_chain else DeviceLines(nodes.lines.reshape(len(nodes.lines), -1), len(likely))
+        self._unread = _Unread(begun, DeviceTokens(nodes.token_ids.reshape(-1), tree=lines))
+        return batch_of_unread(begun.sessions, self._unread.drafted, layout, depths, likely, EAGLE_LANE)
+
+    def _depths(self, begun: _Begun) -> IntpArray:
+        """Return how many levels each session takes, i64[sessions]: none where it has ended meanwhile."""
+        is_here = [self._known.get(one.session_id) is one and one.place != NONE for one in begun.sessions]
+        return np.array(begun.depths, np.intp) * is_here
+
+    def read(self, clock: Callable[[], float]) -> None:
+        """Put the nodes of trees in place that hang unread; see `DraftSource`."""
+        assert self._unread is not None
+        (begun, drafted), self._unread = self._unread, None
+        trees = next(session.trees for session in begun.sessions if session.place != NONE)
+        grown = self._read(begun)
+        drafted.read(grown.token_ids.reshape(-1))
+        if drafted.tree is not None:
+            drafted.tree.parents = grown.parents.reshape(-1)
+        put_read(trees, drafted, grown)
+        self._verified = begun
+
+    def _plan(self, session: Session, num_sessions: int, level_sizes: tuple[int, ...]) -> _Plan:
+        speculation = session.speculation
+        share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
+        if speculation == NO_SHAPE and level_sizes:
+            return _Plan(None, sum(level_sizes), len(level_sizes), level_sizes)
+        if speculation == NO_SHAPE and not self._tree:
+            return _Plan(None, share, levels_for(share, self._depth))
+        tree = tree_for(speculation, self._depth, self._tree)
+        most = speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
+        is_asked = tree.is_fixed or speculation.max_nodes
+        depth = self._depth if is_asked else levels_for(most, self._depth)
+        return _Plan(tree if tree.is_fixed else None, most, min(speculation.max_depth or depth, depth))
+
+    def wants_prompt(self, session: Session) -> bool:
+        return bool(session.takes_drafts)
+
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+        """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
+        the accepted path."""
+        verified, self._verified = self._verified, None
+        if verified is not None:
+            self._unlearned = _verdicts(verified, rounds)
+        paths = accepted_paths(rounds)
+        for part in computed:
+            if part.output.hidden is not None:
+                followed = [one for _, one in followed_rows(part, paths, self._takes)]
+                self.head.observe(part.output.hidden.values, followed)
+
+    def _takes(self, session: Session) -> bool:
+        """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its id."""
+        session_id = session.session_id
+        if self._known.get(session_id) is session and not session.finish:
+            return True
+        if not session.is_open or not session.takes_drafts or self._refused.get(session_id) is session:
+            return False
+        if self._known.get(session_id, session) is not session:
+            self.close(self._known[session_id])
+        if session.finish:
+            self._forget(session_id)
+            return False
+        self._known[session_id] = session
+        return True
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self.close(session)
+        self._refused[session.session_id] = session
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not."""
+        self._forget(session.session_id)
+        self._refused.pop(session.session_id, None)
+
+    def _forget(self, session_id: int) -> None:
+        self._known.pop(session_id, None)
+        self._params.forget(session_id)
+        self.head.close(session_id)
+
+
+def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray, UInt8Array] | None:
+    """Return what became of trees that hung unread, as `UsualReach.learn` takes it; None of such of which nothing was verified. Other sessions
+    of the step may have nodes of other trees."""
+    own = {session.session_id for session in trees.sessions}
+    which = [i for i, session in enumerate(rounds.sessions) if session.session_id in own]
+    of_them = rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp))
+    return (trees.plan.level_sizes, of_them.num_nodes, of_them.is_accepted) if len(of_them.nodes) else None
+
+
+def levels_for(num_nodes: int, most: int) -> int:
+    """Return how many levels are grown best first for so many nodes, at most: with few, where there are many sessions, the last would take long
+    and rarely be among them."""
+    return min(most, 1 + num_nodes // 2)
+
+
+def usual_sizes(most: int) -> Callable[[int], list[tuple[int, ...]]]:
+    """Return what gives the level sizes of trees of so many sessions, of so many levels at most."""
+    return partial(shapes_for, depth=most)
+
+
+def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
+    """Return the drafts of sessions that have the same tree."""
+    plan = begun.plan
+    reach = np.where(grown.depths < np.array(begun.depths)[:, None], grown.reach, np.float32(-np.inf))
+    wanted = likeliest(reach, plan.most, math.log(FLOOR) if plan.tree is None else -np.inf)
+    return batch_of_grown(grown, begun.sessions, wanted, EAGLE_LANE, math.log(LEAST_CHANCE))
+
+
+# --- from a configuration ---------------------------------------------------------------------------------------------------
+
+
+def make(setup: Setup) -> EagleDrafter | None:
+    """Load the head that shall draft in this process, if there is one; ConfigError where it does not fit the target."""
+    if not setup.heads:
+        return None
+    from specq.drafting.eagle3.drafter import Eagle
+    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch, which not every engine needs
+
+    if not is_eagle(setup.heads):
+        return None
+    config = setup.config
+    setup.tell(f"loading an EAGLE-3 head from {config.heads}")
+    head = load_eagle(setup.heads, setup.target, setup.info, setup.device)
+    tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
+    eagle = Eagle(head)
+    setup.tell("preparing the passes of an EAGLE-3 head")
+    depth = config.chain
+    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
+    eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
+    log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
+    return EagleDrafter(eagle, depth, tree)

@@ -1,0 +1,54 @@
+"""The `eagle3` proposer as the table has it, without what imports torch: `specq.drafting.eagle3.remote`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specq.config import OwnOptions, option
+from specq.drafting.interface import Proposer, ProposerSpec
+from specq.engines import fingerprint, read_info, resolve_checkpoint
+from specq.protocol import BF16, INT8, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EagleOptions(OwnOptions):
+    """The keys of [draft.eagle3]."""
+
+    LABEL = "eagle3"
+
+    activations: str = option(
+        BF16, "how the target's hidden states travel: bf16, or int8, which takes half the bytes", choices=(BF16, INT8)
+    )
+    window: int = option(
+        1024, "of prompts, and of texts that it joins late: tokens whose hidden states it is sent", low=1, high=65_536
+    )
+
+
+def _make(
+    model: str,
+    *,
+    target: str = "",
+    target_name: str = "",
+    device: str = "auto",
+    name: str = "",
+    distribution_size: int = 32,
+    activations: str = BF16,
+    window: int = 1024,
+    **_of_models: object,
+) -> Proposer:
+    if not target:
+        raise ConfigError(
+            "the eagle3 proposer reads a target's hidden states: name it by draft.target, as the verifier does by target.model"
+        )
+    from specq.drafting.eagle3.loading import load_eagle
+    from specq.drafting.eagle3.remote import EagleTrees
+
+    checkpoint = resolve_checkpoint(target)
+    info = read_info(checkpoint, target_name)
+    head = load_eagle(model, str(checkpoint), info, device)
+    own = replace(info, name=name or model, engine="eagle3", fingerprint=fingerprint(Path(model)))
+    return EagleTrees(head, own, form=activations, window=window, distribution_size=distribution_size)
+
+
+EAGLE3 = ProposerSpec(_make, EagleOptions, reads_target=True)

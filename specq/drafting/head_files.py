@@ -1,0 +1,79 @@
+"""The tensors of heads that lie in one file, safetensors or a pickle of tensors: read whole and checked, or refused;
+and single matrices of a target's checkpoint, for heads that share them with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
+from specq.protocol import ConfigError
+
+Tensors = dict[str, torch.Tensor]
+Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
+
+
+def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Tensors:
+    """Read the first of these files that is there; ConfigError if none is, if it is damaged, for values that are not finite, and where
+    `reason_against` says what is wrong with the number formats and shapes. kind: what is read, for messages."""
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
+    try:
+        is_safe = path.suffix == ".safetensors"
+        tensors: Tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
+        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ConfigError(f"{path} holds no tensors by name")
+    forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    if reason := reason_against(forms):
+        raise ConfigError(f"{path} does not fit its config.json: {reason}")
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
+    return tensors
+
+
+INPUTS = ("model.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+OUTPUTS = ("lm_head.weight", *INPUTS)  # the first that is there
+GGUF_INPUTS = ("token_embd.weight",)
+GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)
+
+
+def output_matrix(checkpoint: Path) -> torch.Tensor:
+    """Return a checkpoint's output matrix [vocab, hidden]; ConfigError if it is not found."""
+    return _matrix(checkpoint, OUTPUTS, GGUF_OUTPUTS, "output matrix")
+
+
+def input_matrix(checkpoint: Path) -> torch.Tensor:
+    """Return a checkpoint's embedding [vocab, hidden]; ConfigError if it is not found."""
+    return _matrix(checkpoint, INPUTS, GGUF_INPUTS, "embedding")
+
+
+def _matrix(checkpoint: Path, names: tuple[str, ...], gguf_names: tuple[str, ...], what: str) -> torch.Tensor:
+    if is_gguf(checkpoint):
+        file = read_gguf(checkpoint)
+        name = next(name for name in gguf_names if name in file.tensors)
+        return torch.tensor(gguf_tensors.dequantise(file, file.tensors[name]))
+    index = checkpoint / "model.safetensors.index.json"
+    of_file: dict[str, Any] = json.loads(index.read_text("utf-8"))["weight_map"] if index.is_file() else {}
+    for name in names:
+        path = checkpoint / of_file.get(name, "model.safetensors")
+        if path.is_file() and (found := _tensor(path, name)) is not None:
+            return found
+    raise ConfigError(
+        f"{checkpoint} has no {', '.join(names)} in safetensors; heads that share the target's {what} need it"
+    )
+
+
+def _tensor(path: Path, name: str) -> torch.Tensor | None:
+    with safe_open(path, framework="pt") as file:
+        found: torch.Tensor | None = file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118 - no mapping
+    return found

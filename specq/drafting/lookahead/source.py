@@ -1,0 +1,140 @@
+"""Lookahead decoding (arXiv 2402.02057): n-grams that the target itself gives for places further on, in rows of its own steps.
+
+Beside each next token the step computes a window of guesses (`LookaheadWindow`): W columns, one for each of the next places, and in each column
+N - 1 tokens, one a level. What the target says after the last level gives each column one token more: N tokens in a row that it has said step
+by step, an n-gram for the session's pool. Those that begin with the session's last token are its drafts, at most G of them. There is no
+draft model and no training; the price is W * (N - 1) rows in each step, and a row for each node of the drafts.
+
+Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W at most; where
+nothing is free there is none. Whether the rest pays is for the controller to find out (`specq.verifier.control.arms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specq.drafting.lookahead.window import LookaheadWindow, Ngrams
+from specq.drafting.suffix import TextDrafts
+from specq.drafting.suffix.text_drafts import batches_of_texts, most_depth
+from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
+from specq.runtime import Faults
+from specq.verifier.sources import Budget, Computed, DraftBatch, DraftSource, Round, Session, Setup, StepCurve
+
+FREE = 0.1  # share of a step's time by which all windows may make it longer
+MOST_NODES = 64  # of a session's drafts
+
+
+class SessionLookahead:
+    """The window of one session, and what of its n-grams is drafted."""
+
+    def __init__(self, session: Session, ngram: int, guesses: int) -> None:
+        self.window = LookaheadWindow(ngram, guesses)
+        self._max_depth = most_depth(session, ngram - 1)
+        self._max_nodes = min(session.speculation.max_nodes or MOST_NODES, MOST_NODES)
+
+    def draft(self, session: Session) -> Ngrams:
+        """Return n-grams that begin with the last token."""
+        room = min(self._max_depth, session.limit - session.length - 1)
+        return self.window.drafts(session.token_ids[-1], room, self._max_nodes)
+
+
+class LookaheadDecoder(DraftSource):
+    """The windows of all sessions. `window`, `ngram`, `guesses`: W, N and G, of which 0 is W; `is_adaptive`: else windows have W columns always."""
+
+    name = LOOKAHEAD
+    takes_sync = False
+    uses_scratch = True
+
+    def __init__(self, info: ModelInfo, *, window: int, ngram: int, guesses: int = 0, is_adaptive: bool = True) -> None:
+        self.width, self.ngram, self.guesses, self.is_adaptive = window, ngram, guesses or window, is_adaptive
+        self.is_priced = is_adaptive  # there are no more rows than are free
+        self._num_tokens, self._end = info.num_tokens, min(info.max_length, info.kv_slots or info.max_length)
+        self._num_columns = 0  # of each session in the next step
+        self._sessions: dict[int, SessionLookahead | None] = {}  # None: nothing is drafted for this session
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the n-grams of each session for which they pay. If that fails for one, it is left out from then on."""
+        self._num_columns = self.free_columns(len(sessions), budget.curve) if self.is_adaptive else self.width
+        found: list[tuple[Session, Ngrams]] = []
+        faults = Faults()
+        for session in sessions:
+            with faults.of(session, "drafted for"):
+                own = self._of(session)
+                drafted = own and own.draft(session)
+                if drafted and drafted.token_ids:
+                    found.append((session, drafted))
+            if faults.found and session in faults:
+                self.refuse(session)
+        return _batches(found, budget.min_accept_prob) if found else ()
+
+    def free_columns(self, num_sessions: int, curve: StepCurve) -> int:
+        """Return how many columns each of so many sessions may have, at most W, so that their rows are free."""
+        most = (1 + FREE) * curve(num_sessions)
+        rows = num_sessions * (self.ngram - 1)
+        return next(
+            (columns for columns in range(self.width, 0, -1) if curve(num_sessions + columns * rows) <= most), 0
+        )
+
+    def scratch(self, session: Session) -> ScratchRows:
+        """Return the session's window, where there is one and it fits below the greatest length."""
+        own = self._sessions.get(session.session_id)
+        end = session.length + self._num_columns + self.ngram - 2
+        if own is None or not self._num_columns or end > min(session.limit, self._end):
+            return NO_SCRATCH
+        return own.window.rows(session.token_ids, self._num_columns)
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+        """Let the windows take in what the target said after their rows."""
+        for shares, output in computed:
+            if output.scratch_logits is None:
+                continue
+            said = output.scratch_logits.values[:, : self._num_tokens].argmax(-1).tolist()
+            starts = output.scratch_logits.starts.tolist()
+            for share, start, end in zip(shares, starts, starts[1:], strict=False):
+                own = self._sessions.get(share.session_id)
+                if own is not None and share.step.scratch.token_ids is own.window.asked:
+                    own.window.learn(said[start:end])
+
+    def _of(self, session: Session) -> SessionLookahead | None:
+        if session.session_id not in self._sessions:
+            takes_drafts = most_depth(session, self.ngram - 1) > 0
+            self._sessions[session.session_id] = (
+                SessionLookahead(session, self.ngram, self.guesses) if takes_drafts else None
+            )
+        return self._sessions[session.session_id]
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self._sessions[session.session_id] = None
+
+    def close(self, session: Session) -> None:
+        """Forget a session's window."""
+        self._sessions.pop(session.session_id, None)
+
+
+def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) -> Sequence[DraftBatch]:
+    """Return what is hung of the n-grams of some sessions."""
+    sessions, drafted = zip(*found, strict=True)
+    drafts = TextDrafts(
+        sizes=np.array([len(own.token_ids) for own in drafted], np.int32),
+        token_ids=np.array([token for own in drafted for token in own.token_ids], np.int32),
+        parents=np.array([parent for own in drafted for parent in own.parents], np.int32),
+        scores=np.array([score for own in drafted for score in own.scores], np.float64),
+    )
+    return batches_of_texts(sessions, LOOKAHEAD_LANE, drafts, min_accept_prob)
+
+
+def make(setup: Setup) -> LookaheadDecoder | None:
+    """Return the windows of a verifier that was asked for lookahead decoding."""
+    config = setup.config
+    if not config.lookahead:
+        return None
+    return LookaheadDecoder(
+        setup.info,
+        window=config.lookahead_window,
+        ngram=config.lookahead_ngram,
+        guesses=config.lookahead_guesses,
+        is_adaptive=config.drafts != "always",
+    )

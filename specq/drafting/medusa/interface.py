@@ -1,0 +1,44 @@
+"""What a verifier needs of heads that draft from the target's own hidden states: the likeliest tokens of each, in arrays.
+
+`specq.drafting.medusa.drafter` fulfils it; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from specq.protocol import Float32Array, Int32Array, SamplingParams
+
+
+class HiddenRow(NamedTuple):
+    """One row of hidden states [n, hidden], wherever these are."""
+
+    values: Any
+    row: int
+
+
+class Ranked(NamedTuple):
+    """What heads say of the places after some contexts.
+
+    token_ids  i32[contexts, heads, count]: the likeliest tokens of each place, likeliest first
+    scores     f32[contexts, heads, count]: their log-probabilities; -inf where there is no such token
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+
+
+class HeadSource(Protocol):
+    """Heads, driven by one thread. They keep nothing of a context."""
+
+    num_heads: int
+
+    def start(
+        self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
+    ) -> Callable[[], Ranked]:
+        """Begin to rank what follows some contexts, at most `count` tokens a place; return what waits for it.
+
+        states: of the row from which the target made each context's last token; lengths: of the contexts.
+        """
+        ...

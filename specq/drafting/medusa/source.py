@@ -1,0 +1,198 @@
+"""Medusa heads: trees drafted from the target's own last hidden state, by some matrices beside it.
+
+The step in which the target makes a token gives the hidden state of that token's row too, which costs nothing. It stays on the device;
+`begin` lets the heads rank what may follow, and `collect` hangs a tree of the likeliest tokens onto each session: one of the shape that the job
+or the configuration asks for, else best first. All nodes are point masses. Scores are the heads' own log-probabilities, calibrated by
+what became of this lane's nodes.
+
+Whether it pays is measured, as of every source. No I/O; time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
+from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
+from specq.drafting.worker import LEAST_CHANCE
+from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array
+from specq.verifier.sources import (
+    FLOOR,
+    NEXT_IDS,
+    Budget,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    Rounds,
+    Session,
+    Setup,
+    accepted_paths,
+)
+
+log = structlog.get_logger(__name__)
+
+MOST_NODES = 64  # of one session, best first
+ALL_NODES = 256  # of all sessions together, but at least one for each head of each
+
+
+class _State(NamedTuple):
+    """The hidden state behind a session's text of this length."""
+
+    session: Session
+    length: int
+    row: HiddenRow
+
+
+class _Begun(NamedTuple):
+    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what waits for them."""
+
+    sessions: list[Session]
+    trees: list[RankTree]
+    most: list[int]
+    wait: Callable[[], Ranked]
+
+
+class MedusaDrafter(DraftSource):
+    """Drafts with heads; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
+
+    name = MEDUSA
+    layers = (FINAL,)
+
+    def __init__(self, heads: HeadSource, tree: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.heads, self._tree = heads, tree
+        self._states: dict[int, _State] = {}
+        self._refused: dict[int, Session] = {}
+        self._params = DraftingParams()
+        self._begun: _Begun | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._begun is not None
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """Let the heads rank what may follow the sessions whose last hidden state is known."""
+        sessions = [session for session in sessions if self._knows(session)]
+        of_rooms = zip(sessions, rooms_of(sessions), strict=True)
+        rooms = {one.session_id: room for one, room in of_rooms if room > 0}
+        states = [self._states[session_id] for session_id in rooms]
+        self._begun = self._start(states, list(rooms.values())) if states else None
+        return self._begun is not None
+
+    def _knows(self, session: Session) -> bool:
+        """Return whether the hidden state behind a session's text is known."""
+        state = self._states.get(session.session_id)
+        return state is not None and state.session is session and state.length == len(session.token_ids)
+
+    def _start(self, states: Sequence[_State], rooms: Sequence[int]) -> _Begun:
+        sessions = [state.session for state in states]
+        num_heads = self.heads.num_heads
+        trees = [
+            tree_for(one.speculation, min(num_heads, room), self._tree)
+            for one, room in zip(sessions, rooms, strict=True)
+        ]  # none deeper than there is room
+        share = max(num_heads, min(MOST_NODES, ALL_NODES // len(sessions)))
+        most = [
+            one.speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
+            for one, tree in zip(sessions, trees, strict=True)
+        ]
+        params = [self._params.of(one) for one in sessions]
+        count = max(tree.num_ranks for tree in trees)
+        rows, lengths = [state.row for state in states], [state.length for state in states]
+        return _Begun(sessions, trees, most, self.heads.start(rows, params, lengths, count))
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the trees of the sessions for which heads rank; those that have ended meanwhile have no effect."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return ()
+        ranked = begun.wait()
+        # Sessions with the same tree together: as a rule all of them.
+        order = sorted(range(len(begun.sessions)), key=lambda i: (id(begun.trees[i]), begun.most[i]))
+        alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
+        return [_batch(begun, list(which), ranked) for _, which in alike]
+
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+        """Keep the hidden state behind each session's text: that of the row from which its last token was made."""
+        done = {one.session_id: one for one in rounds.sessions if one.takes_drafts}
+        paths = accepted_paths(rounds)
+        for shares, output in computed:
+            if output.hidden is None:
+                continue
+            for session, start in zip(shares.sessions, output.hidden.starts.tolist(), strict=False):
+                if done.get(session.session_id) is session:
+                    path = paths.get(session.session_id)  # from its last node, or the last token before all nodes
+                    self._keep(session, HiddenRow(output.hidden.values, start + (1 + path[-1] if path else 0)))
+
+    def _keep(self, session: Session, row: HiddenRow) -> None:
+        if session.finish or session.session_id in self._refused:
+            self._states.pop(session.session_id, None)
+        else:
+            self._states[session.session_id] = _State(session, len(session.token_ids), row)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self.close(session)
+        self._refused[session.session_id] = session
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not."""
+        self._states.pop(session.session_id, None)
+        self._params.forget(session.session_id)
+        self._refused.pop(session.session_id, None)
+
+
+def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
+    """Return the drafts of sessions that have the same tree."""
+    tree, most = begun.trees[which[0]], begun.most[which[0]]
+    scores = tree.scores(ranked.scores[which])  # [m, nodes]
+    wanted = tree.likeliest(tree.reach(scores), most, math.log(FLOOR))
+    depths, ranks = (
+        np.minimum(tree.depths, ranked.token_ids.shape[1] - 1),
+        np.minimum(tree.ranks, ranked.token_ids.shape[2] - 1),
+    )
+    token_ids = ranked.token_ids[which][:, depths, ranks]
+    places = np.cumsum(wanted, axis=1) - 1  # of the wanted nodes among each other
+    parents: Int32Array = np.where(tree.parents < 0, -1, places[:, tree.parents]).astype(np.int32)
+    sessions = [begun.sessions[i] for i in which]
+    return DraftBatch(
+        sessions=sessions,
+        lanes=MEDUSA_LANE,
+        base_lens=[session.length for session in sessions],
+        first_ids=NEXT_IDS,
+        sizes=wanted.sum(1),
+        token_ids=token_ids[wanted],
+        parent_ids=parents[wanted],
+        scores=np.maximum(scores[wanted], math.log(LEAST_CHANCE)),
+    )
+
+
+# --- from a configuration ---------------------------------------------------------------------------------------------------
+
+
+def make(setup: Setup) -> MedusaDrafter | None:
+    """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
+    if not setup.heads:
+        return None
+    from specq.drafting.eagle3.loading import is_eagle  # brings torch, which not every engine needs
+    from specq.drafting.medusa.drafter import Medusa
+    from specq.drafting.medusa.network import load_heads  # brings torch, which not every engine needs
+
+    if is_eagle(setup.heads):
+        return None
+    setup.tell(f"loading Medusa heads from {setup.config.heads}")
+    heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
+    tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
+    log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
+    medusa = Medusa(heads, setup.info.num_tokens)
+    medusa.warm_up(setup.config.max_sessions)
+    return MedusaDrafter(medusa, tree)

@@ -1,0 +1,244 @@
+"""The texts of many sessions, by slot: one call lets all take in what was committed, and drafts for all.
+
+Rule: the texts in C draft what those in plain Python draft, to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from specq.drafting.suffix.compiled import DOUBTS_IN_C, Compiled
+from specq.drafting.suffix.reference import MOST_NODES, MOST_TREES, NONE, Reference
+from specq.protocol import Float64Array, Int32Array, IntpArray
+from specq.runtime import Buffer
+
+NO_TEXT, TOO_OLD, NO_MEMORY = -1, -2, -3  # why nothing can be drafted for a text yet: see `NotReady`
+
+
+class Requests(NamedTuple):
+    """What is drafted for n texts.
+
+    slots            [n]: each at most once
+    lengths, limits  i32[slots]: by slot, the committed tokens and how many there will be at most; a draft leaves room for one more
+    recent           i32[slots, window]: by slot, the newest tokens; the one at position i is at i % window
+    groups           i32[n]: which of `others` a text is drafted from, too, NONE: none; None for all
+    others           groups of at most MOST_TREES - 1 trees, all of the same kind as the texts'
+    fan_out, floor   as of `draft`
+    """
+
+    slots: IntpArray
+    lengths: Int32Array
+    limits: Int32Array
+    recent: Int32Array
+    groups: Int32Array | None
+    others: Sequence[Sequence[Any]]
+    fan_out: int
+    floor: float
+
+
+class TextDrafts(NamedTuple):
+    """What may follow n texts: sizes i32[n], the nodes of each; token_ids i32[all], parents i32[all]: as of `Drafted`; scores f64[all]: the
+    log-probability of each node given its parent. The next call for drafts overwrites them."""
+
+    sizes: Int32Array
+    token_ids: Int32Array
+    parents: Int32Array
+    scores: Float64Array
+
+
+class NotReady(NamedTuple):
+    """Why nothing can be drafted, i32[n]: for some of n texts NO_TEXT (it must be begun), TOO_OLD (it lacks more tokens than `recent` has) or
+    NO_MEMORY (it is to be left alone)."""
+
+    reasons: Int32Array
+
+
+class SuffixTexts(Protocol):
+    """Texts by slot: small numbers."""
+
+    def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
+        """Begin a text, whose drafts have at most so many nodes, MOST_NODES or less, and so many levels."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Draft nothing for a slot until it is closed; a text that is there is forgotten."""
+        ...
+
+    def close(self, slot: int) -> bool:
+        """Forget a slot; return whether a text was there."""
+        ...
+
+    def __contains__(self, slot: int) -> bool:
+        """Return whether a text is there."""
+        ...
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Let a text take in what it lacks of these tokens, with which it begins."""
+        ...
+
+    def draft(self, requests: Requests) -> TextDrafts | NotReady:
+        """Let texts take in what was committed, and return what may follow each, if all are ready."""
+        ...
+
+
+class ReferenceTexts:
+    """See `SuffixTexts`."""
+
+    def __init__(self) -> None:
+        # And the most of nodes and levels; None: it is left alone.
+        self._texts: dict[int, tuple[Reference, int, int] | None] = {}
+
+    def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
+        """See `SuffixTexts.open`."""
+        self._texts[slot] = Reference(), most_nodes, most_depth
+
+    def leave(self, slot: int) -> None:
+        """See `SuffixTexts.leave`."""
+        self._texts[slot] = None
+
+    def close(self, slot: int) -> bool:
+        """See `SuffixTexts.close`."""
+        return self._texts.pop(slot, None) is not None
+
+    def __contains__(self, slot: int) -> bool:
+        return self._texts.get(slot) is not None
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """See `SuffixTexts.extend`."""
+        text = self._texts[slot]
+        assert text, f"slot {slot} has no text"
+        text[0].extend(token_ids[text[0].num_tokens :])
+
+    def draft(self, requests: Requests) -> TextDrafts | NotReady:
+        """See `SuffixTexts.draft`."""
+        slots = requests.slots.tolist()
+        reasons = [self._take_in(slot, int(requests.lengths[slot]), requests.recent) for slot in slots]
+        if any(reasons):
+            return NotReady(np.array(reasons, np.int32))
+        groups = [NONE] * len(slots) if requests.groups is None else requests.groups.tolist()
+        drafts = [self._draft(slot, group, requests) for slot, group in zip(slots, groups, strict=True)]
+        nodes = [node for one in drafts for node in one]
+        return TextDrafts(
+            np.array(list(map(len, drafts)), np.int32),
+            np.array([token for token, _, _ in nodes], np.int32),
+            np.array([parent for _, parent, _ in nodes], np.int32),
+            np.array([math.log(prob) for _, _, prob in nodes], np.float64),
+        )
+
+    def _take_in(self, slot: int, length: int, recent: Int32Array) -> int:
+        if slot not in self._texts:
+            return NO_TEXT
+        text = self._texts[slot]
+        if text is None:
+            return 0
+        window, taken = recent.shape[1], text[0].num_tokens
+        if length - taken > window:
+            return TOO_OLD
+        text[0].extend(recent[slot, np.arange(taken, length) % window].tolist())
+        return 0
+
+    def _draft(self, slot: int, group: int, requests: Requests) -> list[tuple[int, int, float]]:
+        """Return (token, parent, probability) of each node."""
+        text = self._texts[slot]
+        if text is None:
+            return []
+        tree, most_nodes, most_depth = text
+        trees = [tree, *(requests.others[group] if group != NONE else ())]
+        room = min(most_depth, int(requests.limits[slot] - requests.lengths[slot]) - 1)
+        drafted = Reference.draft(trees, tree.tail(), most_nodes, room, requests.fan_out, requests.floor)
+        return list(zip(*drafted, strict=True))
+
+
+# `Text` of kernels/suffix.c.
+TEXT = np.dtype([("tree", np.uintp), ("most_nodes", np.int32), ("most_depth", np.int32)])
+
+
+class CompiledTexts:
+    """See `SuffixTexts`."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels = kernels
+        self._trees: dict[int, Compiled] = {}
+        self._nothing = Compiled(kernels)  # stands where a text is left alone
+        self._texts = np.zeros(0, TEXT)  # by slot
+        self._slots, self._groups, self._sizes, self._token_ids, self._parents = (Buffer(np.int32) for _ in range(5))
+        self._scores = Buffer(np.float64)
+        self._columns = [_Column() for _ in range(4)]
+
+    def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
+        """See `SuffixTexts.open`."""
+        tree = Compiled(self._kernels)
+        self._put(slot, tree, min(most_nodes, MOST_NODES), most_depth)
+        self._trees[slot] = tree
+
+    def leave(self, slot: int) -> None:
+        """See `SuffixTexts.leave`."""
+        self._put(slot, self._nothing, 0, 0)
+        self._trees.pop(slot, None)
+
+    def close(self, slot: int) -> bool:
+        """See `SuffixTexts.close`."""
+        if slot < len(self._texts):
+            self._texts[slot] = 0, 0, 0
+        return self._trees.pop(slot, None) is not None
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._trees
+
+    def _put(self, slot: int, tree: Compiled, most_nodes: int, most_depth: int) -> None:
+        self._make_room(slot + 1)
+        self._texts[slot] = tree.address, most_nodes, most_depth
+
+    def _make_room(self, num_slots: int) -> None:
+        if num_slots > len(self._texts):
+            self._texts = np.concatenate([self._texts, np.zeros(num_slots, TEXT)])
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """See `SuffixTexts.extend`."""
+        tree = self._trees[slot]
+        tree.extend(token_ids[tree.num_tokens :])
+
+    def draft(self, requests: Requests) -> TextDrafts | NotReady:
+        """See `SuffixTexts.draft`."""
+        slots, lengths, limits, recent, groups, others, fan_out, floor = requests
+        count = len(slots)
+        self._make_room(len(lengths))
+        sizes = self._sizes.room(count)
+        for buffer in (self._token_ids, self._parents, self._scores):
+            buffer.room(MOST_NODES * count)
+        texts, *columns = map(_Column.address_of, self._columns, (self._texts, lengths, limits, recent))
+        found: int = self._kernels.suffix_draft_texts(
+            texts, count, self._slots.take(slots, count), None if groups is None else self._groups.take(groups, count),
+            *columns, recent.shape[1], _in_c(others), fan_out, floor, DOUBTS_IN_C,
+            self._sizes.address, self._token_ids.address, self._parents.address, self._scores.address,
+        )  # fmt: skip
+        if found < 0:
+            return NotReady(np.minimum(sizes, 0))
+        return TextDrafts(sizes, self._token_ids.array[:found], self._parents.array[:found], self._scores.array[:found])
+
+
+class _Column:
+    """The address of an array that is mostly the same one as before."""
+
+    def __init__(self) -> None:
+        self._array, self._address = np.zeros(0), 0
+
+    def address_of(self, array: Any) -> int:
+        if array is not self._array:
+            self._array, self._address = array, array.ctypes.data
+        return self._address
+
+
+def _in_c(others: Sequence[Sequence[Compiled]]) -> Any:
+    """Return the addresses of groups of trees, each group with as many places."""
+    if not others:
+        return None
+    groups = ((ctypes.c_void_p * (MOST_TREES - 1)) * len(others))()
+    for group, trees in zip(groups, others, strict=True):
+        group[: len(trees)] = [tree.address for tree in trees]
+    return groups

@@ -1,0 +1,357 @@
+"""A draft worker without its sockets: verdicts in, drafts out, one proposer inside.
+
+For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
+pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits for
+nothing; it receives verdicts between passes, and they cut the tree and move its root.
+
+Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must) it
+backs off: it sends nothing and makes a pass now and then. What it sends names positions, so that late, doubled or lost
+messages do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.drafting import (
+    CONTEXT,
+    ActivationReader,
+    ChainProposer,
+    Children,
+    Expansion,
+    Proposer,
+    expand_chain,
+    level_ids,
+)
+from specq.drafting.worker.acceptance_stats import AcceptanceStats
+from specq.drafting.worker.draft_nodes import DraftNode
+from specq.drafting.worker.session import DraftSession
+from specq.protocol import (
+    KNOWS_OWNERS,
+    NO_ACTIVATIONS,
+    Activations,
+    Assign,
+    Clock,
+    Draft,
+    Heartbeat,
+    Hello,
+    Int32Array,
+    Message,
+    ProtocolError,
+    Release,
+    SpecqError,
+    Verdict,
+    Verdicts,
+    trace_events,
+)
+from specq.runtime import Faults, Tracer, in_halves, traced
+from specq.verification import reason_against
+
+log = structlog.get_logger(__name__)
+
+MOST_REFUSED = 1000  # sessions that are remembered
+# Chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it.
+CHAIN_WIDTH = 2
+
+
+class _Chosen(NamedTuple):
+    """The nodes of a session that a pass expands; None stands for its context."""
+
+    session: DraftSession
+    nodes: list[DraftNode | None]
+
+    @property
+    def session_id(self) -> int:
+        return self.session.session_id
+
+
+# A node, and for each level below it the children, their ids, and how many are kept.
+_Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
+
+
+class Drafter:
+    """Sessions, a proposer, and the loop's body between them."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        *,
+        incarnation: int,
+        width: int = 8,
+        fan_out: int = 3,
+        max_ahead: int = 32,
+        chain: int = 1,
+    ) -> None:
+        """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to `max_ahead` tokens
+        deep. `chain`: how many levels are drafted below each node at once, if the proposer has chains."""
+        self.proposer, self.incarnation = proposer, incarnation
+        self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
+        self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
+        self._reader = proposer if isinstance(proposer, ActivationReader) else None
+        self.sessions: dict[int, DraftSession] = {}
+        self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
+        self.state = "ready"
+        self.num_passes = self.num_drafts = self.num_nodes = 0  # passes, and drafts and nodes that were sent
+        self.tracer = Tracer()
+        self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
+        self._handlers: dict[type[Message], Callable[..., None]] = {
+            Assign: self._assign,
+            Release: self._release,
+            Verdict: self._verdict,
+            Verdicts: self._verdicts,
+            Clock: self._clock,
+            Activations: self._activations,
+        }
+
+    def handle(self, message: Message) -> None:
+        """Take one message; raises ProtocolError for one that is not for a drafter."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a drafter takes no {message.TYPE}")
+        try:
+            handler(message)
+        except SpecqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a message harms no session but its own
+            self._not_handled(message, error)
+
+    def _not_handled(self, message: Message, error: Exception) -> None:
+        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        if isinstance(message, Assign | Verdict):
+            self._refuse(message)
+        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
+
+    def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
+        """Draft no more for a session for which something was raised, until it is assigned under another epoch."""
+        self._refused[session.session_id] = session.epoch
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self.sessions.pop(session.session_id, None)
+        self.tracer.end(session.session_id)
+        with Faults().of(session, "closed"):
+            self.proposer.close(session.session_id)
+
+    def _assign(self, message: Assign) -> None:
+        if not 0 < message.prompt_len <= len(message.token_ids):
+            length = len(message.token_ids)
+            raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
+        if reason := reason_against(message.params.strategy):
+            raise ProtocolError(reason)
+        _check_tokens(message.token_ids)
+        if self._refused.get(message.session_id) == message.epoch:
+            return
+        known = self.sessions.get(message.session_id)
+        if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
+            return
+        if known is not None:
+            self.proposer.close(message.session_id)
+        acceptance_stats = self.acceptance_stats.setdefault(message.params.strategy, AcceptanceStats())
+        session = DraftSession(
+            message, acceptance_stats, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain
+        )
+        self.sessions[message.session_id] = session
+        self.proposer.open(message.session_id, message.token_ids, session.params, message.owner)
+        if message.trace:
+            self.tracer.open(message.session_id)
+            self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
+
+    def _clock(self, message: Clock) -> None:
+        self.tracer.take_clock(message)
+
+    def _note(self, session_id: int, kind: trace_events.Kind, *values: int) -> None:
+        if self.tracer.is_on:
+            self.tracer.note(session_id, kind, self.tracer.clock(), *values)
+
+    def _release(self, message: Release) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.epoch <= message.epoch:
+            self._drop(session)
+
+    def _drop(self, session: DraftSession) -> None:
+        del self.sessions[session.session_id]
+        self._note(session.session_id, trace_events.RELEASED, session.length)
+        self.tracer.end(session.session_id)
+        self.proposer.close(session.session_id)
+
+    def _verdicts(self, message: Verdicts) -> None:
+        """Take each verdict of a step; raises ProtocolError for the first that cannot be taken, when all others are."""
+        errors = list[SpecqError]()
+        for verdict in message.each():
+            try:
+                self.handle(verdict)
+            except SpecqError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _verdict(self, message: Verdict) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return
+        _check_tokens(message.token_ids)
+        self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, len(message.token_ids))
+        if message.finish:
+            self._drop(session)
+            return
+        session.learn(message)
+        known = session.length - message.base_len
+        if 0 <= known < len(message.token_ids):  # otherwise it is old, or there is a gap that the broker will fill
+            fresh = message.token_ids[known:]
+            path = session.commit(fresh.tolist())
+            self.proposer.commit(session.session_id, fresh, path)
+        session.adjust(message)
+
+    def _activations(self, message: Activations) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is None or (session.epoch, session.lane) != (message.epoch, message.lane):
+            return
+        if self._reader is None:
+            raise ProtocolError("this drafter reads no hidden states")
+        asked, width = self._reader.activations, self._reader.width
+        if (message.tap_layers, message.tap_form, message.width) != (asked.layers, asked.form, width):
+            raise ProtocolError(
+                f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; this drafter reads layers "
+                f"{asked.layers} in {asked.form}, {width} a row"
+            )
+        self._reader.observe(message.session_id, message.first, message.rows())
+
+    @property
+    def has_work(self) -> bool:
+        return any(map(self._offers, self.sessions.values()))
+
+    def _offers(self, session: DraftSession) -> bool:
+        """Return whether a session has a node to expand, or is owed an answer; True if that raises: `step` finds out why."""
+        try:
+            return session.owes_chain or next(self._frontier(session), None) is not None
+        except Exception:  # noqa: BLE001 - see above
+            return True
+
+    def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
+        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a session that
+        waits for an answer, if need be an empty one."""
+        if self._reader is not None and not session.is_answer and not self._reader.knows(session.session_id):
+            return iter(())
+        return session.frontier()
+
+    def step(self) -> list[Draft]:
+        """Run one pass: expand the likeliest nodes of all sessions; return the drafts to send."""
+        faults = Faults()
+        chosen = self._choose(faults)
+        done = in_halves(list(chosen.values()), self._expand, faults, "drafted for")
+        drafts: list[Draft] = []
+        for one, grown in ((one, grown) for part, of_part in done for one, grown in zip(part, of_part, strict=True)):
+            with faults.of(one, "drafted for"):
+                for node, levels in grown:
+                    _grow(one.session, node, levels)
+                drafts += self._drafted(one.session)
+        for session in self.sessions.values():  # of those that are owed what had grown before
+            if session.owes_chain and session.session_id not in chosen:
+                with faults.of(session, "drafted for"):
+                    drafts += self._drafted(session)
+        self.num_passes += bool(done)
+        self.num_drafts += len(drafts)
+        self.num_nodes += sum(len(draft.token_ids) for draft in drafts)
+        self._drop_faulty(faults)
+        return drafts
+
+    def _drafted(self, session: DraftSession) -> list[Draft]:
+        """Return what is to be sent of a session now: one draft, or none."""
+        draft = session.draft()
+        if draft is None:
+            return []
+        self._note(session.session_id, trace_events.DRAFT_SENT, draft.lane, len(draft.token_ids), draft.base_len)
+        return [draft]
+
+    def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
+        """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang there."""
+        pairs = [(one.session, node) for one in some for node in one.nodes]
+        counts = [session.chain_below(node) for session, node in pairs]
+        depth, width = max(map(len, counts)), max(map(max, counts))
+        requests = [self._request(session, node, depth * width) for session, node in pairs]
+        answers = expand_chain(self.proposer, requests, depth)
+        grown = [
+            (node, list(zip(levels, level_ids(request, depth), own, strict=False)))
+            for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
+        ]
+        rest = iter(grown)
+        return [list(islice(rest, len(one.nodes))) for one in some]
+
+    def _drop_faulty(self, faults: Faults) -> None:
+        """Forget sessions that were not drafted for. The broker assigns them again when heartbeats lack them; those for which
+        something unexpected was raised are refused then."""
+        for session_id, fault in faults.found.items():
+            session = self.sessions[session_id]
+            if fault.retry:
+                self._drop(session)
+            else:
+                self._refuse(session)
+
+    def _choose(self, faults: Faults) -> dict[int, _Chosen]:
+        """Return the nodes to expand, by session."""
+        offers: list[tuple[float, DraftSession, DraftNode | None]] = []
+        for session in self.sessions.values():
+            with faults.of(session, "drafted for"):
+                offers += [(log_prob, session, node) for log_prob, node in self._frontier(session)]
+        width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
+        best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
+        chosen: dict[int, _Chosen] = {}
+        for _, session, node in best:
+            if session not in faults:
+                chosen.setdefault(session.session_id, _Chosen(session, [])).nodes.append(node)
+        return chosen
+
+    def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
+        first = session.next_id
+        session.next_id += num_ids
+        node_id = CONTEXT if node is None else node.node_id
+        return Expansion(session.session_id, node_id, tuple(range(first, session.next_id)))
+
+    def hello(self, name: str) -> Hello:
+        """Return what the broker must know of this drafter."""
+        asked = NO_ACTIVATIONS if self._reader is None else self._reader.activations
+        return Hello(
+            role="draft",
+            name=name,
+            incarnation=self.incarnation,
+            model=self.proposer.info,
+            tap_layers=asked.layers,
+            tap_form=asked.form,
+            tap_window=asked.window,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the state of this drafter and each session's length as far as it knows."""
+        sessions = list(self.sessions.values())
+        return Heartbeat(
+            incarnation=self.incarnation,
+            state=self.state,
+            load=len(sessions),
+            steps=self.num_passes,
+            pending=int(self.has_work),
+            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes, KNOWS_OWNERS: 1},
+            session_ids=np.array([s.session_id for s in sessions], np.int64),
+            epochs=np.array([s.epoch for s in sessions], np.int64),
+            lengths=np.array([s.length for s in sessions], np.int32),
+        )
+
+
+def _check_tokens(token_ids: Int32Array) -> None:
+    """Raise ProtocolError for negative ids; proposers cope with tokens that only the target has."""
+    if len(token_ids) and token_ids.min() < 0:
+        raise ProtocolError("token ids below 0")
+
+
+def _grow(
+    session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
+) -> None:
+    """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many are kept."""
+    for children, ids, count in levels:
+        node = session.grow(node, children, ids[:count])
+        if node is None:
+            return

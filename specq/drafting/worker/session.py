@@ -1,0 +1,300 @@
+"""One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
+
+Rules: the tree grows best first, down to the acceptance probability that the verifier asks for, and not at all where it asks for
+more than 1; a verdict moves its root and cuts the rest.
+No I/O, no clock, no model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from specq.drafting import Children, draws_children
+from specq.drafting.worker.acceptance_stats import AcceptanceStats, judged
+from specq.drafting.worker.draft_nodes import DraftNode, draft_fields
+from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
+from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
+
+MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
+LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was likely enough
+MAX_LIVE_NODES = 256
+LEAST_CHANCE = 1e-6  # the least acceptance probability of a node
+SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are drafted without siblings
+
+
+class DraftSession:
+    """One session's context and tree at the drafter.
+
+    `acceptance_stats` are shared by sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not;
+    `chain` levels are drafted at a time.
+    """
+
+    def __init__(
+        self, message: Assign, acceptance_stats: AcceptanceStats, *, fan_out: int, max_ahead: int, chain: int = 1
+    ) -> None:
+        self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
+        self.acceptance_stats = acceptance_stats
+        self.params = drafting_params(message.params, message.speculation)
+        self.draws_children = draws_children(self.params)
+        self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
+        self.is_sync, self.is_jit = (message.speculation.mode == mode for mode in ("sync", "jit"))
+        self.owes_chain = self.is_jit  # the verifier waits for a chain below the context
+        self.backup_depth = message.speculation.max_depth or DEFAULT_DEPTH  # of that chain
+        self.chain = chain
+        self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
+        self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
+        self.most_live = self.budget if self.draws_children and self.budget and not self.is_sync else MAX_LIVE_NODES
+        self.token_ids: list[int] = message.token_ids.tolist()
+        self.limit = message.prompt_len + message.params.max_tokens
+        self.roots: dict[int, DraftNode] = {}
+        self.root_expanded = False
+        self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context, which those of the nodes count from
+        self.next_id = 0
+        self.next_wire_id = 0
+        self.num_live = 0
+        self.min_accept_prob = 0.0  # of the last verdict
+        self.floor = math.log(MIN_REACH_PROB)  # least log-probability of a node that is expanded or sent
+        self.waits = message.speculation.waits  # the session, for this drafter
+        self.backoff = 0 if self.waits else acceptance_stats.backoff  # verdicts to wait for before the next pass
+        self.unused = 0  # verdicts in a row that used nothing of what was sent
+        self.is_silenced = acceptance_stats.is_silenced and not self.waits
+        self.awaits_verdict = False  # of a round that was sent as a whole
+        self.was_hit = False  # whether the context's last token was drafted before it was committed
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens beyond the context may be drafted."""
+        return min(self.shape.max_depth, self.limit - self.length - 1)
+
+    def live_nodes(self) -> Iterator[DraftNode]:
+        """Yield the live nodes, parents first."""
+        level = list(self.roots.values())
+        while level:
+            yield from level
+            level = [child for node in level for child in node.children.values()]
+
+    def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
+        """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
+        ahead = self.ahead
+        if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or self.num_live >= self.most_live:
+            return
+        if not self.root_expanded:
+            yield 0.0, None
+            return
+        if self.sends_one_chain:
+            return
+        if self.owes_chain:
+            yield from self._end_of_chain()
+            return
+        floor = self._floor()
+        for node in self.live_nodes():
+            if not node.expanded and node.log_reach_prob >= floor and node.position + 1 - self.length < ahead:
+                if self.num_children(node):
+                    yield node.log_reach_prob - self.base_log_reach_prob, node
+                else:
+                    node.expanded = True
+
+    def _end_of_chain(self) -> Iterator[tuple[float, DraftNode]]:
+        """Yield the last of the likeliest children below the context, if the chain that is owed shall grow below it."""
+        node = next(iter(self.roots.values()), None)
+        while node is not None and node.expanded:
+            node = next(iter(node.children.values()), None)
+        if node is None or node.position + 1 - self.length >= min(self.backup_depth, self.ahead):
+            return
+        if self.num_children(node):
+            yield node.log_reach_prob - self.base_log_reach_prob, node
+
+    def num_children(self, node: DraftNode | None) -> int:
+        """Return how many children the shape gives to a node, or to the context."""
+        if self.shape.fan_out:
+            return self.shape.fan_out
+        return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
+
+    def chain_below(self, node: DraftNode | None) -> list[int]:
+        """Return how many children each level gets of a chain below a node of `frontier`."""
+        depth = 0 if node is None else node.position + 1 - self.length
+        room = min(self.chain, self.ahead - depth)
+        if self.shape.fan_out:
+            has_siblings = self.chain == 1 or self.min_accept_prob <= SIBLING_VALUE
+            return [self.shape.fan_out if has_siblings else 1] * room
+        path: Path = node.path() if node is not None else ()
+        counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
+        return list(takewhile(bool, counts))
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the session waits for what is drafted next."""
+        return self.is_sync or self.owes_chain
+
+    def _floor(self) -> float:
+        """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
+
+        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn run-ahead
+        is never outside: growing stops before.
+        """
+        least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
+        if not self.budget or self.num_live <= self.budget:
+            return least
+        return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
+
+    def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
+        """Hang a proposer's children below a node, or below the context, as far as there is room; return the first.
+
+        A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that a cut by
+        probability takes the last: no node is cut because of its own token.
+        """
+        if self.draws_children:
+            ids = ids[: max(0, self.most_live - self.num_live)]
+        siblings = self.roots if parent is None else parent.children
+        base = self.base_log_reach_prob if parent is None else parent.log_reach_prob
+        position = self.length if parent is None else parent.position + 1
+        left = most = 1.0
+        probability, log = self.acceptance_stats.calibration.probability, math.log
+        tokens, scores = children.token_ids.tolist(), children.scores.tolist()
+        for rank, (node_id, token, predicted) in enumerate(zip(ids, tokens, scores, strict=False)):
+            node = siblings[token] = DraftNode(node_id, token, parent, position, rank, predicted)
+            chance = probability(predicted)
+            node.score = log(max(chance, LEAST_CHANCE))
+            if children.distribution is None:
+                node.log_reach_prob = base + node.score
+                continue
+            node.distribution = children.distribution
+            most = chance = min(most, left * chance)
+            left -= chance
+            node.log_reach_prob = base + log(max(chance, LEAST_CHANCE))
+        self.num_live += min(len(ids), len(tokens))
+        if not ids:
+            return None
+        if parent is None:
+            self.root_expanded = True
+        else:
+            parent.expanded = True
+        return siblings[tokens[0]] if tokens else None
+
+    def draft(self) -> Draft | None:
+        """Return the nodes that are likely enough and were not sent yet, or None. What a session waits for is sent as a whole, even
+        if it is empty: a synchronous round, or a chain just in time."""
+        is_answer = self.is_answer
+        if is_answer and next(self.frontier(), None) is not None:
+            return None
+        floor = self._floor()
+        fresh = self._fresh(floor)
+        self.awaits_verdict, self.owes_chain = self.is_sync, False
+        is_miss = not is_answer and all(node.log_reach_prob < floor for node in fresh)
+        if not is_miss:
+            self.acceptance_stats.count_pass(is_miss=False)
+        elif not any(node.wire_id >= 0 for node in self.roots.values()):
+            self.backoff = self.acceptance_stats.count_pass(is_miss=True)
+        return self._message(fresh) if fresh or is_answer else None
+
+    def _fresh(self, floor: float) -> list[DraftNode]:
+        """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in which it
+        grew; in a synchronous round, likeliest first.
+
+        Of drawn siblings the first is sent at once even if it is not likely enough: the verifier must know which nodes were
+        expanded before others (decision 0008).
+        """
+        nodes = list(self.live_nodes())
+        is_shown = self.draws_children and not self.is_sync
+        fresh = [
+            node
+            for node in nodes
+            if node.wire_id < 0 and (node.log_reach_prob >= floor or (is_shown and not node.rank))
+        ]
+        if self.is_sync or self.budget:
+            fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
+        if self.budget:
+            del fresh[max(0, self.budget - sum(node.wire_id >= 0 for node in nodes)) :]
+        return fresh if self.is_sync else sorted(fresh, key=lambda node: node.node_id)
+
+    def _message(self, fresh: Sequence[DraftNode]) -> Draft:
+        """Return nodes, parents first, as a message; they get their ids for the wire."""
+        first_id = self.next_wire_id
+        for node in fresh:
+            node.wire_id = self.next_wire_id
+            self.next_wire_id += 1
+        return Draft(
+            session_id=self.session_id,
+            epoch=self.epoch,
+            lane=self.lane,
+            base_len=self.length,
+            first_id=first_id,
+            **draft_fields(fresh),
+        )
+
+    def learn(self, verdict: Verdict) -> None:
+        """Learn how good drawn nodes are from those that were judged; `commit` learns from point masses."""
+        if not self.draws_children or verdict.base_len != self.length:
+            return
+        lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
+        sent = {node.wire_id: node for node in self.live_nodes()}
+        rows = zip(lanes, verdict.node_ids.tolist(), verdict.mask.tolist(), strict=False)
+        mine = [(sent[i], bool(bit)) for lane, i, bit in rows if lane == self.lane and i in sent]
+        accepted = {i for i, (_, bit) in enumerate(mine) if bit}
+        for i in judged([node for node, _ in mine], accepted):
+            self.acceptance_stats.calibration.observe(mine[i][0].predicted, i in accepted)
+
+    def commit(self, tokens: Sequence[int]) -> list[int]:
+        """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
+        path: list[int] = []
+        siblings: dict[int, DraftNode] | None = self.roots
+        last: DraftNode | None = None
+        for token in tokens:
+            for node in siblings.values() if siblings and not self.draws_children else ():
+                self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
+            last = siblings.get(token) if siblings is not None else None
+            siblings = last.children if last is not None else None
+            if last is not None:
+                path.append(last.node_id)
+        self.token_ids.extend(tokens)
+        self.awaits_verdict, self.was_hit = False, last is not None
+        if self.is_sync:  # each round is drafted anew
+            siblings = last = None
+        self.roots = siblings or {}
+        self.root_expanded = last is not None and last.expanded
+        self.base_log_reach_prob = last.log_reach_prob if last is not None else 0.0
+        for node in self.roots.values():
+            node.parent = None
+        self.num_live = sum(1 for _ in self.live_nodes())
+        self.owes_chain = self.is_jit and not any(node.wire_id >= 0 for node in self.roots.values())
+        return path
+
+    def adjust(self, verdict: Verdict) -> None:
+        """Take in the verdict's minimum acceptance probability, and notice when what was sent must have been lost.
+
+        A node is also drafted for the round after the next, when its ancestors must have been accepted: so its probability may be
+        as low as the square of the minimum.
+        """
+        self.backoff = max(0, self.backoff - 1)
+        self.min_accept_prob = verdict.min_accept_prob / 1000
+        self.acceptance_stats.is_silenced = self.min_accept_prob > 1
+        self.is_silenced = self.acceptance_stats.is_silenced and not self.waits
+        minimum = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH_PROB)))
+        self.floor = 2 * minimum
+        self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
+
+    def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
+        """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be used."""
+        expects_use = any(
+            node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
+            for node in self.roots.values()
+        )
+        self.unused = self.unused + 1 if expects_use and not was_used else 0
+        if self.unused >= LOST_AFTER:
+            self.unused = 0
+            for node in self.live_nodes():
+                node.wire_id = -1
+
+
+def drafting_params(params: SamplingParams, speculation: Speculation) -> SamplingParams:
+    """Return what to draft with: the job's parameters, but for the temperature and top-p of its candidates."""
+    temperature = params.temperature if speculation.candidate_temp < 0 else speculation.candidate_temp
+    return replace(params, temperature=temperature, top_p=speculation.candidate_top_p or params.top_p)

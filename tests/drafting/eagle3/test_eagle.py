@@ -1,0 +1,459 @@
+"""An EAGLE-3 head as a source: the rows that it is given, the trees that it grows, and texts that are the target's whatever it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specq.config import TargetConfig
+from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
+from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.medusa.interface import Ranked
+from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.rank_trees import likeliest, tree_for
+from specq.engines.torch.engine import TorchEngine
+from specq.protocol import (
+    EAGLE,
+    EAGLE_LANE,
+    ConfigError,
+    Open,
+    SamplingParams,
+    Speculation,
+    Verdict,
+)
+from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
+from specq.testing.conformance.sources import LENGTH, Serving
+from specq.testing.growth import Growth, grow_best_first, grow_shape
+from specq.testing.toy import ToyTrees, toy_text
+from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from tests.drafting.medusa.test_medusa import (
+    TappedMemoryless,
+    _open,
+    kept,
+    num_accepted,
+    origins_with,
+    random_heads,
+    texts,
+    tiny,
+)
+from tests.replaying import StandIn
+from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
+
+__all__ = ["random_heads", "tiny"]  # fixtures
+
+ASYNC = Speculation()
+CURVE = StepCurve([1, 64], [0.005, 0.006])
+
+
+def serving(head: ToyTrees, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, EagleDrafter]:
+    source = EagleDrafter(head, 5, tree)
+    return Serving([source], lambda verifier: None, **options), source
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
+@pytest.mark.parametrize("max_step_rows", [4, 512])
+def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_step_rows: int) -> None:
+    """The prompt's, in chunks of any size, and those of the accepted path, wherever in the tree it ended: the toy head fails on any other.
+    Each round but the prompt's own has drafts, where there is room."""
+    head = ToyTrees(wrong_every=wrong_every)
+    started, source = serving(head, max_step_rows=max_step_rows)
+    context = list(range(3, 12))
+    for i in range(3):
+        started.open(i, seed=i, mode=mode, context=context)
+    assert started.finish() == {i: toy_text(context, LENGTH, i) for i in range(3)}
+    assert kept(started, source)
+    assert len(head.num_started) > LENGTH / 6
+    stats = started.verifier.sessions[0].stats
+    num_rounds = LENGTH - num_accepted(stats)
+    if max_step_rows < 512:
+        return
+    assert LENGTH / num_rounds > (4.5 if wrong_every == 0 else 1.9)
+    assert stats.drafted_rounds >= num_rounds - 2  # not the first, nor where only the last token is left
+
+
+def test_what_is_accepted_is_eagles() -> None:
+    names, lanes, judged = origins_with(EagleDrafter(ToyTrees()))
+    assert names.count(EAGLE) > 12
+    assert lanes == {EAGLE_LANE}
+    assert judged[EAGLE][1] == names.count(EAGLE)
+
+
+def test_scores_are_calibrated_in_the_lane() -> None:
+    """A head that promises 0.7 and is always wrong is believed less and less."""
+    started, source = serving(ToyTrees(wrong_every=1, blind=True))
+    started.open(0)
+    started.finish()
+    assert kept(started, source)
+    lane = started.verifier.sessions[0].lane(EAGLE_LANE)
+    assert lane is not None
+    assert lane.calibration.probability(float(np.log(0.7))) < 0.1
+
+
+def test_what_others_committed_is_not_drafted_for() -> None:
+    """Where the head does not know the end of a text, it stands back; it goes on where rows come again."""
+    head = ToyTrees()
+    started, source = serving(head)
+    started.open(0)
+    session = started.verifier.sessions[0]
+    assert not source.begin([session], None, 0.0)  # type: ignore[arg-type]
+    started.turn()
+    session.token_ids.append(1)
+    assert not source.begin([session], None, 0.0)  # type: ignore[arg-type]
+    session.token_ids.pop()
+    assert source.begin([session], None, 0.0)  # type: ignore[arg-type]
+    assert head.num_started == [1]
+
+
+def test_jobs_without_drafts_cost_nothing() -> None:
+    """No rows of their prompts are asked for, and nothing of them is kept."""
+    head = ToyTrees()
+    started, source = serving(head)
+    started.open(0, mode="plain")
+    assert not source.wants_prompt(started.verifier.sessions[0])
+    started.turn()
+    assert not head.texts
+    started.finish()
+    assert not head.num_started
+
+
+def test_a_job_gets_the_tree_that_it_asks_for() -> None:
+    """As deep as the configuration allows; else the configured one, else best first."""
+    for tree, shape, expected in (
+        ((), {"tree": ((0,), (0, 0), (1,), (1, 0))}, {(0,), (0, 0), (1,), (1, 0)}),
+        ((), {"tree": ((0,) * 9,)}, {(0,) * n for n in range(1, 6)}),
+        (((0, 1), (2,)), {}, {(0,), (1,), (2,), (0, 0), (0, 1)}),
+        (((0, 1), (2,)), {"max_depth": 1}, {(0,), (1,), (2,)}),
+        ((), {"num_candidates": 2, "max_depth": 2}, {(0,), (0, 0), (1,), (1, 0)}),
+    ):
+        started, source = serving(ToyTrees(), tree)
+        started.open(0, **shape)
+        started.turn()
+        session = started.verifier.sessions[0]
+        assert source.begin([session], None, 0.0)  # type: ignore[arg-type]
+        (batch,) = source.collect([session], None, lambda: 0.0)  # type: ignore[arg-type]
+        assert paths_of(batch, session.token_ids) == expected
+
+
+def paths_of(batch: Any, context: Sequence[int]) -> set[tuple[int, ...]]:
+    """The paths of ranks of a toy batch's nodes: a toy head's choice of rank r is the right token plus r."""
+    found: list[tuple[tuple[int, ...], list[int]]] = []
+    for token, parent in zip(batch.token_ids.tolist(), batch.parent_ids.tolist(), strict=True):
+        ranks, text = found[parent] if parent >= 0 else ((), list(context))
+        right = toy_text(text, 1)[0]
+        rank = 0 if token == right else (token - 1 - right) % 49 + 1
+        found.append(((*ranks, rank), [*text, token]))
+    return {ranks for ranks, _ in found}
+
+
+def test_many_sessions_have_trees_of_fewer_levels() -> None:
+    """Since each has few nodes; a job that asks for nodes, or for a shape, has as many levels as it may."""
+    asked: list[TreeRequest] = []
+
+    class Asked(ToyTrees):
+        def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+            asked.extend(requests)
+            return super().start(requests)
+
+    for count, shape, expected in (
+        (1, {}, {8}),
+        (40, {}, {5}),
+        (40, {"max_nodes": 8}, {8}),
+        (40, {"max_depth": 3}, {3}),
+    ):
+        asked.clear()
+        source = EagleDrafter(Asked(), 8)
+        started = Serving([source], lambda verifier: None)
+        for i in range(count):
+            started.open(i, seed=i, **shape)
+        started.turn()
+        sessions = list(started.verifier.sessions.values())
+        asked.clear()
+        assert source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
+        assert {request.depth for request in asked} == expected
+        assert sum(len(request.session_ids) for request in asked) == count
+
+
+# --- trees ----------------------------------------------------------------------------------------------------------------
+
+
+class Chances:
+    """A head of which each node's children have random chances, by its path."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.paths: list[list[tuple[int, ...]]] = [[(seed,)] for seed in seeds]
+        self.num_levels = 0
+
+    def ranked(self, count: int) -> Ranked:
+        self.num_levels += 1
+        scores = [[children(path)[:count] for path in of_context] for of_context in self.paths]
+        found = np.array(scores, np.float32)
+        return Ranked(np.broadcast_to(np.arange(count, dtype=np.int32), found.shape), found)
+
+    def expand(self, parents: Any, token_ids: Any) -> None:
+        self.paths = [
+            [(*paths[parent], token) for parent, token in zip(behind, tokens, strict=True)]
+            for paths, behind, tokens in zip(self.paths, parents.tolist(), token_ids.tolist(), strict=True)
+        ]
+
+
+def children(path: tuple[int, ...]) -> Any:
+    chances = np.random.default_rng(list(path)).dirichlet(np.full(WIDTH, 0.5))
+    return np.log(np.sort(chances)[::-1])
+
+
+def reach_of(path: tuple[int, ...]) -> float:
+    """The log-probability of a path, its first item the context's seed."""
+    return float(sum(children(path[:i])[path[i]] for i in range(1, len(path))))
+
+
+def found_paths(grown: Grown, wanted: Any, seeds: Sequence[int]) -> list[set[tuple[int, ...]]]:
+    """The paths of the wanted nodes of each tree, those above each among them; reach and scores as the chances are."""
+    found = []
+    for i, seed in enumerate(seeds):
+        paths: list[tuple[int, ...]] = []
+        for node in range(grown.token_ids.shape[1]):
+            parent = int(grown.parents[i, node])
+            assert parent < node
+            paths.append((*(paths[parent] if parent >= 0 else (seed,)), int(grown.token_ids[i, node])))
+            assert grown.reach[i, node] == pytest.approx(reach_of(paths[-1]), abs=1e-4)
+            assert grown.scores[i, node] == pytest.approx(children(paths[-1][:-1])[paths[-1][-1]], abs=1e-4)
+        own = {path for path, is_wanted in zip(paths, wanted[i], strict=True) if is_wanted}
+        assert all(path[:-1] in own for path in own if len(path) > 2)
+        found.append(own)
+    return found
+
+
+def plainly_best(seed: int, depth: int, most: int, floor: float) -> set[tuple[int, ...]]:
+    """EAGLE-2's tree by sorting lists of paths."""
+    level, every = [(seed,)], list[tuple[int, ...]]()
+    for _ in range(depth):
+        below = [(*path, token) for path in level for token in range(WIDTH)]
+        every += below
+        level = sorted(below, key=lambda path: -reach_of(path))[:BEAM]
+        if reach_of(level[0]) < floor:
+            break
+    return {path for path in sorted(every, key=lambda path: -reach_of(path))[:most] if reach_of(path) >= floor}
+
+
+@pytest.mark.parametrize("most", [1, 7, 30, 1000])
+def test_the_likeliest_nodes_are_grown(most: int) -> None:
+    """Against the plain way, several trees at once."""
+    seeds, floor = [1, 2, 3, 4], float(np.log(0.02))
+    grown = grow_best_first(Chances(seeds), len(seeds), 4, floor)
+    wanted = likeliest(grown.reach, most, floor)
+    assert found_paths(grown, wanted, seeds) == [plainly_best(seed, 4, most, floor) for seed in seeds]
+
+
+def test_no_level_is_computed_that_nobody_could_want() -> None:
+    """Where all that was found is less likely than the floor."""
+    chances = Chances([1])
+    floor = float(np.log(0.3))
+    grow_best_first(chances, 1, 8, floor)
+    assert chances.num_levels < 8
+    every = Chances([1])
+    grow_best_first(every, 1, 8)
+    assert every.num_levels == 8
+
+
+def test_a_shape_is_grown_as_it_is() -> None:
+    """Each node with its own path's chances; of too many the likeliest."""
+    tree = tree_for(Speculation(tree=((0, 0, 0), (0, 2), (1, 1, 0), (3,))), 8)
+    wanted_paths = {(0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 0, 0), (1, 1, 0)}
+    seeds = [5, 6]
+    chances = Chances(seeds)
+    grown = grow_shape(chances, 2, tree)
+    wanted = likeliest(grown.reach, 99, -np.inf)
+    assert found_paths(grown, wanted, seeds) == [{(seed, *path) for path in wanted_paths} for seed in seeds]
+    assert chances.num_levels == 3
+    wanted = likeliest(grown.reach, 4, -np.inf)
+    for seed, found in zip(seeds, found_paths(grown, wanted, seeds), strict=True):
+        best = sorted(((seed, *path) for path in wanted_paths), key=lambda path: -reach_of(path))[:4]
+        assert found == set(best)
+
+
+# --- with a real model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def random_eagle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
+    tokenizer = {"num_tokens": info.num_tokens, "tokenizer_hash": info.tokenizer_hash}
+    shape = eagle_shape_of(256, info.vocab_size, 300, **tokenizer)
+    return make_eagle(tmp_path_factory.mktemp("eagle"), shape, embedding=False, scale=0.05)
+
+
+def drafting(
+    tiny: str, heads: Path, drafted: dict[str, int], *, is_recorded: bool = False
+) -> Callable[[TorchEngine], list[Any]]:
+    """Return what makes an EAGLE-3 source that counts its nodes."""
+
+    def make(engine: TorchEngine) -> list[Any]:
+        replays = StandIn() if is_recorded else None
+        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
+        collect = source.collect
+
+        def counted(*asked: Any) -> Any:
+            batches = collect(*asked)
+            drafted["nodes"] = drafted.get("nodes", 0) + sum(len(batch.token_ids) for batch in batches)
+            return batches
+
+        source.collect = counted  # type: ignore[method-assign]
+        return [source]
+
+    return make
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["as needed", "recorded"])
+def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, is_recorded: bool) -> None:
+    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
+    ways = [
+        (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
+        for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
+        for temperature, top_k in ((0.0, 0), (0.8, 0), (0.8, 3))
+    ]
+    prompts = [[5 + i, 90, 17 * i + 3, 1000, 44] for i in range(len(ways))]
+    jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
+    plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
+    drafted = dict[str, int]()
+    found = texts(tiny, drafting(tiny, random_eagle, drafted, is_recorded=is_recorded), jobs)
+    assert found == texts(tiny, lambda engine: [], plain)
+    assert drafted["nodes"] > 200
+
+
+def test_sessions_come_and_go(tiny: str, random_eagle: Path) -> None:
+    """Jobs begin while others run, end, and their ids are used again."""
+    engine = TorchEngine(tiny, device="cpu", kv_slots=2048)
+    drafted = dict[str, int]()
+    verifier = Verifier(
+        engine, CURVE, drafting(tiny, random_eagle, drafted)(engine), incarnation=1, measures_drafts=False
+    )
+    jobs, found = list[Open](), dict[tuple[int, int], list[int]]()
+    for turn in range(200):
+        if turn % 4 == 0 and turn < 60:
+            session_id, epoch = (turn // 4) % 4, 1 + turn // 16
+            params = SamplingParams(
+                max_tokens=9 + turn % 7, temperature=0.8 * (turn % 8 == 0), seed=turn, ignore_eos=True
+            )
+            job = replace(_open(session_id, params, ASYNC, [5 + turn, 9, 700, 3]), epoch=epoch)
+            verifier.handle(job, 0.0)
+            jobs.append(job)
+            found[session_id, epoch] = []
+        verifier.begin(0.0)
+        for verdict in verifier.step(lambda: 0.0):
+            assert isinstance(verdict, Verdict)
+            found[verdict.session_id, verdict.epoch] += verdict.token_ids.tolist()
+        verifier.heartbeat()
+    plain = [replace(job, session_id=i, speculation=Speculation(mode="plain")) for i, job in enumerate(jobs)]
+    expected = texts(tiny, lambda engine: [], plain)
+    assert {i: found[job.session_id, job.epoch] for i, job in enumerate(jobs)} == {
+        i: text[: len(found[jobs[i].session_id, jobs[i].epoch])] for i, text in expected.items()
+    }
+    assert sum(map(len, found.values())) > 100
+    assert drafted["nodes"] > 100
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str) -> None:
+    """From the fifth to the fifteenth turn, unless a synchronous session asks for it; the text is the target's."""
+    started, source = serving(ToyTrees(wrong_every=1, blind=True))
+    started.open(0, mode=mode)
+    head, given = source.head, list[int]()
+    assert isinstance(head, ToyTrees)
+    for turn in range(30):
+        started.verifier.arms.asleep = frozenset([EAGLE] if 5 <= turn < 15 else [])
+        before = head.known(0)
+        started.turn()
+        given.append(head.known(0) - before)
+    assert all(given[:5])
+    assert (sum(given[6:15]) > 0) == (mode == "sync"), "a step in flight may still be shown to it"
+    assert given[15] >= (1 if mode == "sync" else 10), "it goes on behind the gap"
+    assert all(given[16:])
+    num_drafted = sum(head.num_started)
+    assert started.finish() == {0: toy_text([5, 6, 7], LENGTH)}
+    assert sum(head.num_started) > num_drafted
+
+
+def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random_heads: Path) -> None:
+    """By what its directory holds; a tree deeper than the chain is refused."""
+    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
+    config = TargetConfig(model="tiny", heads=str(random_eagle), heads_tree="[[0,0],[1]]", prompt_lookup="none")
+    setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_eagle))
+    (source,) = make_sources(setup)
+    assert isinstance(source, EagleDrafter)
+    assert source.layers == (1, 5, 8)
+    (other,) = make_sources(setup._replace(heads=str(random_heads)))
+    assert isinstance(other, MedusaDrafter)
+    assert list(make_sources(setup._replace(heads=""))) == []
+    deeper = replace(config, heads_tree="[[0,0,0]]", chain=2)
+    with pytest.raises(ConfigError, match=r"3 deep; target.chain is 2, so paths may have 2 ranks at most"):
+        list(make_sources(setup._replace(config=deeper)))
+
+
+# --- distributions --------------------------------------------------------------------------------------------------------
+
+
+class FixedTrees(ToyTrees):
+    """Say of every place the same: the tokens in this order."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = np.array(order, np.int32)
+        self.ends: dict[int, int] = {}
+
+    def observe(self, values: Any, followed: Any) -> None:
+        self.ends |= {one.session_id: one.first + len(one.rows) for one in followed}
+
+    def known(self, session_id: int) -> int:
+        return self.ends.get(session_id, 0)
+
+    def growth(self, request: TreeRequest) -> Growth:
+        self.shape: tuple[int, ...] = len(request.session_ids), 1
+        return self
+
+    def ranked(self, count: int) -> Ranked:
+        own = self.order[:count]
+        token_ids = np.broadcast_to(own, (*self.shape, len(own)))
+        return Ranked(token_ids, np.broadcast_to(np.log(np.full(len(own), 0.3, np.float32)), token_ids.shape))
+
+    def expand(self, parents: Any, token_ids: Any) -> None:
+        self.shape = parents.shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]], ids=["good", "bad"])
+@pytest.mark.parametrize("speculation", [ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 0), (1, 1), (2,)))])
+@pytest.mark.parametrize("strategy", ["probabilistic", "deterministic"])
+def test_the_text_has_the_targets_distribution(order: list[int], speculation: Speculation, strategy: str) -> None:
+    """A head chooses nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as the target
+    draws them."""
+    tokens: list[int] = []
+    accepted = 0
+    for seed in (1, 2):
+        verifier = Verifier(
+            TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1, measures_drafts=False
+        )
+        params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
+        verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)
+        session = verifier.sessions[seed]
+        while not session.finish:
+            verifier.begin(0.0)
+            verifier.step(lambda: 0.0)
+            session.journaled = session.length
+            verifier.heartbeat()
+        tokens += session.token_ids[3:]
+        accepted += num_accepted(session.stats)
+    assert accepted > 50
+    singles, pairs = chi_squares(tokens)
+    assert singles < LIMIT
+    assert pairs < PAIR_LIMIT

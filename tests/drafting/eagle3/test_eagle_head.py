@@ -1,0 +1,214 @@
+"""EAGLE-3 heads in SpecForge's layout: what they say, whatever their tensors lie in, and clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle
+from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.head_files import input_matrix
+from specq.protocol import ConfigError, ModelInfo
+from specq.testing.checkpoints import VOCAB, make_checkpoint
+from specq.testing.checkpoints_eagle import PICKLED, WEIGHTS, change_eagle, eagle_logits, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_gguf import write_gguf
+from specq.testing.checkpoints_heads import make_published
+
+HASH = "a" * 64
+INFO = ModelInfo("target", "", "", "torch", VOCAB + 5, VOCAB, (), 600, HASH)
+HIDDEN = 40
+KNOWN = 17  # tokens of the small vocabulary
+LAYERS = (0, 1, 2)
+SHAPE = eagle_shape_of(HIDDEN, VOCAB, KNOWN, layers=LAYERS)
+TOKENS = [5, 9, 33, 7, 61, 2]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("target"))
+
+
+def loaded(heads: Path, target: Path, info: ModelInfo = INFO):
+    return load_eagle(str(heads), str(target), info, "cpu")
+
+
+def said_by(head, taps: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
+    """What a network says behind tokens that all have states of the target's before them, in one pass."""
+    count = len(token_ids)
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+
+    def attend(queries, keys, values):
+        moved = (part.transpose(1, 2) for part in (queries, keys, values))
+        return torch.nn.functional.scaled_dot_product_attention(*moved, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+    network = head.network
+    projected = network.project(taps)[None]
+    rotations = network.rotations(torch.arange(count)[None], projected.dtype)
+    states = network(projected, torch.tensor([token_ids]), rotations, attend)
+    return network.logits(states)[0]
+
+
+def taps(width: int = HIDDEN, count: int = len(TOKENS)) -> torch.Tensor:
+    return torch.randn(count, 3 * width, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+@pytest.mark.parametrize("kept", [WEIGHTS, PICKLED])
+def test_a_head_loads_as_it_is_published(tmp_path, target, kept, norm_before_residual):
+    """With its own embedding and tables, in either file."""
+    shape = replace(SHAPE, norm_before_residual=norm_before_residual)
+    made = make_eagle(tmp_path / "head", shape)
+    tensors = load_file(made / WEIGHTS)
+    expected = eagle_logits(made, shape, taps(), TOKENS, tensors["embed_tokens.weight"])
+    if kept == PICKLED:
+        torch.save(tensors, made / PICKLED)
+        (made / WEIGHTS).unlink()
+
+    head = loaded(made, target)
+
+    torch.testing.assert_close(said_by(head, taps(), TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert head.token_ids.tolist() == tensors["t2d"].nonzero()[:, 0].tolist()
+    assert head.layers == LAYERS
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gguf"])
+def test_a_head_without_an_embedding_reads_the_targets(tmp_path, kind):
+    """Of a directory or a GGUF file; it speaks of all tokens, padding left out."""
+    target = make_checkpoint("qwen2" if kind == "qwen2" else "llama", tmp_path / "target")
+    if kind == "gguf":
+        target = write_gguf(target, tmp_path / "target.gguf", linear=gguf.GGMLQuantizationType.F32)
+    matrix = input_matrix(target).float()
+    shape = eagle_shape_of(matrix.shape[1], VOCAB + 2, VOCAB + 2, layers=LAYERS)
+    made = make_eagle(tmp_path / "head", shape, embedding=False)
+    info = replace(INFO, vocab_size=10_000, num_tokens=VOCAB)
+
+    head = loaded(made, target, info)
+    given = taps(matrix.shape[1])
+    expected = eagle_logits(made, shape, given, TOKENS, matrix)[:, :VOCAB]
+    torch.testing.assert_close(said_by(head, given, TOKENS), expected, atol=1e-3, rtol=1e-3)
+    assert head.token_ids is None
+
+
+def test_layers_are_counted_as_each_layout_counts_them(tmp_path, target):
+    """SpecForge names what stands behind a layer, vLLM at the top level what goes into it; without either the usual three."""
+    made = make_eagle(tmp_path / "head", SHAPE)
+    change_eagle(made, eagle_config=None, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    assert loaded(made, target).layers == LAYERS
+    assert default_layers(32) == (1, 15, 28)  # which vLLM calls 2, 16 and 29
+    assert default_layers(7) == (1, 2, 3)
+    change_eagle(made, eagle_aux_hidden_state_layer_ids=None)
+    refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs 7 at least")
+
+
+def refused(heads: Path, target: Path, match: str, info: ModelInfo = INFO) -> None:
+    with pytest.raises(ConfigError, match=match):
+        loaded(heads, target, info)
+
+
+def made_of(tmp_path: Path, shape: EagleShape = SHAPE) -> Path:
+    return make_eagle(tmp_path / "head", shape)
+
+
+def test_a_head_of_another_target_is_refused(tmp_path, target):
+    """Of another hidden size, vocabulary, tokenizer or depth."""
+    refused(
+        make_eagle(tmp_path / "a", eagle_shape_of(48, VOCAB, KNOWN, layers=LAYERS)),
+        *(target, "hidden states of size 48; those of target have 40"),
+    )
+    for vocab in (VOCAB - 1, VOCAB + 6):
+        made = make_eagle(tmp_path / str(vocab), eagle_shape_of(HIDDEN, vocab, KNOWN, layers=LAYERS))
+        refused(made, target, f"a vocabulary of {vocab} tokens; target has {VOCAB}, in a matrix of {VOCAB + 5} rows")
+    other = replace(SHAPE, num_tokens=VOCAB, tokenizer_hash="b" * 64)
+    refused(make_eagle(tmp_path / "b", other), target, "trained for another tokenizer")
+    deep = replace(SHAPE, layers=(0, 1, 3))
+    refused(make_eagle(tmp_path / "c", deep), target, "behind layers 0, 1, 3; the target has only layers 0 to 2")
+    own = replace(SHAPE, num_tokens=VOCAB, tokenizer_hash=HASH)
+    assert loaded(make_eagle(tmp_path / "d", own), target).layers == LAYERS
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, PICKLED])
+@pytest.mark.parametrize("left", [0, 3, 500, 20_000])
+def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
+    made = made_of(tmp_path)
+    if name == PICKLED:
+        torch.save(load_file(made / WEIGHTS), made / PICKLED)
+        (made / WEIGHTS).unlink()
+    (made / name).write_bytes((made / name).read_bytes()[:left])
+    refused(made, target, f"{name} cannot be read; it may have been cut off")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "match"),
+    [
+        ({"midlayer.self_attn.q_proj.weight": None}, r"midlayer.self_attn.q_proj.weight is missing \(1 tensors are\)"),
+        ({"fc.weight": None, "norm.weight": None}, r"fc.weight is missing \(2 tensors are\)"),
+        ({"d2t": None}, "d2t is missing"),
+        ({"midlayer.x": torch.zeros(2)}, "it has midlayer.x, which EAGLE-3 heads have not"),
+        ({"norm.weight": torch.zeros(41)}, r"norm.weight has the shape \(41,\), and should have \(40,\)"),
+        ({"embed_tokens.weight": torch.zeros(7, 40)}, r"embed_tokens.weight has the shape \(7, 40\)"),
+        ({"fc.weight": torch.zeros(40, 120, dtype=torch.int8)}, "fc.weight is int8, and should be float32"),
+        ({"d2t": torch.zeros(KNOWN)}, "d2t is float32, and should be int64 or int32"),
+        ({"norm.weight": torch.full((40,), torch.nan)}, "not finite, in norm.weight"),
+        ({"d2t": torch.full((KNOWN,), -1)}, f"d2t must give tokens that ascend within the vocabulary, 0 to {VOCAB - 1}"),
+        ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must give tokens that ascend"),
+        ({"d2t": -torch.arange(KNOWN)}, "d2t must give tokens that ascend"),
+        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d speak of different tokens"),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
+    made = made_of(tmp_path)
+    change_eagle(made, tensors)
+    refused(made, target, match)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"hidden_size": None}, "hidden_size is None; an EAGLE-3 head needs a whole number"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+        ({"num_key_value_heads": 3}, "4 attention heads of size 8 cannot share 3 key-value heads"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; EAGLE-3 heads are computed with 1"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling is 'llama3'; EAGLE-3 heads are computed with 'default'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_scaling is 'yarn'; EAGLE-3 heads are computed with 'default'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\]; it must be 3 layers, ascending"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "it must be 3 layers, ascending"),
+        ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x'; it must be of 64 hex digits"),
+        ({"intermediate_size": 47}, "midlayer.mlp.down_proj.weight has the shape"),
+    ],
+)  # fmt: skip
+def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
+    made = made_of(tmp_path)
+    change_eagle(made, **config)
+    refused(made, target, match)
+
+
+def test_what_is_no_head_is_refused(tmp_path, target):
+    refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of an EAGLE-3 head")
+    refused(target, target, "holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+    made = made_of(tmp_path)
+    (made / WEIGHTS).unlink()
+    refused(made, target, "has neither model.safetensors nor pytorch_model.bin")
+
+
+def test_forms_are_told_apart(tmp_path):
+    assert is_eagle(made_of(tmp_path))
+    assert not is_eagle(make_published(tmp_path / "medusa", HIDDEN, VOCAB))
+    assert not is_eagle(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"architectures": 3}')
+    assert not is_eagle(tmp_path)
+
+
+def test_the_shape_is_read_as_it_was_written(tmp_path):
+    """Published heads leave some of it out."""
+    own = replace(SHAPE, num_tokens=VOCAB, tokenizer_hash=HASH, rope_theta=500_000.0)
+    assert eagle_shape(make_eagle(tmp_path / "a", own)) == own
+    made = make_eagle(tmp_path / "b", replace(SHAPE, head_dim=10), target_hidden_size=None, head_dim=None)
+    assert eagle_shape(made) == replace(SHAPE, head_dim=10)

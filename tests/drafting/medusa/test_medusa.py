@@ -1,0 +1,396 @@
+"""Medusa heads as a source: the rows that they read, the trees that they draft, and texts that are the target's whatever they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specq.config import TargetConfig, read_tree
+from specq.drafting.medusa import source as module
+from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.interface import HiddenRow
+from specq.drafting.medusa.network import load_heads
+from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.rank_trees import WIDTH, RankTree, checked_tree, tree_for
+from specq.engines.torch.engine import TorchEngine
+from specq.models import resolve_model
+from specq.protocol import (
+    MEDUSA,
+    MEDUSA_LANE,
+    NO_TAP,
+    ConfigError,
+    Open,
+    SamplingParams,
+    SessionRows,
+    SessionStats,
+    SessionStep,
+    Speculation,
+    StepOutput,
+    Tap,
+    Verdict,
+    origin_names,
+)
+from specq.testing.checkpoints_heads import make_heads
+from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
+from specq.testing.toy import ToyEngine, ToyHeads, toy_text
+from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier.sources.interface import DraftSource
+from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
+
+ASYNC = Speculation()
+CURVE = StepCurve([1, 64], [0.005, 0.006])
+
+
+def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, MedusaDrafter]:
+    source = MedusaDrafter(heads, tree)
+    return Serving([source], lambda verifier: None, **options), source
+
+
+def kept(serving: Serving, source: MedusaDrafter) -> bool:
+    """Whether the source has raised nothing, for which it would have been dropped."""
+    return source in serving.verifier.sources.sources
+
+
+def num_accepted(stats: SessionStats) -> int:
+    """How many drafts of a session were accepted."""
+    return sum(accepted for _, accepted in stats.positions)
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
+def test_heads_read_the_state_that_made_the_last_token(mode: str, wrong_every: int) -> None:
+    """Wherever in the tree the path ended: the toy heads fail on any other row. Each round but the prompt's own has drafts."""
+    heads = ToyHeads(PROMPT, wrong_every=wrong_every)
+    started, source = serving(heads)
+    for i in range(3):
+        started.open(i, seed=i, mode=mode)
+    assert started.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
+    assert kept(started, source)
+    stats = started.verifier.sessions[0].stats
+    num_rounds = LENGTH - num_accepted(stats)
+    assert LENGTH / num_rounds > (4 if wrong_every == 0 else 1.8)
+    assert stats.drafted_rounds >= num_rounds - 2  # not the first, nor where only the last token is left
+
+
+def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, Any]]:
+    """Return the origins of a text that a verifier makes with this source alone, the lanes of what was verified, and how much of each
+    source was."""
+    verifier = Verifier(ToyEngine(), CURVE, [source], incarnation=1, measures_drafts=False)
+    verifier.handle(_open(0, SamplingParams(max_tokens=20), ASYNC, PROMPT), 0.0)
+    names, lanes = list[str](), set[int]()
+    while not verifier.sessions[0].finish:
+        verifier.begin(0.0)
+        for verdict in verifier.step(lambda: 0.0):
+            assert isinstance(verdict, Verdict)
+            names += origin_names(verdict.origins.tobytes())
+            lanes |= set(verdict.node_lanes.tolist())
+    return names, lanes, verifier.heartbeat().metrics["judged"]
+
+
+def test_what_is_accepted_is_medusas() -> None:
+    names, lanes, judged = origins_with(MedusaDrafter(ToyHeads(PROMPT)))
+    assert names.count(MEDUSA) > 12
+    assert lanes == {MEDUSA_LANE}
+    assert judged[MEDUSA][1] == names.count(MEDUSA)
+
+
+def test_scores_are_calibrated_in_the_lane() -> None:
+    """Heads that promise 0.7 and are always wrong are believed less and less, until nothing of them is verified."""
+    started, _ = serving(ToyHeads(PROMPT, wrong_every=1, blind=True), max_uncommitted=4096)
+    started.open(0)
+    started.finish()
+    lane = started.verifier.sessions[0].lane(MEDUSA_LANE)
+    assert lane is not None
+    assert lane.calibration.probability(float(np.log(0.7))) < 0.1
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_a_step_without_a_state_drafts_nothing(count: int) -> None:
+    """Where others committed in between (another verifier), or before the prompt's own step."""
+    heads = ToyHeads(PROMPT)
+    started, source = serving(heads)
+    for i in range(count):
+        started.open(i, seed=i)
+    assert not source.begin(list(started.verifier.sessions.values()), None, 0.0)  # type: ignore[arg-type]
+    for _ in range(count):
+        started.turn()
+    sessions = list(started.verifier.sessions.values())
+    sessions[-1].token_ids.append(1)
+    assert source.begin(sessions, None, 0.0) == (count > 1)  # type: ignore[arg-type]
+    assert heads.num_started[-1:] == ([] if count == 1 else [count - 1])
+
+
+# --- trees ----------------------------------------------------------------------------------------------------------------
+
+
+def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
+    """The paths of a tree's nodes, of those that are wanted."""
+    paths: list[tuple[int, ...]] = []
+    for rank, parent in zip(tree.ranks.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+    return [path for i, path in enumerate(paths) if wanted is None or wanted[i]]
+
+
+CHOICES = "[(0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 0, 0, 1), (3,)]"  # as Medusa's choices are written
+
+
+def test_choices_load_as_they_are_published(tmp_path: Path) -> None:
+    """As tuples or lists, in the option or in a file; what is missing above a path comes with it."""
+    (tmp_path / "choices.txt").write_text(CHOICES.replace("(", "[").replace(")", "]"))
+    for said in (CHOICES, str(tmp_path / "choices.txt")):
+        tree = tree_for(Speculation.from_dict({"tree": read_tree(said)}), 4)
+        assert set(paths_of(tree)) == {
+            *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
+        }  # fmt: skip
+        assert tree.is_fixed
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ("[[0]", "is not a list of paths"),
+        ("nowhere.txt", "is neither a list of paths .* nor a file"),
+        ("[[0],[0,0,0,0,0]]", r"the path \[0, 0, 0, 0, 0\], which is 5 deep; there are 4 heads"),
+        ("[[99]]", "tree is .*; it must be at most 1024 non-empty paths of ranks"),
+        ("[5]", "tree is"),
+        ("[[]]", "tree is"),
+    ],
+)
+def test_a_tree_that_makes_no_sense_is_refused(said: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        checked_tree(said, 4, "there are 4 heads")
+
+
+def test_a_job_gets_the_tree_that_it_asks_for() -> None:
+    """The shapes of jobs, down to the last head; without one the configured tree, else best first."""
+    default = ((0, 0), (1,))
+    assert paths_of(tree_for(ASYNC, 4, default)) == [(0,), (1,), (0, 0)]
+    assert paths_of(tree_for(Speculation(max_depth=1), 4, default)) == [(0,), (1,)]
+    assert paths_of(tree_for(Speculation(num_candidates=2, max_depth=2), 4, default)) == [(0,), (1,), (0, 0), (1, 0)]
+    assert max(map(len, paths_of(tree_for(Speculation(tree=((0,) * 7,)), 4)))) == 4
+    best = paths_of(tree_for(ASYNC, 3))
+    assert set(best) == {
+        path
+        for path in np.ndindex(WIDTH, WIDTH, WIDTH)
+        for path in (path, path[:2], path[:1])
+        if np.prod(np.array(path) + 1) <= WIDTH
+    }
+
+
+def test_best_first_takes_the_likeliest_nodes_and_those_above_them() -> None:
+    """Against the plain way: sort all paths by their chance."""
+    rng = np.random.default_rng(5)
+    tree = tree_for(ASYNC, 3)
+    chances = -np.sort(-rng.dirichlet(np.full(WIDTH, 0.4), (6, 3)).astype(np.float32))  # [contexts, places, ranks]
+    with np.errstate(divide="ignore"):
+        scores = tree.scores(np.log(chances))
+    for most in (1, 5, 20, 1000):
+        wanted = tree.likeliest(tree.reach(scores), most, np.log(0.02))
+        for i in range(6):
+            found = paths_of(tree, wanted[i])
+            assert all(path[:-1] in found for path in found if len(path) > 1)
+            reach = {
+                path: float(np.prod([chances[i, k, rank] for k, rank in enumerate(path)])) for path in paths_of(tree)
+            }
+            plain = [path for path in sorted(reach, key=lambda path: -reach[path])[:most] if reach[path] >= 0.02]
+            assert sorted(reach[path] for path in found) == pytest.approx(sorted(reach[path] for path in plain))
+
+
+def test_what_heads_do_not_know_is_not_drafted() -> None:
+    """Fewer tokens than the tree has ranks, and tokens that the sampler rules out."""
+    tree = tree_for(Speculation(tree=((0, 0), (1, 1), (2,))), 2)
+    scores = np.log(np.array([[[0.6, 0.4], [1.0, 0.0]]], np.float32), out=np.full((1, 2, 2), -np.inf, np.float32), where=np.array([[[True, True], [True, False]]]))  # fmt: skip
+    nodes = tree.scores(scores)
+    assert paths_of(tree, tree.likeliest(tree.reach(nodes), 99, -9.0)[0]) == [(0,), (1,), (0, 0), (1, 0)]
+
+
+def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together no more than so many."""
+    sizes: dict[int, int] = {}
+    for count in (1, 8, 20):
+        started, source = serving(ToyHeads(PROMPT, wrong_every=1, blind=True))
+        for i in range(count):
+            started.open(i, seed=i)
+        for _ in range(count):
+            started.turn()
+        monkeypatch.setattr(module, "FLOOR", 1e-9)
+        sessions = list(started.verifier.sessions.values())
+        source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
+        (batch,) = source.collect(sessions, None, lambda: 0.0)  # type: ignore[arg-type]
+        sizes[count] = int(np.max(batch.sizes))
+    assert sizes == {1: 64, 8: 32, 20: 12}
+
+
+# --- with a real model ----------------------------------------------------------------------------------------------------
+
+
+def _open(session_id: int, params: SamplingParams, speculation: Speculation, prompt: Sequence[int]) -> Open:
+    return Open(
+        session_id=session_id, epoch=1, prompt_len=len(prompt), tokens_left=params.max_tokens, params=params,
+        speculation=speculation, token_ids=np.array(prompt, np.int32),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny() -> str:
+    return resolve_model("tiny", "target")
+
+
+@pytest.fixture(scope="module")
+def random_heads(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
+    return make_heads(
+        tmp_path_factory.mktemp("heads"), 256, tokenizer=(info.num_tokens, info.tokenizer_hash), head_size=300
+    )
+
+
+def texts(tiny: str, sources: Callable[[TorchEngine], list[Any]], jobs: Sequence[Open]) -> dict[int, list[int]]:
+    """What a verifier with these sources commits for some jobs."""
+    engine = TorchEngine(tiny, device="cpu", kv_slots=2048)
+    verifier = Verifier(engine, CURVE, sources(engine), incarnation=1, measures_drafts=False)
+    for job in jobs:
+        verifier.handle(job, 0.0)
+    found: dict[int, list[int]] = {job.session_id: [] for job in jobs}
+    for _ in range(300):
+        verifier.begin(0.0)
+        for verdict in verifier.step(lambda: 0.0):
+            assert isinstance(verdict, Verdict)
+            found[verdict.session_id] += verdict.token_ids.tolist()
+        verifier.heartbeat()
+        if all(session.finish for session in verifier.sessions.values()):
+            return found
+    raise AssertionError("the sessions never end")
+
+
+def test_random_heads_change_no_text(tiny: str, random_heads: Path) -> None:
+    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
+    ways = [
+        (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
+        for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
+        for temperature, top_k in ((0.0, 0), (0.8, 0), (0.8, 3))
+    ]
+    prompts = [[5 + i, 90, 17 * i + 3, 1000, 44] for i in range(len(ways))]
+    jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
+    plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
+    drafted = dict[str, int]()
+
+    def heads(engine: TorchEngine) -> list[Any]:
+        source = MedusaDrafter(Medusa(load_heads(str(random_heads), tiny, engine.info, "cpu"), engine.info.num_tokens))
+        collect = source.collect
+
+        def counted(*asked: Any) -> Any:
+            batches = collect(*asked)
+            drafted["nodes"] = drafted.get("nodes", 0) + sum(len(batch.token_ids) for batch in batches)
+            return batches
+
+        source.collect = counted  # type: ignore[method-assign]
+        return [source]
+
+    assert texts(tiny, heads, jobs) == texts(tiny, lambda engine: [], plain)
+    assert drafted["nodes"] > 200
+
+
+def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> None:
+    """And refused there, where their tree is deeper than they are."""
+    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
+    config = TargetConfig(model="tiny", heads=str(random_heads), heads_tree=CHOICES, prompt_lookup="none")
+    setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_heads))
+    (source,) = make_sources(setup)
+    assert isinstance(source, MedusaDrafter)
+    assert source.heads.num_heads == 4
+    assert list(make_sources(setup._replace(heads=""))) == []
+    deeper = replace(config, heads_tree="[[0,0,0,0,0]]")
+    with pytest.raises(ConfigError, match="5 deep"):
+        list(make_sources(setup._replace(config=deeper)))
+
+
+def test_an_engine_without_hidden_states_is_refused() -> None:
+    engine = ToyEngine()
+    engine.num_tap_layers = 0
+    with pytest.raises(ConfigError, match=r"medusa drafts by hidden states .* the toy engine gives none"):
+        Verifier(engine, CURVE, [MedusaDrafter(ToyHeads(PROMPT))], incarnation=1)
+
+
+def test_rows_of_several_calls_are_joined(tiny: str, random_heads: Path) -> None:
+    """As those of a step that was repeated in halves; the job's own noise is added at the right places."""
+    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
+    heads = load_heads(str(random_heads), tiny, info, "cpu")
+    ranking = Medusa(heads, info.num_tokens)
+    states = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
+    params = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
+    one = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 30], 5)()
+    other = ranking.start([HiddenRow(states[4:], 0), HiddenRow(states, 1)], params, [9, 30], 5)()
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+    assert one.token_ids.shape == one.scores.shape == (2, 4, 5)
+    moved = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 31], 5)()
+    assert moved.token_ids[0].tolist() == one.token_ids[0].tolist()  # greedy
+    assert moved.token_ids[1, 0].tolist() != one.token_ids[1, 0].tolist()
+
+
+# --- distributions --------------------------------------------------------------------------------------------------------
+
+
+class TappedMemoryless(MemorylessEngine):
+    """With hidden states, which say nothing."""
+
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        output = super().step(steps)
+        if not tap.layers:
+            return output
+        starts = np.cumsum([0, *(tap.num_rows(step) for step in steps)], dtype=np.int32)
+        return replace(output, hidden=SessionRows(np.zeros((starts[-1], 3), np.float32), starts))
+
+
+class FixedHeads:
+    """Say of every place the same: the tokens in this order."""
+
+    num_heads = 3
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self.order = np.array(order, np.int32)
+
+    def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Callable[[], Any]:
+        from specq.drafting.medusa.interface import Ranked
+
+        own = self.order[:count]
+        token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))
+        scores = np.broadcast_to(np.log(np.full(len(own), 0.3, np.float32)), token_ids.shape)
+        return lambda: Ranked(token_ids, scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]], ids=["good", "bad"])
+@pytest.mark.parametrize("speculation", [ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 0), (1, 1), (2,)))])
+@pytest.mark.parametrize("strategy", ["probabilistic", "deterministic"])
+def test_the_text_has_the_targets_distribution(order: list[int], speculation: Speculation, strategy: str) -> None:
+    """Heads choose nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as the target
+    draws them."""
+    tokens: list[int] = []
+    accepted = 0
+    for seed in (1, 2):
+        verifier = Verifier(
+            TappedMemoryless(), CURVE, [MedusaDrafter(FixedHeads(order))], incarnation=1, measures_drafts=False
+        )
+        params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
+        verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)
+        session = verifier.sessions[seed]
+        while not session.finish:
+            verifier.begin(0.0)
+            verifier.step(lambda: 0.0)
+            session.journaled = session.length
+            verifier.heartbeat()
+        tokens += session.token_ids[3:]
+        accepted += num_accepted(session.stats)
+    assert accepted > 50
+    singles, pairs = chi_squares(tokens)
+    assert singles < LIMIT
+    assert pairs < PAIR_LIMIT

@@ -1,0 +1,431 @@
+"""Draft models of another vocabulary: what they draft is the target's, exactly as it is sent, and costs no more KV than it must."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specq.drafting import CONTEXT, Expansion, bridge
+from specq.drafting.draft_model.chains import ProposerChains
+from specq.drafting.draft_model.children import ChildMaker, ChildRequest
+from specq.drafting.draft_model.contexts import Contexts
+from specq.drafting.draft_model.drafter import DraftModel
+from specq.drafting.draft_model.making import level_times
+from specq.drafting.draft_model.spec import draft_trees
+from specq.drafting.interface import Children
+from specq.drafting.suffix.ngram import NgramProposer
+from specq.drafting.vocabulary import in_vocabulary
+from specq.drafting.vocabulary.shared import SharedMaker, renamed
+from specq.models import resolve_model
+from specq.protocol import ConfigError, EngineError, SamplingParams
+from specq.testing import ProposerConformance, make_checkpoint
+from specq.testing.chains import commit_one
+from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
+from specq.testing.checkpoints_draft import PARALLEL, make_draft
+from specq.testing.exact import World, error, point, sampled
+from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
+from specq.testing.toy import toy_info
+from specq.text import ByteCodec, SharedTokens, TextCodec, Vocabularies, load_tokenizer_files
+from specq.verification.sampling import perturbed_scores, target_probs
+
+TRAINED, PIECES = ByteCodec(tokenizer_files()), ByteCodec(sentencepiece_files())
+BOTH = Vocabularies(
+    PIECES, TRAINED
+)  # the draft model is SentencePiece's: its checkpoint knows the first 99 of its tokens
+INFO = replace(toy_info(), num_tokens=len(TRAINED.tokens), tokenizer_hash="trained", eos_ids=(2,))
+SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=5)
+DRAWN = SamplingParams(temperature=1.0, strategy="probabilistic")
+TEXT = TRAINED.encode(b"Janet sells her eggs")
+
+
+class ScriptedDraft:
+    """A draft model that knows one text by heart, in its own tokens; it draws nothing."""
+
+    def __init__(self, text: bytes, end: list[int] | None = None) -> None:
+        self.info = replace(toy_info(), vocab_size=len(PIECES.tokens), num_tokens=len(PIECES.tokens))
+        self.tokens = [*PIECES.encode(text), *(end or [])]
+        self.context: list[int] = []
+        self.nodes: dict[int, int] = {}
+        self.num_passes = 0
+
+    def open(self, session_id, token_ids, params, owner=""):
+        self.context, self.nodes = token_ids.tolist(), {CONTEXT: 0}
+
+    def close(self, session_id):
+        self.context = []
+
+    def commit(self, session_id, token_ids, path):
+        self.context += token_ids.tolist()
+        depth = len(token_ids) if len(path) == len(token_ids) else 10**6
+        self.nodes = {i: at - depth for i, at in self.nodes.items() if at > depth} | {CONTEXT: 0}
+
+    def expand(self, requests):
+        self.num_passes += 1
+        answers = []
+        for request in requests:
+            if request.node_id not in self.nodes:
+                raise EngineError("unknown node")
+            depth = self.nodes[request.node_id]
+            said = len(PIECES.decode(self.context)), self.tokens[self._at() + depth :][:1]
+            for child_id in request.child_ids[:1]:
+                self.nodes[child_id] = depth + 1
+            answers.append(Children(np.array(said[1], np.int32), np.full(len(said[1]), -0.5, np.float32)))
+        return answers
+
+    def _at(self):
+        """Return how many of its text's tokens stand in the context."""
+        length = len(PIECES.decode(self.context))
+        ends = list(itertools.accumulate(len(PIECES.tokens[i] or b"") for i in self.tokens))
+        return ends.index(length) + 1 if length in ends else 0
+
+
+def shared(directory, **options):
+    draft = DraftModel(str(directory), device="cpu", kv_slots=1024, rng=np.random.default_rng(0), **options)
+    return draft, in_vocabulary(draft, "shared", BOTH, INFO)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(params=["shared", "text", "text of ngram"])
+def proposer(request, directory):
+    way, _, kind = request.param.partition(" of ")
+    draft = DraftModel(str(directory), device="cpu", kv_slots=1024) if not kind else NgramProposer()
+    return in_vocabulary(draft, way, BOTH, INFO)
+
+
+class TestConformance(ProposerConformance):
+    """Around a draft model, and around one that has no logits and cannot go back."""
+
+
+NODE_IDS = itertools.count()
+
+
+def chain(proposer, depth, session_id=1):
+    """Draft a chain; return its tokens and node ids."""
+    token_ids, node_ids = [], []
+    for node_id in itertools.islice(NODE_IDS, depth):
+        (children,) = proposer.expand([Expansion(session_id, node_ids[-1] if node_ids else CONTEXT, (node_id,))])
+        if not len(children.token_ids):
+            break
+        token_ids.append(int(children.token_ids[0]))
+        node_ids.append(node_id)
+    return token_ids, node_ids
+
+
+def test_it_stands_for_a_drafter_of_the_targets_vocabulary(directory):
+    info = shared(directory)[1].info
+    assert (info.tokenizer_hash, info.num_tokens, info.vocab_size, info.eos_ids) == ("trained", 350, 350, (2,))
+
+
+@pytest.fixture(scope="module", params=["shared", "text", "shared of parallel", "text of parallel"])
+def pair(request, directory, tmp_path_factory):
+    """A draft model, and what stands around it."""
+    way, _, kind = request.param.partition(" of ")
+    model = make_draft(tmp_path_factory.mktemp("parallel"), PARALLEL) if kind else directory
+    draft = draft_trees(Contexts(str(model), device="cpu", kv_slots=2048))
+    return draft, in_vocabulary(draft, way, BOTH, INFO)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_whatever_is_committed_what_is_drafted_are_tokens_of_the_target(data, pair):
+    """And the KV of a session is that of its text: no slot is lost."""
+    draft, proposer = pair
+    proposer.close(1)
+    token = st.integers(0, INFO.num_tokens - 1)
+    context = data.draw(st.lists(token, min_size=1, max_size=20))
+    params = data.draw(st.sampled_from([SamplingParams(), SAMPLED, DRAWN]))
+    proposer.open(1, np.array(context, np.int32), params)
+    for _ in range(4):
+        token_ids, node_ids = chain(proposer, 4)
+        assert all(0 <= i < INFO.num_tokens for i in token_ids)
+        followed = data.draw(st.integers(0, len(token_ids)))
+        others = data.draw(st.lists(token, min_size=int(not followed), max_size=3))
+        proposer.commit(1, np.array([*token_ids[:followed], *others], np.int32), node_ids[:followed])
+    proposer.close(1)
+    assert draft.free_slots == 2048
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain_start(monkeypatch):
+    """Without a token before the text, as the reference has it."""
+    monkeypatch.setattr(PIECES, "before", [])
+
+
+@pytest.mark.usefixtures("plain_start")
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_shared_children_are_the_best_of_the_tokens_that_both_have(directory, params):
+    """With the noise of the target's token at the target's position, though both differ from the draft model's."""
+    _, proposer = shared(directory)
+    proposer.open(1, np.array(TEXT, np.int32), params)
+    token_ids, _ = chain(proposer, 3)
+    assert len(BOTH.retell(TEXT)) != len(TEXT)
+    for depth, token in enumerate(token_ids):
+        position = len(TEXT) + depth
+        scores = perturbed_scores(restricted(directory, TEXT, token_ids[:depth])[None], [params], [position])[0]
+        assert token == int(scores.argmax())
+
+
+def restricted(directory, context_ids, drafted):
+    """Return the reference's logits over the target's tokens after drafted ones, -inf where the draft model has none."""
+    to_draft = dict(zip(BOTH.shared.target_ids.tolist(), BOTH.shared.draft_ids.tolist(), strict=True))
+    told = [*BOTH.retell(context_ids), *(to_draft[i] for i in drafted)]
+    own = reference_logits(load_reference(directory), [min(token, VOCAB - 1) for token in told])
+    logits = torch.full((INFO.num_tokens,), -torch.inf)
+    both = BOTH.shared.within(VOCAB, INFO.num_tokens)
+    logits[torch.from_numpy(both.target_ids).long()] = own[torch.from_numpy(both.draft_ids).long()]
+    return logits
+
+
+@pytest.mark.usefixtures("plain_start")
+def test_the_distribution_that_is_sent_is_the_restricted_one_and_is_drawn_from(directory):
+    _, proposer = shared(directory, distribution_size=VOCAB)
+    expected = target_probs(restricted(directory, TEXT, [])[None], [DRAWN])[0].numpy()
+    drawn = Counter()
+    count = 600
+    for session_id in range(count):
+        proposer.open(session_id, np.array(TEXT, np.int32), DRAWN)
+        (children,) = proposer.expand([Expansion(session_id, CONTEXT, (0, 1))])
+        drawn[int(children.token_ids[0])] += 1
+        assert set(children.token_ids.tolist()) <= set(children.distribution.ids.tolist())
+        proposer.close(session_id)
+    ids, weights = children.distribution.ids, children.distribution.weights
+    assert weights[ids >= 0] / weights.sum() == pytest.approx(expected[ids[ids >= 0]], abs=1e-4)
+    assert expected[ids[ids >= 0]].sum() == pytest.approx(1, abs=1e-2)
+    for token, number in drawn.most_common(5):
+        assert number / count == pytest.approx(expected[token], abs=0.08)
+
+
+def shared_world(entropy, **params):
+    """A toy target of four tokens, and what a draft model of five others sends for it, of which three are shared."""
+    shared_ids = np.array([0, 2, 3]), np.array([4, 0, 1])  # the target's, the draft model's
+
+    class Restricted(World):
+        def draft(self, prefix):
+            rng = np.random.default_rng((entropy, *prefix))
+            logits = torch.from_numpy(rng.normal(0, 1.5, (1, 5)).astype(np.float32))
+            maker = made_of(shared_ids, lead=7)
+            (children,) = maker.make([request_of(self.params)], logits, 5)
+            sent = named(children, shared_ids).distribution
+            kept = sent.ids >= 0
+            return sent.ids[kept].tolist(), sent.weights[kept].tolist()
+
+    return Restricted(entropy, 4, 3, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params))
+
+
+def made_of(shared_ids, lead):
+    both = SharedTokens(shared_ids[1].astype(np.int32), shared_ids[0].astype(np.int32), 4)
+    return SharedMaker(ChildMaker(32, np.random.default_rng(0)), both, lambda session_id: lead)
+
+
+def request_of(params):
+    return ChildRequest(params, 3, 3, 1)
+
+
+def named(children, shared_ids):
+    order = np.argsort(shared_ids[1])
+    return renamed(children, shared_ids[1][order].astype(np.int32), shared_ids[0][order].astype(np.int32))
+
+
+PLANS = {
+    "chain": ((sampled(sampled()),), 3),
+    "candidates": ((sampled(), sampled(), sampled()), 2),
+    "tree": ((sampled(sampled(), sampled()), sampled()), 3),
+    "mixed": ((sampled(point()), point(sampled())), 3),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"temperature": 2.0}], ids=str)
+def test_acceptance_is_exact_with_restricted_distributions(plan, params):
+    """All that may be drawn is enumerated, and all that the judge may make of it integrated."""
+    assert error(shared_world(11, **params), *PLANS[plan]) < 1e-9
+
+
+def test_the_noise_is_that_of_the_targets_position(directory):
+    """A request reaches the maker with the place of its token in the target's text."""
+    seen = []
+
+    class Watching(ChildMaker):
+        def make(self, wanted, logits, limit_vocab):
+            seen.extend(one.position for one in wanted)
+            return super().make(wanted, logits, limit_vocab)
+
+    draft = DraftModel(str(directory), device="cpu", kv_slots=1024)
+    draft.maker = Watching(32, np.random.default_rng(0))
+    proposer = in_vocabulary(draft, "shared", BOTH, INFO)
+    proposer.open(1, np.array(TEXT, np.int32), SAMPLED)
+    token_ids, node_ids = chain(proposer, 3)
+    proposer.commit(1, np.array([*token_ids[:2], 5, 6, 7], np.int32), node_ids[:2])
+    chain(proposer, 2)
+    assert seen == [len(TEXT) + i for i in (0, 1, 2, 5, 6)]
+
+
+def spelled_out(text):
+    """Return the target's tokens for single bytes: the draft model's words change as they grow."""
+    return [TRAINED.id_of(bytes([byte])) for byte in text]
+
+
+def test_after_corrections_it_drafts_as_for_a_session_that_begins_there(directory):
+    """What was taken back of the draft model's text is gone, and what was kept stands where it stood."""
+    _, proposer = shared(directory)
+    text = TEXT * 3
+    proposer.open(1, np.array(text, np.int32), SamplingParams())
+    for token in spelled_out(b" return the eggs return"):
+        chain(proposer, 2)
+        proposer.commit(1, np.array([token], np.int32), [])
+        text = [*text, token]
+        proposer.open(2, np.array(text, np.int32), SamplingParams())
+        assert chain(proposer, 3, 1)[0] == chain(proposer, 3, 2)[0]
+        proposer.close(2)
+
+
+def test_a_correction_computes_no_more_than_what_changed(directory, monkeypatch):
+    """KV is kept up to where the two cuts of the text part."""
+    draft, proposer = shared(directory)
+    proposer.open(1, np.array(TEXT * 12, np.int32), SamplingParams())
+    chain(proposer, 1)
+    num_before = draft.free_slots
+    rows = []
+    run = draft._contexts.run
+    monkeypatch.setattr(draft._contexts, "run", lambda packed: rows.append(packed.num_rows) or run(packed))
+    for token in spelled_out(b" return the eggs"):
+        proposer.commit(1, np.array([token], np.int32), [])
+        chain(proposer, 1)
+    assert max(rows) <= 2  # of a text of more than 100 tokens
+    assert num_before - draft.free_slots < 40
+
+
+def test_without_logits_shared_is_refused_and_text_named():
+    with pytest.raises(ConfigError, match="ngram gives no logits, which vocabulary = shared needs; text needs none"):
+        in_vocabulary(NgramProposer(), "shared", BOTH, INFO)
+
+
+def test_without_a_shared_token_shared_is_refused(directory):
+    draft = DraftModel(str(directory), device="cpu", kv_slots=64)
+    with pytest.raises(ConfigError, match="can draft no token that the target has; use vocabulary = text"):
+        in_vocabulary(draft, "shared", BOTH, replace(INFO, num_tokens=0))
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def drafted(text, context=b"Janet", end=None, depth=40):
+    """Return what `text` drafts after a context, in the target's tokens."""
+    proposer = in_vocabulary(ScriptedDraft(context + text, end), "text", BOTH, INFO)
+    proposer.open(1, np.array(TRAINED.encode(context), np.int32), DRAWN)
+    return chain(proposer, depth)[0]
+
+
+@pytest.mark.parametrize(
+    "text", [" sells the eggs.", " return a + b\n", "naïve", " 中文 🙂🙃", "🙂", "\n\n    return", " <|im_end|> "]
+)
+def test_text_is_drafted_as_the_target_would_cut_it(text):
+    assert TRAINED.decode(drafted(text.encode())) == text.encode()
+
+
+def test_most_words_are_whole():
+    """What the draft model spells letter by letter are the target's own tokens, but for those longer than it waits for."""
+    text = b" return a + b\n"
+    assert len(drafted(text)) < len(PIECES.encode(text))
+
+
+def test_half_a_character_in_the_context_is_completed():
+    smile = "🙂".encode()
+    proposer = in_vocabulary(ScriptedDraft(b"a" + smile + b"b"), "text", BOTH, INFO)
+    proposer.open(1, np.array(TRAINED.encode(b"a" + smile[:2]), np.int32), SamplingParams())
+    assert TRAINED.decode(chain(proposer, 8)[0]) == smile[2:] + b"b"
+
+
+def test_the_end_of_a_text_is_drafted_as_the_targets():
+    """And a special token that the target lacks ends the draft."""
+    assert (
+        drafted(b" eggs.", end=[PIECES.special["</s>"], *PIECES.encode(b"never")])[-1] == TRAINED.special["<|im_end|>"]
+    )
+    assert TRAINED.decode(drafted(b" eggs.", end=[PIECES.special["<s>"]])) == b" eggs."
+
+
+def test_while_a_draft_is_followed_nothing_is_drafted_twice():
+    text = b" sells the eggs. return a + b"
+    draft = ScriptedDraft(b"Janet" + text)
+    proposer = in_vocabulary(draft, "text", BOTH, INFO)
+    proposer.open(1, np.array(TRAINED.encode(b"Janet"), np.int32), SamplingParams())
+    said = []
+    for _ in range(20):
+        token_ids, node_ids = chain(proposer, 3)
+        said += token_ids[:2]
+        if token_ids:
+            proposer.commit(1, np.array(token_ids[:2], np.int32), node_ids[:2])
+    assert TRAINED.decode(said) == text
+    assert draft.num_passes <= len(draft.tokens) + 1
+
+
+def test_an_unknown_node_is_named():
+    proposer = in_vocabulary(ScriptedDraft(b"Janet"), "text", BOTH, INFO)
+    proposer.open(1, np.array(TEXT, np.int32), SamplingParams())
+    with pytest.raises(EngineError, match="draft node 77 is unknown or was cut"):
+        proposer.expand([Expansion(1, 77, (78,))])
+
+
+# --- a model whose tokens have other numbers ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def renumbered(tmp_path_factory):
+    """The bundled draft model, for a target of another vocabulary."""
+    return str(make_renumbered(Path(resolve_model("tiny", "draft")), tmp_path_factory.mktemp("renumbered")))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_model_whose_tokens_have_other_numbers_drafts_the_same(renumbered, params):
+    """Noise, positions and scores are the target's: nothing is lost on the way."""
+    files = load_tokenizer_files(resolve_model("tiny", "target"))
+    plain = DraftModel(resolve_model("tiny", "draft"), device="cpu", kv_slots=512)
+    other = DraftModel(renumbered, device="cpu", kv_slots=512)
+    bridged = bridge(other.info, "shared", load_tokenizer_files(renumbered), files, "tiny")(other)
+    context = TextCodec(files).encode_chat([{"role": "user", "content": "What is 12 times 7?"}])
+    drafts = []
+    for proposer in (plain, bridged):
+        proposer.open(1, np.array(context, np.int32), params)
+        drafts.append(chain(proposer, 8)[0])
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) == 8
+
+
+@pytest.mark.parametrize("way", ["shared", "text"])
+def test_chains_of_a_proposer_are_what_a_colocated_drafter_takes(renumbered, way):
+    """As with a draft model of the target's vocabulary: levels, what was foreseen, and profiling."""
+    files = load_tokenizer_files(resolve_model("tiny", "target"))
+    other = DraftModel(renumbered, device="cpu", kv_slots=1024)
+    chains = ProposerChains(bridge(other.info, way, load_tokenizer_files(renumbered), files, "tiny")(other))
+    assert level_times(chains, [1, 2], 2, {1, 3})[0] > 0
+    context = TextCodec(files).encode_chat([{"role": "user", "content": "What is 12 times 7?"}])
+    for session_id in (1, 2):
+        chains.open(session_id, np.array(context, np.int32), SamplingParams())
+    chains.start([1, 2], 4, 2)
+    found = chains.finish()
+    assert found.token_ids.shape == found.scores.shape == (2, 4, 2)
+    firsts = found.token_ids[0, :, 0]
+    assert (firsts >= 0).all()
+    assert ((found.token_ids[:, :, 1] >= 0) == (way == "shared")).all()
+    assert commit_one(chains, 1, np.append(firsts[:3], 5).astype(np.int32)) == 3
+    assert commit_one(chains, 2, firsts) == 4
+    chains.start([1, 2], 1, 1)
+    assert len(chains.finish().token_ids) == 2
+    for session_id in (1, 2):
+        chains.close(session_id)
+    assert other.free_slots == 1024

@@ -1,0 +1,165 @@
+"""What is raised when one session is drafted for costs that session's drafts, and nobody else anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specq.drafting import Children, Expansion
+from specq.drafting.draft_model.chains import Chains
+from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.session import DraftSession
+from specq.protocol.arrays import Int32Array
+from specq.protocol.errors import EngineLostError, ProtocolError
+from specq.protocol.messages import Assign, Open, Verdict
+from specq.protocol.params import SamplingParams
+from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.core import Verifier
+
+NUM, BAD = 8, 3
+LENGTH = 20
+
+
+class Failing(ToyProposer):
+    """Raises for one session, in one of its methods."""
+
+    def __init__(self, where: str = "", error: Exception | None = None) -> None:
+        super().__init__()
+        self.where, self.error = where, error or OverflowError("too large")
+
+    def _at(self, where: str, session_ids: Sequence[int]) -> None:
+        if where == self.where and BAD in session_ids:
+            raise self.error
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        self._at("open", [session_id])
+        super().open(session_id, token_ids, params)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        self._at("commit", [session_id])
+        super().commit(session_id, token_ids, path)
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        self._at("expand", [request.session_id for request in requests])
+        return super().expand(requests)
+
+
+def assign(session_id: int) -> Assign:
+    return Assign(
+        session_id=session_id, epoch=1, lane=0, prompt_len=2, params=SamplingParams(),
+        token_ids=np.array([session_id + 1, 2], np.int32),
+    )  # fmt: skip
+
+
+def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
+    """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and complaints."""
+    drafts: dict[int, list[list[int]]] = {i: [] for i in range(NUM)}
+    complaints: list[str] = []
+
+    def say(message: Assign | Verdict) -> None:
+        try:
+            drafter.handle(message)
+        except ProtocolError as error:
+            complaints.append(str(error))
+
+    for i in range(NUM):
+        say(assign(i))
+    for part in range(2):
+        for _ in range(4):
+            for draft in drafter.step():
+                drafts[draft.session_id].append(draft.token_ids.tolist())
+        for i in range(NUM) if not part else ():
+            tokens = np.array(toy_text([i + 1, 2], 2), np.int32)
+            say(Verdict(session_id=i, epoch=1, base_len=2, token_ids=tokens))
+    return drafts, complaints
+
+
+@pytest.mark.parametrize("where", ["open", "commit", "expand"])
+def test_the_other_sessions_are_drafted_for_as_ever(where: str) -> None:
+    """One session is drafted for no more, also when it is assigned again, as brokers do."""
+    quiet, complaints = play(Drafter(Failing(), incarnation=1, width=64))
+    assert (complaints, all(quiet.values())) == ([], True)
+
+    drafter = Drafter(Failing(where), incarnation=1, width=64)
+    drafts, complaints = play(drafter)
+
+    assert {i: d for i, d in drafts.items() if i != BAD} == {i: d for i, d in quiet.items() if i != BAD}
+    assert (set(drafter.sessions), len(complaints)) == (set(range(NUM)) - {BAD}, int(where != "expand"))
+    drafter.handle(assign(BAD))
+    assert BAD not in drafter.sessions
+
+
+@pytest.mark.parametrize("name", ["frontier", "draft", "grow"])
+def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In choosing its nodes, in growing its tree, in making its message."""
+    quiet, _ = play(Drafter(ToyProposer(), incarnation=1, width=64))
+    original = getattr(DraftSession, name)
+
+    def raising(self: DraftSession, *arguments: Any) -> Any:
+        if self.session_id == BAD:
+            raise IndexError("beyond")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(DraftSession, name, raising)
+    drafter = Drafter(ToyProposer(), incarnation=1, width=64)
+    drafts, _ = play(drafter)
+
+    assert drafts == {**quiet, BAD: []}
+    assert set(drafter.sessions) == set(range(NUM)) - {BAD}
+
+
+def test_a_device_in_error_ends_the_drafter() -> None:
+    with pytest.raises(EngineLostError, match="CUDA error"):
+        play(Drafter(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
+
+
+# --- in the verifier's own process --------------------------------------------------------------------------------------
+
+
+class FailingChains(ToyChains):
+    """Raises for one session when chains are begun, or when they are fetched."""
+
+    def __init__(self, where: str, proposer: ToyProposer) -> None:
+        super().__init__(proposer)
+        self.where = where
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        if self.where == "start" and BAD in session_ids:
+            raise OverflowError("too large")
+        super().start(session_ids, depth, width)
+        self.begun_for = session_ids
+
+    def finish(self) -> Chains:
+        chains = super().finish()
+        if self.where == "finish" and BAD in self.begun_for:
+            raise OverflowError("too large")
+        return chains
+
+
+@pytest.mark.parametrize("where", ["start", "finish", "open", "commit"])
+def test_a_colocated_drafter_goes_on_with_the_others(where: str) -> None:
+    """All texts are right, and the others are drafted for."""
+    drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), (drafter,), incarnation=1)
+    for i in range(NUM):
+        prompt = np.array([i + 1, 2], np.int32)
+        verifier.handle(
+            Open(session_id=i, epoch=1, prompt_len=2, tokens_left=LENGTH, params=SamplingParams(), token_ids=prompt),
+            0.0,
+        )
+    texts: dict[int, list[int]] = {i: [] for i in range(NUM)}
+    drafted: dict[int, int] = dict.fromkeys(range(NUM), 0)
+    for _ in range(10 * LENGTH):
+        verifier.begin(0.0)
+        verdicts = verifier.step(lambda: 0.0)
+        for message in verdicts:
+            assert isinstance(message, Verdict)
+            texts[message.session_id] += message.token_ids.tolist()
+            drafted[message.session_id] += len(message.node_ids)
+    assert texts == {i: toy_text([i + 1, 2], LENGTH) for i in range(NUM)}
+    assert all(drafted[i] for i in range(NUM) if i != BAD)

@@ -1,0 +1,470 @@
+"""The drafter's tree: grown best first, re-rooted by verdicts, sent again when it was lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specq.drafting import Children
+from specq.drafting.worker.draft_nodes import DraftNode
+from specq.drafting.worker.session import LOST_AFTER, DraftSession
+from specq.protocol.draft_checks import reason_against
+from specq.protocol.errors import EngineError, ProtocolError
+from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import DraftDistribution
+from specq.protocol.wire import decode, encode
+from specq.testing.toy import VOCAB, ToyProposer, toy_text
+from tests.drafting.worker.sessions import PROMPT, make_drafter, passes, verdict
+
+
+def test_the_first_pass_drafts_what_follows_the_context() -> None:
+    """The context is expanded first: fan_out children, at base_len."""
+    (draft,) = make_drafter(fan_out=3).step()
+    assert (draft.base_len, draft.first_id, draft.parent_ids.tolist()) == (3, 0, [-1, -1, -1])
+    assert draft.token_ids[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_passes_go_deeper_along_the_likeliest_path() -> None:
+    """After a few passes the chain of first choices is drafted to `max_ahead`, and no further."""
+    drafter = make_drafter(max_ahead=5)
+    passes(drafter, 20)
+    chain = []
+    siblings = drafter.sessions[7].roots
+    for token in toy_text(PROMPT, 8):
+        if token not in siblings:
+            break
+        chain.append(token)
+        siblings = siblings[token].children
+    assert chain == toy_text(PROMPT, 5)
+    assert not drafter.has_work
+
+
+def test_node_ids_are_sent_in_order_and_parents_first() -> None:
+    """Ids count on over messages, and each parent was sent before or with its child."""
+    sent = passes(make_drafter(), 6)
+    known = {-1}
+    expected = 0
+    for draft in sent:
+        assert draft.first_id == expected
+        for node_id, parent_id in enumerate(draft.parent_ids.tolist(), draft.first_id):
+            assert parent_id in known
+            known.add(node_id)
+        expected += len(draft.token_ids)
+    assert len(known) > 10
+
+
+def test_a_verdict_moves_the_root_and_keeps_the_branch() -> None:
+    """What was drafted below the committed path stays, and is not sent again."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    text = toy_text(PROMPT, 3)
+    before = drafter.sessions[7].num_live
+    drafter.handle(verdict(3, text[:2]))
+    session = drafter.sessions[7]
+    assert session.length == 5
+    assert 0 < session.num_live < before
+    assert text[2] in session.roots
+    assert all(node.wire_id >= 0 for node in session.roots.values())
+
+
+def test_a_verdict_that_surprises_starts_anew() -> None:
+    """After a token that was not drafted, the next draft hangs from the new context."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    drafter.handle(verdict(3, [49]))
+    (draft,) = drafter.step()
+    assert (draft.base_len, set(draft.parent_ids.tolist())) == (4, {-1})
+
+
+@pytest.mark.parametrize("message", [verdict(2, [7]), verdict(9, [1]), verdict(3, [1], epoch=2)])
+def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
+    """What is known already, what leaves a gap, and what is of another epoch is passed over."""
+    drafter = make_drafter()
+    drafter.handle(message)
+    assert drafter.sessions[7].token_ids == PROMPT
+
+
+def test_an_overlapping_verdict_adds_its_delta() -> None:
+    """A verdict that was sent again commits only what lies beyond the known."""
+    drafter = make_drafter()
+    drafter.handle(verdict(3, [8, 9]))
+    drafter.handle(verdict(3, [8, 9, 10]))
+    assert drafter.sessions[7].token_ids == [*PROMPT, 8, 9, 10]
+
+
+def test_what_was_lost_is_sent_again() -> None:
+    """If verdict after verdict uses nothing of what was sent, the live nodes are sent under new ids."""
+    drafter = make_drafter(max_tokens=1000)
+    sent = passes(drafter, 12)
+    text = toy_text(PROMPT, LOST_AFTER + 8)
+    for i in range(LOST_AFTER):
+        drafter.handle(verdict(3 + i, [text[i]]))
+    again = drafter.step()[0]
+    assert again.first_id == sent[-1].first_id + len(sent[-1].token_ids)
+    assert again.token_ids[0] == text[LOST_AFTER]
+    assert again.base_len == 3 + LOST_AFTER
+
+
+def test_where_no_node_pays_the_drafter_backs_off() -> None:
+    """With a minimum acceptance probability that no node reaches it sends nothing, and drafts one token ahead ever more rarely; it comes
+    back when the minimum falls."""
+    drafter = make_drafter(max_tokens=1000)
+    text = toy_text(PROMPT, 200)
+    busy = []
+    for i in range(100):
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=1000))
+        busy.append(drafter.has_work)
+        assert passes(drafter, 4) == []
+    assert [i for i, b in enumerate(busy) if b] == [0, 1, 4, 11, 26, 57, 88]
+    sent = []
+    for i in range(100, 133):
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=100))
+        sent += passes(drafter, 2)
+    assert sent
+
+
+def test_a_drafter_that_is_asked_for_more_than_there_can_be_is_silent() -> None:
+    """It has nothing to do, for sessions that are assigned meanwhile neither, and drafts again with the first verdict that asks for less:
+    no backoff has built up."""
+    drafter = make_drafter(max_tokens=1000)
+    text = toy_text(PROMPT, 200)
+    for i in range(100):
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=9999))
+        assert not drafter.has_work
+    drafter.handle(
+        Assign(
+            session_id=8, epoch=1, lane=0, prompt_len=3, params=SamplingParams(), token_ids=np.array(PROMPT, np.int32)
+        )
+    )
+    assert not drafter.has_work
+    drafter.handle(verdict(103, [text[100]], min_accept_prob=100))
+    assert passes(drafter, 2)
+
+
+def test_a_synchronous_round_is_drafted_whatever_is_asked() -> None:
+    """Its verifier waits for it."""
+    drafter = make_drafter(max_tokens=1000, speculation=Speculation(mode="sync"))
+    passes(drafter, 40)
+    drafter.handle(verdict(3, [toy_text(PROMPT, 1)[0]], min_accept_prob=9999))
+    assert drafter.has_work
+
+
+def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
+    """Nothing less likely than the square of the minimum is sent."""
+    for min_accept_prob in (200, 500, 900):
+        drafter = make_drafter(max_tokens=1000)
+        drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
+        sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
+        assert bool(sent) == (min_accept_prob < 900)
+        session = drafter.sessions[7]
+        reaches = [
+            node.log_reach_prob - session.base_log_reach_prob for node in session.live_nodes() if node.wire_id >= 0
+        ]
+        assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
+
+
+def test_nothing_is_drafted_beyond_the_limit() -> None:
+    """The last token is the target's own; the one before it may be drafted."""
+    drafter = make_drafter(max_tokens=3)
+    sent = passes(drafter, 20)
+    deepest = max(node.position for node in drafter.sessions[7].live_nodes())
+    assert sent
+    assert deepest == 3 + 3 - 2
+
+
+def test_a_finished_or_released_session_is_forgotten() -> None:
+    """Nothing of it stays, in the drafter or the proposer."""
+    drafter = make_drafter()
+    drafter.handle(Release(session_id=7, epoch=0))
+    assert 7 in drafter.sessions
+    drafter.handle(Release(session_id=7, epoch=1))
+    assert drafter.sessions == {}
+    assert isinstance(drafter.proposer, ToyProposer)
+    assert drafter.proposer.contexts == {}
+
+
+def test_a_failed_pass_forgets_its_sessions() -> None:
+    """The drafter lives on; the broker will assign again what its heartbeat lacks."""
+
+    class Full(ToyProposer):
+        def expand(self, requests):
+            raise EngineError("no KV slots")
+
+    drafter = make_drafter()
+    drafter.proposer, full = Full(), drafter.proposer
+    assert isinstance(full, ToyProposer)
+    assert drafter.step() == []
+    assert drafter.sessions == {}
+    assert len(drafter.heartbeat().session_ids) == 0
+
+
+def test_other_messages_are_refused() -> None:
+    """A message that is not for a drafter is a ProtocolError."""
+    with pytest.raises(ProtocolError, match="takes no close"):
+        make_drafter().handle(Close(session_id=7, epoch=1))
+
+
+def test_many_sessions_share_a_pass() -> None:
+    """Each session is expanded in the first pass, whatever the width."""
+    drafter = make_drafter(width=2)
+    for session_id in range(10, 20):
+        drafter.handle(
+            Assign(
+                session_id=session_id, epoch=1, lane=0, prompt_len=3, params=SamplingParams(),
+                token_ids=np.array(PROMPT, np.int32),
+            )
+        )  # fmt: skip
+    assert len(drafter.step()) == 11
+
+
+# --- shapes and modes ---------------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
+    """One draft a round; nothing more until the verdict, and then from its root."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=1, max_depth=4))
+    (draft,) = passes(drafter, 10)
+    assert draft.token_ids.tolist() == toy_text(PROMPT, 4)
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=4))
+    (draft,) = passes(drafter, 10)
+    assert (draft.base_len, draft.token_ids.tolist()) == (5, toy_text(PROMPT, 6)[2:])
+
+
+SSD = Speculation(mode="jit", max_depth=3, fan_out_hit=(2, 1), fan_out_miss=(2, 1))
+
+
+def test_where_nothing_fits_a_chain_is_drafted_first_and_sent_whole() -> None:
+    """At the start and after each miss, whatever is asked for; beyond it, the drafter runs ahead."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    first, *more = passes(drafter, 30)
+    assert first.token_ids.tolist()[::2][:1] + first.token_ids.tolist()[2:] == toy_text(PROMPT, 3)
+    assert first.parent_ids.tolist() == [-1, -1, 0, 2]
+    assert more
+    drafter.handle(verdict(3, [49], min_accept_prob=9999))
+    (draft,) = passes(drafter, 3)
+    assert (draft.base_len, len(draft.token_ids)) == (4, 4)
+    assert draft.token_ids[0] == toy_text([*PROMPT, 49], 1)[0]
+
+
+def test_where_something_fits_no_chain_is_owed() -> None:
+    """What grows is sent pass by pass."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    (first,) = passes(drafter, 3)
+    drafter.handle(verdict(3, toy_text(PROMPT, 1), used=1))
+    drafts = passes(drafter, 2)
+    assert [draft.base_len for draft in drafts] == [4, 4]
+    assert drafts[0].first_id == first.first_id + len(first.token_ids)
+
+
+def test_a_chain_that_has_grown_and_was_not_sent_is_work() -> None:
+    """No pass is needed for it."""
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    passes(drafter, 30)
+    for node in drafter.sessions[7].live_nodes():
+        node.wire_id = -1  # as if it had been too unlikely
+    drafter.handle(verdict(3, toy_text(PROMPT, 1), used=1))
+    assert drafter.has_work
+    num_passes = drafter.num_passes
+    (draft,) = drafter.step()
+    assert draft.token_ids[0] == toy_text(PROMPT, 2)[1]
+    assert drafter.num_passes == num_passes
+
+
+def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
+    """The verifier waits for it: here the children are too unlikely to be sent."""
+
+    class Doubtful(ToyProposer):
+        def expand(self, requests):
+            return [
+                replace(children, scores=np.full(len(children.scores), -20.0)) for children in super().expand(requests)
+            ]
+
+    drafter = make_drafter(speculation=SSD, max_tokens=1000)
+    drafter.proposer = proposer = Doubtful()
+    proposer.open(7, np.array(PROMPT, np.int32), SamplingParams())
+    (draft,) = passes(drafter, 3)
+    assert (draft.base_len, len(draft.token_ids)) == (3, 0)
+
+
+def test_a_synchronous_tree_keeps_to_its_budget() -> None:
+    """Best first under a node budget: the likeliest nodes, parents with their children."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", max_nodes=6))
+    (draft,) = passes(drafter, 40)
+    assert len(draft.token_ids) == 6
+    assert draft.token_ids.tolist()[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_a_budget_bounds_what_is_live_in_asynchronous_mode() -> None:
+    """No more nodes than the budget are at the verifier, however long the drafter runs ahead; verdicts make room."""
+    drafter = make_drafter(speculation=Speculation(max_nodes=5))
+    assert sum(len(draft.token_ids) for draft in passes(drafter, 40)) == 5
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=2))
+    assert 1 <= sum(len(draft.token_ids) for draft in passes(drafter, 40)) <= 5
+
+
+def test_candidates_are_drafted_as_one_tree() -> None:
+    """Two chains that part at the first token."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=2, max_depth=3))
+    (draft,) = passes(drafter, 10)
+    parents = draft.parent_ids.tolist()
+    assert parents.count(-1) == 2
+    assert all(parents.count(node) <= 1 for node in range(len(parents)))
+    assert len(parents) == 6
+
+
+def test_candidates_are_drawn_with_their_own_temperature() -> None:
+    """The proposer is opened with what the job asks for its candidates; the rest as the job has it."""
+    drafter = make_drafter(speculation=Speculation(candidate_temp=0.5, candidate_top_p=0.9))
+    proposer = drafter.proposer
+    assert isinstance(proposer, ToyProposer)
+    assert (proposer.params[7].temperature, proposer.params[7].top_p) == (0.5, 0.9)
+    assert proposer.params[7].max_tokens == 100
+
+
+# --- drawn nodes --------------------------------------------------------------------------------------------------
+
+
+def test_drawn_nodes_travel_with_the_distribution_of_their_sibling_group() -> None:
+    """Well-formed for the verifier, and every token in its own draft distribution."""
+    for draft in passes(make_drafter(strategy="probabilistic"), 6):
+        assert draft.q_size > 0
+        assert reason_against(draft, VOCAB) == ""
+
+
+def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
+    """A node that is sent later than its first sibling, when the minimum is lower, is sent as a point mass."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=4)
+    session = drafter.sessions[7]
+    session.floor = np.log(0.3)
+    (first,) = drafter.step()
+    assert first.q_rows.tolist() == [0] * len(first.token_ids)
+    assert 1 <= len(first.token_ids) < 4
+    session.floor = np.log(1e-6)
+    later = session.draft()
+    assert later is not None
+    roots = [
+        row
+        for row, parent in zip(later.q_rows.tolist() or [-1] * 99, later.parent_ids.tolist(), strict=False)
+        if parent < 0
+    ]
+    assert roots
+    assert set(roots) == {-1}
+
+
+def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
+    """A committed token that agrees with a node is no evidence that the node was accepted; the verdict's mask is."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
+    (draft,) = drafter.step()
+    acceptance_stats = drafter.acceptance_stats["probabilistic"]
+    predicted = next(iter(drafter.sessions[7].roots.values())).predicted
+    before = acceptance_stats.calibration.probability(predicted)
+    drafter.handle(verdict(3, [int(draft.token_ids[0])]))
+    assert acceptance_stats.calibration.probability(predicted) == before
+    (draft,) = drafter.step()
+    drafter.handle(
+        verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
+    )  # its mask is 0: rejected, then drawn all the same
+    assert acceptance_stats.calibration.probability(predicted) < before
+
+
+def test_drawn_nodes_are_sent_in_the_order_in_which_they_grew() -> None:
+    """And the first child of a node together with its expansion, however unlikely it is: so the ids say what was expanded when."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=2, width=2)
+    session = drafter.sessions[7]
+    grown, seen = [], set()
+    for _ in range(12):
+        session.floor = np.log(0.25)
+        drafter.step()
+        fresh = sorted((node for node in session.live_nodes() if node.node_id not in seen), key=lambda n: n.node_id)
+        seen |= {node.node_id for node in fresh}
+        grown += [node for node in fresh if not node.rank]
+    assert any(node.log_reach_prob < np.log(0.25) for node in grown)
+    ids = [node.wire_id for node in grown]
+    assert min(ids) >= 0
+    assert ids == sorted(ids)
+
+
+def test_what_is_drawn_ahead_stops_growing_at_its_budget() -> None:
+    """All that was grown was sent; a verdict makes room, and growing goes on where it stopped."""
+    drafter = make_drafter(strategy="probabilistic", speculation=Speculation(max_nodes=5), fan_out=2)
+    session = drafter.sessions[7]
+    passes(drafter, 20)
+    nodes = list(session.live_nodes())
+    assert len(nodes) == 5
+    assert all(node.wire_id >= 0 for node in nodes)
+    drafter.handle(verdict(3, [nodes[0].token]))
+    left = session.num_live
+    passes(drafter, 20)
+    assert left < session.num_live == 5
+
+
+def test_a_poor_drafter_of_drawn_nodes_backs_off() -> None:
+    """Passes that find nothing likely enough are misses, though the first child is sent."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=2)
+    drafter.handle(verdict(3, [49], min_accept_prob=999))
+    drafter.step()
+    assert drafter.sessions[7].backoff > 0
+
+
+def test_a_message_holds_nodes_in_the_order_in_which_they_grew() -> None:
+    """Not level by level; parents come first all the same."""
+    session = make_drafter(strategy="probabilistic").sessions[7]
+    distribution = DraftDistribution(np.arange(4, dtype=np.int32), np.full(4, 100, np.uint16))
+
+    def grow(parent: DraftNode | None, ids: list[int]) -> None:
+        tokens = np.arange(len(ids), dtype=np.int32)
+        session.grow(parent, Children(tokens, np.full(len(ids), -0.1, np.float32), distribution), ids)
+
+    grow(None, [0, 1])
+    first, second = session.roots.values()
+    grow(first, [2])
+    grow(first.children[0], [3])
+    grow(second, [4])
+    draft = session.draft()
+    assert draft is not None
+    assert draft.parent_ids.tolist() == [-1, -1, 0, 2, 1]
+
+
+def test_a_step_is_its_verdicts_one_by_one() -> None:
+    """For each session that it speaks of; those that the drafter does not have are passed over."""
+    together, alone = make_drafter(), make_drafter()
+    ids = np.array(toy_text(PROMPT, 2), np.int32)
+    step = Verdicts(
+        session_ids=np.array([99, 7]), epochs=np.array([1, 1]), base_lens=np.array([3, 3]), num_tokens=np.array([1, 2]),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, *ids]), origins=np.full(3, 2),
+        min_accept_prob=200,
+    )  # fmt: skip
+    step = decode(encode(step))
+    passes(together, 2)
+    passes(alone, 2)
+    together.handle(step)
+    for one in step.each():
+        alone.handle(one)
+    assert together.sessions[7].length == alone.sessions[7].length == 5
+    assert passes(together, 3) == passes(alone, 3)
+
+
+def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session is dropped; the others of the message go on, and the error is told."""
+    drafter = make_drafter()
+    drafter.handle(
+        Assign(session_id=8, epoch=1, lane=0, prompt_len=2, params=SamplingParams(), token_ids=np.array([1, 2]))
+    )
+    learn = type(drafter.sessions[7]).learn
+
+    def failing(self: DraftSession, message: Verdict) -> None:
+        assert message.session_id != 8, "planted"
+        learn(self, message)
+
+    monkeypatch.setattr(DraftSession, "learn", failing)
+    step = Verdicts(
+        session_ids=np.array([8, 7]), epochs=np.array([1, 1]), base_lens=np.array([2, 3]), num_tokens=np.array([1, 1]),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, 5]), origins=np.full(2, 2),
+    )  # fmt: skip
+    with pytest.raises(ProtocolError, match="a verdict could not be handled: AssertionError"):
+        drafter.handle(decode(encode(step)))
+    assert list(drafter.sessions) == [7]
+    assert drafter.sessions[7].length == 4

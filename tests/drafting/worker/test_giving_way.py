@@ -1,0 +1,39 @@
+"""A draft worker's process gives way to all others, but not before the broker knows it: while it loads, it would starve."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from specq.config.sections import DraftConfig
+from specq.drafting.worker.drafter import Drafter
+from specq.processes import draft
+from specq.protocol import Heartbeat, Hello, Message, Welcome
+from specq.testing.fake_broker import FakeBroker
+from specq.testing.toy import ToyProposer, toy_info
+from specq.testing.waiting import wait_until
+
+
+def test_it_gives_way_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only once, however often it is welcomed."""
+    given: list[tuple[int, int]] = []  # the niceness, and how many welcomes there were
+    hellos = count(1)
+
+    def answer(message: Message) -> list[Message]:
+        if isinstance(message, Hello) and next(hellos) > 1:
+            return [Welcome(heartbeat_ms=10), Welcome(heartbeat_ms=10)]
+        return []
+
+    with FakeBroker(answer) as broker:
+        drafter = Drafter(ToyProposer(toy_info()), incarnation=1)
+        loop = draft.DrafterLoop(DraftConfig(broker=broker.address, nice=5), drafter, "d")
+        monkeypatch.setattr(draft, "give_way", lambda nice: given.append((nice, loop.link.num_welcomes)))
+
+        def is_served() -> bool:
+            loop.turn()
+            return broker.num_heard(Heartbeat) >= 3
+
+        wait_until(is_served, 20)
+        loop.close()
+    assert given == [(5, 1)]
