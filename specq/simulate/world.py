@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting import Drafter
-from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
+from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.network import Line, LineSettings
@@ -76,6 +76,7 @@ class World:
             model=engine.info,
             endpoint=ENDPOINT,
             max_sessions=verifier.max_sessions,
+            capabilities=CAPABILITIES,
         )
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)
         return verifier
