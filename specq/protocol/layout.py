@@ -50,6 +50,7 @@ class Layout:
     key: str | None
     checks: dict[str, Check]  # of the scalars, by name
     defaults: tuple[tuple[str, Any], ...]  # of the scalars; MISSING where there is none
+    objects: frozenset[str]  # those of the scalars that have fields of their own
     required: frozenset[str]
     arrays: tuple[ArrayLayout, ...]
     num_arrays: dict[int, int]  # by version
@@ -57,8 +58,11 @@ class Layout:
 
     def version(self, scalars: Mapping[str, Any]) -> int:
         """Return the oldest version that has these scalars."""
-        found = (n.version for n in self.newer if n.of in scalars and n.value(scalars[n.of]) != n.default)
-        return max(found, default=OLDEST_VERSION)
+        least = OLDEST_VERSION
+        for newer in self.newer:
+            if newer.of in scalars and newer.value(scalars[newer.of]) != newer.default:
+                least = max(least, newer.version)
+        return least
 
 
 def is_array(annotation: Any) -> bool:
@@ -99,9 +103,10 @@ def _layout(cls: type[Message]) -> Layout:
             factory = spec.default_factory
             defaults.append((spec.name, spec.default if factory is MISSING else factory()))
             newer += _newer(spec, annotation)
+    objects = frozenset(f.name for f in dataclasses.fields(cls) if dataclasses.is_dataclass(hints[f.name]))
     required = frozenset(name for name, default in defaults if default is MISSING)
     num = {version: sum(array.version <= version for array in arrays) for version in (OLDEST_VERSION, PROTOCOL_VERSION)}
-    return Layout(key, checks, tuple(defaults), required, tuple(arrays), num, tuple(newer))
+    return Layout(key, checks, tuple(defaults), objects, required, tuple(arrays), num, tuple(newer))
 
 
 def _newer(spec: dataclasses.Field[Any], annotation: Any) -> list[Newer]:

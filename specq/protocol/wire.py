@@ -24,8 +24,6 @@ from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import OutOfBoundsError
 from specq.protocol.layout import ArrayLayout, Layout, layout_of
 from specq.protocol.messages import MESSAGES, Assign, JobInfo, Message, Open, Submit
-from specq.protocol.params import Values
-from specq.protocol.types import ModelInfo
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of
 
 Frames = list[bytes]
@@ -50,10 +48,14 @@ def encode(message: Message) -> Frames:
 
 def _header(message: Message) -> dict[str, Any]:
     layout = layout_of(type(message))
-    said = {n: value for n, default in layout.defaults if (value := getattr(message, n)) != default}
-    header = {"v": layout.version(said), "type": message.TYPE}
-    for name, value in said.items():
-        header[name] = value.to_dict() if isinstance(value, Values | ModelInfo) else value
+    header: dict[str, Any] = {"v": OLDEST_VERSION, "type": message.TYPE}
+    for name, default in layout.defaults:
+        value = getattr(message, name)
+        if value != default:
+            header[name] = value
+    header["v"] = layout.version(header)
+    for name in layout.objects & header.keys():
+        header[name] = header[name].to_dict()
     return header
 
 

@@ -12,6 +12,7 @@ import pytest
 from specq.broker.effects import Send
 from specq.broker.jobs.records import restored, taken_record
 from specq.broker.jobs.request import JobRequest, sharers
+from specq.broker.workers.status import status_report
 from specq.journal import StoredJob
 from specq.protocol import (
     CAPABILITIES,
@@ -24,6 +25,7 @@ from specq.protocol import (
     SamplingParams,
     Submit,
     Verdict,
+    Welcome,
     decode,
     encode,
 )
@@ -127,6 +129,17 @@ def test_what_counts_is_the_opening_that_gave_the_first_token(is_warm: bool, mon
 
 def opens(desk: Desk) -> list[Open]:
     return [message for _, message in desk.sent if isinstance(message, Open)]
+
+
+@pytest.mark.parametrize("listed", [(), CAPABILITIES, ("unheard-of",)])
+def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ...]) -> None:
+    """A worker of before would not read such a welcome. The report says what each can do."""
+    desk = Desk()
+    hello = Hello(role="draft", name="d", incarnation=1, model=toy_info(), capabilities=listed)
+    (welcome,) = [message for message in desk.front(b"d", hello) if isinstance(message, Welcome)]
+    assert welcome.capabilities == (CAPABILITIES if listed else ())
+    report = status_report(desk.broker.state)
+    assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(CAPABILITIES), list(listed))
 
 
 def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
