@@ -25,8 +25,9 @@ from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
 from specq.protocol import ModelInfo
 from specq.protocol.bounds import SAMPLING, SPECULATION
-from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, hot_path, to_broker, to_client, to_worker
+from specq.protocol.messages import MESSAGES, Message, hot_path, to_broker, to_client, to_worker
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION, since_of
 
 HOME = Path(__file__).parent.parent / "docs" / "reference"
 SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
@@ -40,9 +41,13 @@ What clients, broker, verifiers and drafters say to each other over ZeroMQ: DEAL
 broker's ROUTER, and the broker's DEALERs to each verifier's ROUTER. [Architecture](../architecture.md) says who sends what when.
 
 A message is a list of frames: **key** (8 bytes, little-endian: the message's `session_id` or `job_id`, else 0), **header** (a JSON object
-with `v`, the version {version}, `type`, and the scalar fields that differ from their defaults), then one frame for **each array**, little-endian, in
+with `v`, the version, `type`, and the scalar fields that differ from their defaults), then one frame for **each array**, little-endian, in
 the order below; empty ones at the end are left out. Every value has a bound; whatever is outside is refused with a
 message that says what would be right. `x` in a table's last column means that the field must be given.
+
+The version is {version}; {oldest} is read, too. `v` is the oldest of them that has all that the message says: "since {version}" in the last column
+marks what {oldest} lacks. A peer refuses, with the versions that it reads, what it does not know. What it can do beyond {oldest}, a worker lists in its
+`Hello`, and the broker in `Welcome` ([decision 17](../decisions/0017-versions-on-the-wire.md)); today that is: {capabilities}.
 
 Positions are counted from the start of the context, the prompt included.
 """
@@ -80,7 +85,9 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     return {
         "protocol.md": MADE
-        + PROTOCOL.format(version=PROTOCOL_VERSION)
+        + PROTOCOL.format(
+            version=PROTOCOL_VERSION, oldest=OLDEST_VERSION, capabilities=", ".join(f"`{one}`" for one in CAPABILITIES)
+        )
         + "".join(_protocol())
         + STATES.format(diagram()),
         "configuration.md": MADE + CONFIGURATION + "".join(text for cls in SECTIONS for text in _sections(cls)),
@@ -108,12 +115,14 @@ def _message(cls: type[Message]) -> str:
 
 def _table(cls: type[Any]) -> str:
     hints = typing.get_type_hints(cls, include_extras=True)
-    rows = [f"| `{f.name}` | {_kind(hints[f.name], f.name)} | {'x' if _is_required(f) else ''} |" for f in fields(cls)]
+    rows = [f"| `{f.name}` | {_kind(hints[f.name], f.name)} | {_since(f)} |" for f in fields(cls)]
     return "\n".join(("| field | is | |", "|---|---|---|", *rows)) + "\n"
 
 
-def _is_required(f: Field[Any]) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
+def _since(f: Field[Any]) -> str:
+    """Return "x" for a field that must be given, and of a newer one since when it exists."""
+    is_required = f.default is MISSING and f.default_factory is MISSING
+    return "x" if is_required else f"since {since_of(f)}" if since_of(f) > OLDEST_VERSION else ""
 
 
 def _kind(hint: Any, name: str) -> str:

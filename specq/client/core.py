@@ -54,7 +54,9 @@ from specq.protocol import (
     TokenizerChunk,
     Tokens,
     Trace,
+    newer_fields,
     report_of,
+    version_spoken,
 )
 
 RETRY_S = 1.0  # silence after which a request is sent again, at first
@@ -259,7 +261,12 @@ class ClientCore:
                 return self._waits(request, self._wanted_verifier(request), message.reason)
             if request.is_own and request.progress is not None and now < request.progress + self.timeout_s:
                 return []
-        return self._fail(key, message.code, message.reason)
+        return self._fail(key, message.code, self._explained(request.message(), message.reason))
+
+    def _explained(self, asked: Message, reason: str) -> str:
+        """Return the reason of a broker; one that is older than what was asked for names versions only."""
+        newer = newer_fields(asked) if version_spoken(reason) else []
+        return f"the broker at {self.address} is older than {' and '.join(newer)}: {reason}" if newer else reason
 
     def _job_tokens(self, message: JobTokens, now: float) -> list[Event]:
         return [event for tokens in message.each() for event in self._tokens(tokens, now)]

@@ -14,7 +14,18 @@ import zmq
 from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
-from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
+from specq.protocol import (
+    CAPABILITIES,
+    ConfigError,
+    Draft,
+    Hello,
+    Message,
+    Open,
+    ProtocolError,
+    decode,
+    encode,
+    type_of,
+)
 from specq.runtime import Tell, apply_cpu, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
@@ -64,6 +75,7 @@ class VerifierLoop:
             model=verifier.engine.info,
             endpoint=config.advertise or bound,
             max_sessions=config.max_sessions,
+            capabilities=CAPABILITIES,
         )
         self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
         self.broker = b""  # the identity of the broker's DEALER at our ROUTER: of who last opened a session

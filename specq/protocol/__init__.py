@@ -8,6 +8,7 @@
     origins         where each token of a text comes from
     messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
+    versions        which versions of all this are read, and what a peer can do
     bounds          what any number or text from outside may be
     nesting         how deep JSON from outside may be nested
     draft_checks    what a draft must satisfy before it reaches a draft tree
@@ -79,6 +80,7 @@ from specq.protocol.errors import (
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.fitting import fits, mismatch
+from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
     Accepted,
@@ -167,8 +169,8 @@ from specq.protocol.types import (
     SessionStep,
     Tree,
 )
+from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, OWNERS, version_spoken
 from specq.protocol.wire import (
-    MAX_ARRAY,
     Frames,
     array_frame,
     decode,
@@ -177,15 +179,17 @@ from specq.protocol.wire import (
     encode,
     in_version_of,
     named_type,
+    newer_fields,
     too_large,
     type_of,
 )
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, KNOWS_OWNERS, PHASES, ROW_LIMITS, STEP_LIMITS_US
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
     "BF16",
     "BROKER_GONE",
     "CACHE_SALT",
+    "CAPABILITIES",
     "COLOCATED",
     "COLOCATED_LANE",
     "CORRECTED",
@@ -199,7 +203,6 @@ __all__ = [
     "FINAL",
     "ID",
     "INT8",
-    "KNOWS_OWNERS",
     "LABEL",
     "LEAST_OWN_LANE",
     "LOOKAHEAD",
@@ -220,11 +223,13 @@ __all__ = [
     "NO_TAP",
     "NO_TOKENS",
     "NO_TREE",
+    "OLDEST_VERSION",
     "ORIGINS",
     "ORIGIN_BYTES",
     "ORIGIN_CODES",
     "ORIGIN_OF_LANE",
     "OWN",
+    "OWNERS",
     "PHASES",
     "PLAIN",
     "PRIORITY",
@@ -331,6 +336,7 @@ __all__ = [
     "known_names",
     "mismatch",
     "named_type",
+    "newer_fields",
     "num_drafted",
     "origin_names",
     "pack_activations",
@@ -350,4 +356,5 @@ __all__ = [
     "too_large",
     "trace_events",
     "type_of",
+    "version_spoken",
 ]

@@ -74,6 +74,17 @@ def _integers(bound: Items) -> Check:
     return check
 
 
+def _names(bound: Items) -> Check:
+    """Return the check of a list of strings, which becomes a tuple."""
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or any(type(item) is not str for item in value) or not bound.admits(tuple(value)):
+            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+        return tuple(value)
+
+    return check
+
+
 def _check_values(cls: type[Values]) -> Check:
     return lambda value: cls.from_dict(_check_dict(value))
 
@@ -89,6 +100,8 @@ def check_of(annotation: Any) -> Check:
     if typing.get_origin(annotation) is not typing.Annotated:
         raise TypeError(f"a field of type {annotation} has no bound; see specq.protocol.bounds")
     kind, bound = annotation.__origin__, annotation.__metadata__[0]
+    if kind == tuple[str, ...]:
+        return _names(bound)
     if kind == tuple[int, ...]:
         return _integers(bound)
     return _bounded(dict if typing.get_origin(kind) is dict else kind, bound)

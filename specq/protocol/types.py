@@ -1,19 +1,20 @@
 """The values that all packages share: models, draft trees, steps, judgements.
 
 Rule: frozen dataclasses of numbers and NumPy arrays; their only behaviour is to derive counts. This module imports nothing of
-specq but `arrays`, `bounds` and `params`.
+specq but `arrays`, `bounds`, `params` and `versions`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any
 
 import numpy as np
 
 from specq.protocol import bounds
 from specq.protocol.arrays import Float32Array, Int32Array, Int64Array, UInt16Array
 from specq.protocol.params import SamplingParams
+from specq.protocol.versions import OLDEST_VERSION, since, since_of
 
 NO_TOKENS: Int32Array = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -48,8 +49,18 @@ class ModelInfo:
     tokenizer_hash: Annotated[str, bounds.NAME]
     kv_slots: Annotated[int, bounds.COUNT] = 0
     former_fingerprint: Annotated[str, bounds.NAME] = ""
-    added_eos_ids: Annotated[tuple[int, ...], bounds.EOS_IDS] = ()
+    added_eos_ids: Annotated[tuple[int, ...], bounds.EOS_IDS] = since(6, ())
     arithmetic: Annotated[str, bounds.NAME] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields, as messages have them: without the newer ones that are at their defaults."""
+        values = {f: getattr(self, f.name) for f in fields(self)}
+        return {f.name: value for f, value in values.items() if value != f.default or since_of(f) == OLDEST_VERSION}
+
+    def of_before(self) -> ModelInfo:
+        """Return it as peers of the oldest version read it. With other ends it is another model to them: a job that began under the former
+        fingerprint would end too early here."""
+        return replace(self, added_eos_ids=(), former_fingerprint="") if self.added_eos_ids else self
 
     @property
     def num_prompt_tokens(self) -> int:

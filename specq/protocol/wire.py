@@ -3,75 +3,66 @@
 Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ...  The header holds `v`, `type` and the scalar
 fields that differ from their defaults; a message type fixes its arrays and their dtypes, lengths come from the frames.
 
+`v` is the oldest version that has all that the message says (`specq.protocol.versions`).
+
 Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError; it never
 runs code from the wire and never allocates more than the frames it was given.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import re
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 
-from specq.protocol.bounds import MAX_INT64, NAME, Elements
+from specq.protocol.bounds import MAX_INT64, NAME
 from specq.protocol.errors import JobError, ProtocolError
-from specq.protocol.field_checks import Check, OutOfBoundsError, check_of
-from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Assign, JobInfo, Message, Open, Submit
-from specq.protocol.params import Values
+from specq.protocol.field_checks import OutOfBoundsError
+from specq.protocol.layout import ArrayLayout, Layout, layout_of
+from specq.protocol.messages import MESSAGES, Assign, JobInfo, Message, Open, Submit
+from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of
 
 Frames = list[bytes]
 
 MAX_HEADER = 64 * 1024
-MAX_ARRAY = 16 * 1024 * 1024
 MAX_FRAMES = 16
 _NO_KEY = bytes(8)
-_KEYS = ("session_id", "job_id")
-
-
-@dataclass(frozen=True, slots=True)
-class _Array:
-    name: str
-    dtype: np.dtype[Any]
-    itemsize: int
-    empty: np.ndarray[Any, Any]
-    most_bytes: int
-    is_plain: Callable[[bytes], object] | None
-    bound: Elements
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How one message type lies in its frames."""
-
-    key: str | None
-    checks: dict[str, Check]  # of the scalars, by name
-    defaults: tuple[tuple[str, Any], ...]  # of the scalars; MISSING where there is none
-    required: frozenset[str]
-    arrays: tuple[_Array, ...]
 
 
 def encode(message: Message) -> Frames:
     """Return the frames of a message."""
-    layout = _LAYOUTS[type(message)]
+    layout = layout_of(type(message))
     key = _key(getattr(message, layout.key)) if layout.key else _NO_KEY
     arrays = [np.asarray(getattr(message, array.name), array.dtype).tobytes() for array in layout.arrays]
     while arrays and not arrays[-1]:
         arrays.pop()
-    return [key, orjson.dumps(_header(message)), *arrays]
+    header = _header(message)
+    if arrays:
+        header["v"] = max(header["v"], layout.arrays[len(arrays) - 1].version)
+    return [key, orjson.dumps(header), *arrays]
 
 
 def _header(message: Message) -> dict[str, Any]:
-    header: dict[str, Any] = {"v": PROTOCOL_VERSION, "type": message.TYPE}
-    for name, default in _LAYOUTS[type(message)].defaults:
+    layout = layout_of(type(message))
+    header: dict[str, Any] = {"v": OLDEST_VERSION, "type": message.TYPE}
+    for name, default in layout.defaults:
         value = getattr(message, name)
         if value != default:
-            header[name] = value.to_dict() if isinstance(value, Values) else value
+            header[name] = value
+    header["v"] = layout.version(header)
+    for name in layout.objects & header.keys():
+        header[name] = header[name].to_dict()
     return header
+
+
+def newer_fields(message: Message) -> list[str]:
+    """Return the names of the scalars for which a peer of the oldest version refuses a message."""
+    newer = layout_of(type(message)).newer
+    return [n.of for n in newer if n.value(getattr(message, n.of)) != n.default]
 
 
 def _key(number: int) -> bytes:
@@ -83,38 +74,36 @@ def _key(number: int) -> bytes:
 
 def decode(frames: Sequence[bytes]) -> Message:
     """Return the message in the frames, or raise ProtocolError that says what is wrong with it."""
-    header = decode_header(frames)
+    version, header = _readable_header(frames)
     cls = MESSAGES.get(header.pop("type"))
     if cls is None:
         raise ProtocolError("unknown message type")
-    layout = _LAYOUTS[cls]
-    values = _scalars(cls, layout, header)
+    layout = layout_of(cls)
+    values = _scalars(cls, layout, header, version)
     if layout.key:
         values[layout.key] = int.from_bytes(frames[0], "little")
-    _add_arrays(values, cls, layout, frames)
+    _add_arrays(values, cls, layout, frames, version)
     return cls(**values)
 
 
 def decode_scalars(frames: Sequence[bytes], cls: type[Message]) -> dict[str, Any]:
     """Return the scalar fields of a message of this type that are not at their defaults, checked; raise ProtocolError for
     anything else."""
-    header = decode_header(frames)
+    version, header = _readable_header(frames)
     if header.pop("type") != cls.TYPE:
         raise ProtocolError(f"not a {cls.TYPE}")
-    return _scalars(cls, _LAYOUTS[cls], header)
+    return _scalars(cls, layout_of(cls), header, version)
 
 
 def array_frame(cls: type[Message], name: str) -> int:
     """Return the index of the frame that holds this array of a message type."""
-    return 2 + [array.name for array in _LAYOUTS[cls].arrays].index(name)
+    return 2 + [array.name for array in layout_of(cls).arrays].index(name)
 
 
 def type_of(frames: Sequence[bytes]) -> type[Message] | None:
     """Return the message type that the header's first bytes name, or None; cheap, for routing."""
-    if len(frames) < 2 or not frames[1].startswith(_PREFIX):
-        return None
-    name = frames[1][len(_PREFIX) : frames[1].find(b'"', len(_PREFIX))]
-    return _BY_NAME.get(name)
+    found = _BEGINNING.match(frames[1]) if len(frames) > 1 else None
+    return MESSAGES.get(found[1].decode()) if found else None
 
 
 def named_type(frames: Sequence[bytes]) -> type[Message] | None:
@@ -134,20 +123,25 @@ def in_version_of(asked: Sequence[bytes], answer: Frames) -> Frames:
         version = _parsed_header(asked).get("v")
     except ProtocolError:
         return answer
-    if type(version) is not int or version == PROTOCOL_VERSION:
+    if type(version) is not int or OLDEST_VERSION <= version <= PROTOCOL_VERSION:
         return answer
     return [answer[0], orjson.dumps({**orjson.loads(answer[1]), "v": version}), *answer[2:]]
 
 
 def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
     """Return the header without its version, which is checked; raise ProtocolError for anything malformed."""
+    return _readable_header(frames)[1]
+
+
+def _readable_header(frames: Sequence[bytes]) -> tuple[int, dict[str, Any]]:
+    """Return the version of a header, and the rest of it."""
     header = _parsed_header(frames)
     version = header.pop("v", None)
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}")
+    if type(version) is not int or not OLDEST_VERSION <= version <= PROTOCOL_VERSION:
+        raise ProtocolError(refusal_of(version))
     if not isinstance(header.get("type"), str):
         raise ProtocolError("the header names no message type")
-    return header
+    return version, header
 
 
 def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
@@ -167,8 +161,8 @@ def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
     return header
 
 
-def _scalars(cls: type[Message], layout: _Layout, header: dict[str, Any]) -> dict[str, Any]:
-    """Check the header's fields against the message type's; return them."""
+def _scalars(cls: type[Message], layout: Layout, header: dict[str, Any], version: int) -> dict[str, Any]:
+    """Check the header's fields against those that the message type has in this version; return them."""
     checks = layout.checks
     for name, value in header.items():
         check = checks.get(name)
@@ -182,13 +176,18 @@ def _scalars(cls: type[Message], layout: _Layout, header: dict[str, Any]) -> dic
             raise ProtocolError(f"{cls.TYPE}.{name}: {error}") from None
     if not layout.required <= header.keys():
         raise ProtocolError(f"{cls.TYPE} lacks {min(layout.required - header.keys())!r}")
+    if version < PROTOCOL_VERSION and version < (least := layout.version(header)):
+        raise ProtocolError(f"{cls.TYPE} of version {version} has a field of version {least}")
     return header
 
 
-def _add_arrays(values: dict[str, Any], cls: type[Message], layout: _Layout, frames: Sequence[bytes]) -> None:
+def _add_arrays(
+    values: dict[str, Any], cls: type[Message], layout: Layout, frames: Sequence[bytes], version: int
+) -> None:
     """Add the arrays in frames 2 and up; those that are left out at the end are empty."""
-    if len(frames) - 2 > len(layout.arrays):
-        raise ProtocolError(f"{cls.TYPE} has {len(layout.arrays)} arrays, not {len(frames) - 2}")
+    most = layout.num_arrays[version]
+    if len(frames) - 2 > most:
+        raise ProtocolError(f"{cls.TYPE} has {most} arrays, not {len(frames) - 2}")
     for i, array in enumerate(layout.arrays, 2):
         if i >= len(frames):
             values[array.name] = array.empty
@@ -201,50 +200,18 @@ def _add_arrays(values: dict[str, Any], cls: type[Message], layout: _Layout, fra
             _check_elements(cls, array, values[array.name])
 
 
-def _check_elements(cls: type[Message], array: _Array, found: np.ndarray[Any, Any]) -> None:
+def _check_elements(cls: type[Message], array: ArrayLayout, found: np.ndarray[Any, Any]) -> None:
     if array.bound.admits is None or not array.bound.admits(found):
         raise ProtocolError(f"{cls.TYPE}.{array.name} must hold {array.bound.allowed}")
 
 
-def _sizes(array: _Array) -> str:
+def _sizes(array: ArrayLayout) -> str:
     return f"it has {array.itemsize} for each element, and at most {array.most_bytes}"
 
 
-# --- building the layouts -----------------------------------------------------------------------------------------
-
-
-def is_array(annotation: Any) -> bool:
-    """Return whether a field of a message is an array."""
-    return typing.get_origin(annotation) is typing.Annotated and isinstance(annotation.__metadata__[0], str)
-
-
-def _array(name: str, annotation: Any) -> _Array:
-    dtype_name, _, bound = annotation.__metadata__
-    dtype = np.dtype(dtype_name)
-    most_bytes = min(MAX_ARRAY, bound.most * dtype.itemsize)
-    return _Array(name, dtype, dtype.itemsize, np.frombuffer(b"", dtype), most_bytes, bound.is_plain, bound)
-
-
-def _layout(cls: type[Message]) -> _Layout:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    key, checks, defaults, arrays = None, {}, [], []
-    for spec in dataclasses.fields(cls):
-        annotation = hints[spec.name]
-        if spec.name in _KEYS:
-            key = spec.name
-        elif is_array(annotation):
-            arrays.append(_array(spec.name, annotation))
-        else:
-            checks[spec.name] = check_of(annotation)
-            factory = spec.default_factory
-            defaults.append((spec.name, spec.default if factory is MISSING else factory()))
-    required = frozenset(name for name, default in defaults if default is MISSING)
-    return _Layout(key, checks, tuple(defaults), required, tuple(arrays))
-
-
-_LAYOUTS: dict[type[Message], _Layout] = {cls: _layout(cls) for cls in MESSAGES.values()}
-_BY_NAME: dict[bytes, type[Message]] = {name.encode(): cls for name, cls in MESSAGES.items()}
-_PREFIX = b'{"v":%d,"type":"' % PROTOCOL_VERSION
+for _cls in MESSAGES.values():
+    layout_of(_cls)  # what has no bound is found when this is loaded
+_BEGINNING = re.compile(rb'\{"v":(?:%d|%d),"type":"([a-z_]+)"' % (OLDEST_VERSION, PROTOCOL_VERSION))
 
 
 # --- how large a job may be ---------------------------------------------------------------------------------------
@@ -256,7 +223,7 @@ _WIDEST = {int: -MAX_INT64, bool: False, str: "\U0001f40d" * NAME.most}  # no na
 def _most_added(cls: type[Message]) -> int:
     """Return the most bytes that a header of this type has beyond what it repeats of a Submit's."""
     hints = typing.get_type_hints(cls)
-    own = {name: _WIDEST[hints[name]] for name in _LAYOUTS[cls].checks if name not in _REPEATED}
+    own = {name: _WIDEST[hints[name]] for name in layout_of(cls).checks if name not in _REPEATED}
     return len(orjson.dumps({"v": PROTOCOL_VERSION, "type": cls.TYPE, **own}))
 
 

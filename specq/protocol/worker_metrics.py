@@ -28,8 +28,6 @@ ROW_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PHASES = ("wait", "plan", "forward", "judge", "host")  # of a step, in their order; `host` lies before the next one
 COUNTED_DEPTHS = 32  # nodes at greater depths are counted with the last
 
-KNOWS_OWNERS = "by_owner"  # 1: the worker keeps sessions of different owners apart, and knows the fields about that
-
 MOST_ENTRIES, MOST_NAME = 1000, 100
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.drafting.worker import Drafter
-from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
+from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.network import Line, LineSettings
@@ -77,6 +77,7 @@ class World:
             model=engine.info,
             endpoint=ENDPOINT,
             max_sessions=verifier.max_sessions,
+            capabilities=CAPABILITIES,
         )
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)
         return verifier

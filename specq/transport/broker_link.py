@@ -10,7 +10,19 @@ from dataclasses import replace
 import structlog
 import zmq
 
-from specq.protocol import ConfigError, Heartbeat, Hello, Message, ProtocolError, Refused, Welcome, decode, encode
+from specq.protocol import (
+    OLDEST_VERSION,
+    ConfigError,
+    Heartbeat,
+    Hello,
+    Message,
+    ProtocolError,
+    Refused,
+    Welcome,
+    decode,
+    encode,
+    version_spoken,
+)
 from specq.transport.keys import Curve
 from specq.transport.loop import Beat
 from specq.transport.network import why_unreachable
@@ -79,12 +91,16 @@ class BrokerLink:
         self.num_welcomes += not self.registered
         self.registered = True
         self.heartbeat = Beat(max(message.heartbeat_ms, 10))
-        log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint)
+        log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint, capabilities=message.capabilities)
 
     def _refused(self, message: Refused) -> None:
-        if message.fatal:
+        """Take a refusal; a broker that is one version older hears a `Hello` that it reads."""
+        if version_spoken(message.reason) == OLDEST_VERSION:
+            self.send(self.hello.of_before())
+        elif message.fatal:
             raise ConfigError(f"the broker at {self.endpoint} refuses this worker: {message.reason}")
-        self.registered = False
+        else:
+            self.registered = False
 
     def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
         """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is due.

@@ -18,6 +18,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
 
@@ -27,15 +28,23 @@ VERIFIER, ANN, BEN = b"verifier", b"ann", b"ben"
 class Desk:
     """A broker with one verifier, spoken to directly."""
 
-    def __init__(self, *, max_sessions: int = 8, **options: object) -> None:
+    def __init__(
+        self, *, max_sessions: int = 8, capabilities: tuple[str, ...] = CAPABILITIES, **options: object
+    ) -> None:
         self.broker = Broker(incarnation=1, **options)
         self.now = 100.0
         self.writes: list[Write] = []
         self.sent: list[tuple[bytes, Message]] = []
         self.asked: list[Find | FindFinished] = []
-        self.hello(VERIFIER, max_sessions=max_sessions)
+        self.hello(VERIFIER, max_sessions=max_sessions, capabilities=capabilities)
 
-    def hello(self, identity: bytes, max_sessions: int = 8, **model: str) -> None:
+    def hello(
+        self,
+        identity: bytes,
+        max_sessions: int = 8,
+        capabilities: tuple[str, ...] = CAPABILITIES,
+        **model: str,
+    ) -> None:
         hello = Hello(
             role="target",
             name="v",
@@ -43,6 +52,7 @@ class Desk:
             model=replace(toy_info(), **model),
             endpoint="toy",
             max_sessions=max_sessions,
+            capabilities=capabilities,
         )
         self.front(identity, hello)
 

@@ -12,9 +12,10 @@ import pytest
 from specq.broker.effects import Send
 from specq.broker.jobs.records import restored, taken_record
 from specq.broker.jobs.request import JobRequest, sharers
+from specq.broker.workers.status import status_report
 from specq.journal import StoredJob
 from specq.protocol import (
-    KNOWS_OWNERS,
+    CAPABILITIES,
     Assign,
     Failed,
     Heartbeat,
@@ -24,6 +25,7 @@ from specq.protocol import (
     SamplingParams,
     Submit,
     Verdict,
+    Welcome,
     decode,
     encode,
 )
@@ -129,38 +131,46 @@ def opens(desk: Desk) -> list[Open]:
     return [message for _, message in desk.sent if isinstance(message, Open)]
 
 
-def knowing(identity: bytes, desk: Desk) -> None:
-    desk.front(identity, Heartbeat(incarnation=1, state="ready", metrics={KNOWS_OWNERS: 1}))
-
-
-def test_a_verifier_of_before_is_told_nothing_new_but_where_a_salt_is_asked_for() -> None:
-    """Then it refuses the message, so that nothing is shared silently; the job goes elsewhere, or fails with the reason."""
+@pytest.mark.parametrize("listed", [(), CAPABILITIES, ("unheard-of",)])
+def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ...]) -> None:
+    """A worker of before would not read such a welcome. The report says what each can do."""
     desk = Desk()
+    hello = Hello(role="draft", name="d", incarnation=1, model=toy_info(), capabilities=listed)
+    (welcome,) = [message for message in desk.front(b"d", hello) if isinstance(message, Welcome)]
+    assert welcome.capabilities == (CAPABILITIES if listed else ())
+    report = status_report(desk.broker.state)
+    assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(CAPABILITIES), list(listed))
+
+
+def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
+    """So nothing is shared silently: where all are older, the job is refused; where one is not, it goes there, and stays there."""
+    desk = Desk(capabilities=())
     desk.submit(1, tenant="ann")
-    desk.submit(2, tenant="ann", cache_salt="s")
-    knowing(VERIFIER, desk)
-    desk.submit(3)
-    told = opens(desk)
-    assert [message.by_owner for message in told] == [False, True, True]
-    assert b"by_owner" not in encode(told[0])[1]
-    assert told[1].owner.endswith(" /ann")
-    plain = Submit(job_id=1, params=SamplingParams(), prompt_ids=np.array([1], np.int32))
-    assert b"cache_salt" not in encode(plain)[1]  # a broker of before takes jobs that ask for none
+    (refused,) = desk.submit(2, tenant="ann", cache_salt="s")
+    desk.hello(b"new")
+    desk.submit(3, tenant="ann", cache_salt="s")
+    desk.submit(4)
+    told = {(to, message.session_id): message for to, message in desk.sent if isinstance(message, Open)}
+    assert {(to, job_id) for to, job_id in told if job_id < 4} == {(VERIFIER, 1), (b"new", 3)}
+    assert all(message.by_owner == (to == b"new") for (to, _), message in told.items())
+    assert told[b"new", 3].owner.endswith(" /ann")
+    assert isinstance(refused, Failed)
+    assert (refused.code, "cache_salt: all are of an older version" in refused.reason) == ("no_verifier", True)
 
 
-def test_a_verifier_that_never_takes_a_salt_is_named_for_it() -> None:
-    desk = Desk()
+def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
+    """Where the last such verifier is gone; the one who asked learns what was missing."""
+    desk = Desk(weights_wait_s=5.0)
+    desk.hello(b"old", capabilities=())
     desk.submit(1, cache_salt="s")
-    desk.submit(2)
-    for _ in range(200):
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    for _ in range(12):
         desk.now += 0.5
-        desk.beat(VERIFIER, is_deaf=True)
+        desk.beat(b"old")
         desk.take(desk.broker.tick(desk.now))
-        if not desk.broker.state.jobs.active:
-            break
-    failed = {message.job_id: message.reason for _, message in desk.sent if isinstance(message, Failed)}
-    assert "it is older than cache_salt, which this job has" in failed[1]
-    assert "cache_salt" not in failed[2]
+    assert {to for to, message in desk.sent if isinstance(message, Open)} == {VERIFIER}
+    (failed,) = [message for _, message in desk.sent if isinstance(message, Failed)]
+    assert "that knows cache_salt was there for 5 s" in failed.reason
 
 
 def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() -> None:
@@ -168,9 +178,8 @@ def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() 
     desk = Desk()
     for name in (b"old", b"new"):
         model = replace(toy_info(), fingerprint=name.decode())
-        desk.front(name, Hello(role="draft", name="d", incarnation=1, model=model))
-    knowing(b"new", desk)
-    knowing(VERIFIER, desk)
+        knows = CAPABILITIES if name == b"new" else ()
+        desk.front(name, Hello(role="draft", name="d", incarnation=1, model=model, capabilities=knows))
     desk.submit(1)
     desk.submit(2, tenant="ann")
     desk.take(desk.broker.tick(desk.now))

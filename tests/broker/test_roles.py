@@ -38,8 +38,8 @@ from specq.protocol.messages import (
     Welcome,
 )
 from specq.protocol.params import SamplingParams
-from specq.protocol.wire import decode, encode
-from specq.protocol.worker_metrics import KNOWS_OWNERS
+from specq.protocol.versions import OWNERS
+from specq.protocol.wire import decode, encode, type_of
 from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
 
@@ -79,12 +79,11 @@ class Guarded:
 
     def assigned(self, who: str) -> Assign:
         model = replace(toy_info(), fingerprint=who)
-        self.say(who, Hello(role="draft", name=who, incarnation=1, model=model))
-        self.say(who, Heartbeat(incarnation=1, state="ready", metrics={KNOWS_OWNERS: 1}))
+        hello = Hello(role="draft", name=who, incarnation=1, model=model, capabilities=(OWNERS,))
         (found,) = (
             decode(e.frames)
-            for e in self.broker.tick(0.0)
-            if isinstance(e, Send) and e.to == who.encode() and b'"assign"' in e.frames[1]
+            for e in self.say(who, hello)
+            if isinstance(e, Send) and e.to == who.encode() and type_of(e.frames) is Assign
         )
         return found
 

@@ -10,7 +10,7 @@ import pytest
 from specq.broker.faults import MOST_FAULTS, MOST_OF_ONE, FaultLog
 from specq.broker.workers.status import MOST_SESSIONS
 from specq.protocol import GetStatus, Heartbeat, Hello, SessionFailed, encode, report_of
-from specq.protocol.wire import MAX_ARRAY
+from specq.protocol.layout import MAX_ARRAY
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, VERIFIER, Desk
 from tests.broker.test_roles import Guarded

@@ -12,7 +12,6 @@ import pytest
 from specq.broker.admission.limits import MAX_REASON
 from specq.broker.effects import Send
 from specq.protocol.messages import (
-    PROTOCOL_VERSION,
     Cancel,
     Failed,
     Follow,
@@ -24,6 +23,7 @@ from specq.protocol.messages import (
     Submit,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, version_spoken
 from specq.protocol.wire import MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, VERIFIER, Desk
@@ -86,8 +86,8 @@ def test_a_header_over_the_limit_is_answered() -> None:
         [bytes(8), *damaged(SUBMIT, extra=1)[1:]],
         [b"\xff" * 8, *damaged(SUBMIT, extra=1)[1:]],
         [b"short", *damaged(SUBMIT, extra=1)[1:]],
-        damaged(GetStatus(), v=PROTOCOL_VERSION - 1),
-        damaged(SUBMIT, v=PROTOCOL_VERSION - 1, type="unheard-of"),
+        damaged(GetStatus(), v=OLDEST_VERSION - 1),
+        damaged(SUBMIT, v=OLDEST_VERSION - 1, type="unheard-of"),
         [b"", b""],
     ],
 )
@@ -98,7 +98,7 @@ def test_what_names_no_job_is_only_counted(frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("order", [list, reordered])
-@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+@pytest.mark.parametrize("version", [OLDEST_VERSION - 1, PROTOCOL_VERSION + 1])
 @pytest.mark.parametrize(
     "message", [SUBMIT, Cancel(job_id=9), Hello(role="draft", name="dan", incarnation=1, model=toy_info())]
 )
@@ -110,7 +110,9 @@ def test_a_peer_of_another_version_is_told_so_in_its_own(
     assert isinstance(sent, Send)
     header = orjson.loads(sent.frames[1])
     assert (sent.to, header["v"]) == (ANN, version)
-    assert f"protocol version {version}; this side speaks {PROTOCOL_VERSION}" in header["reason"]
+    spoken = f"{OLDEST_VERSION} and {PROTOCOL_VERSION}"
+    assert f"protocol version {version}; this side speaks {spoken}" in header["reason"]
+    assert version_spoken(header["reason"]) == PROTOCOL_VERSION
     assert isinstance(decode([sent.frames[0], orjson.dumps(header | {"v": PROTOCOL_VERSION})]), Refused | Failed)
 
 

@@ -172,6 +172,6 @@ def test_a_text_goes_on_only_where_the_same_kernels_compute() -> None:
     assert not job.session.verifier
     desk.hello(b"again", arithmetic="native cpu")
     assert job.session.verifier == b"again"
-    reason = desk.broker.unserved._reason(Missing("toy", job.session.weights))
+    reason = desk.broker.unserved._reason(Missing("toy", job.session.weights, apart=False))
     assert "with the weights toy int native cpu" in reason
     assert "toy with toy int torch cpu" in reason

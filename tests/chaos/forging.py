@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from specq.protocol.bounds import Elements, Items, Json, OneOf, Pair, Range, Text
-from specq.protocol.messages import PROTOCOL_VERSION, Message
+from specq.protocol.layout import is_array
+from specq.protocol.messages import Message
 from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
-from specq.protocol.wire import Frames, is_array
+from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from specq.protocol.wire import Frames
 from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.verification import STRATEGIES
 
@@ -76,7 +78,8 @@ class Forger:
         session = self._session()
         hints = hints_of(cls)
         names = [spec.name for spec in dataclasses.fields(cls)]
-        header: dict[str, Any] = {"v": PROTOCOL_VERSION, "type": cls.TYPE}
+        version = PROTOCOL_VERSION if rng.random() < 0.9 else rng.choice([OLDEST_VERSION, PROTOCOL_VERSION + 1])
+        header: dict[str, Any] = {"v": version, "type": cls.TYPE}
         wrongness = self.wrongness if rng.random() < 0.8 else 0.0
         for name in names:
             if name not in KEYS and not is_array(hints[name]):

@@ -20,7 +20,6 @@ from specq.drafting.worker.drafter import Drafter
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,
-    PROTOCOL_VERSION,
     Ack,
     Assign,
     Cancel,
@@ -38,6 +37,7 @@ from specq.protocol.messages import (
     Verdicts,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION
 from specq.protocol.wire import Frames, decode, encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info
 from specq.verifier.control.step_curve import StepCurve
@@ -61,7 +61,15 @@ PARTIES = tuple(SUITED)
 
 def real_messages() -> list[Message]:
     """Return messages of a session that there is."""
-    hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="toy", max_sessions=8)
+    hello = Hello(
+        role="target",
+        name="v",
+        incarnation=1,
+        model=toy_info(),
+        endpoint="toy",
+        max_sessions=8,
+        capabilities=CAPABILITIES,
+    )
     tree = {"token_ids": np.array([3, 4], np.int32), "parent_ids": np.array([-1, 0], np.int32)}
     params = SamplingParams(max_tokens=50)
     key = {"session_id": JOB, "epoch": EPOCH}
@@ -72,7 +80,7 @@ def real_messages() -> list[Message]:
         ),
         Submit(job_id=JOB, params=params, prompt_ids=PROMPT),
         Cancel(job_id=2),
-        Open(**key, prompt_len=3, tokens_left=50, params=params, token_ids=PROMPT),
+        Open(**key, prompt_len=3, tokens_left=50, params=params, owner="ann", by_owner=True, token_ids=PROMPT),
         Close(**key),
         Ack(**key, length=3, resend=True),
         Assign(**key, lane=0, prompt_len=3, params=params, token_ids=PROMPT),
@@ -152,9 +160,9 @@ def _noise(frames: Frames, rng: random.Random) -> None:
 
 
 def _skew(frames: Frames, rng: random.Random) -> None:
-    """Speak the protocol's next version, or the one before."""
-    now = b'"v":%d' % PROTOCOL_VERSION
-    frames[1] = frames[1].replace(now, b'"v":%d' % (PROTOCOL_VERSION + rng.choice([-1, 1])))
+    """Say another version: one that is read, or the next on either side."""
+    header = orjson.loads(frames[1])
+    frames[1] = orjson.dumps(header | {"v": rng.randint(OLDEST_VERSION - 1, PROTOCOL_VERSION + 1)})
 
 
 def _resize(frames: Frames, rng: random.Random) -> None:

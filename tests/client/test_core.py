@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from specq.client.core import RETRY_MAX_S
+from specq.client.core import RETRY_MAX_S, ClientCore
 from specq.client.events import JobDone, NewTokens, RequestFailed
 from specq.protocol.messages import Accepted, Failed, Submit
 from specq.protocol.origins import DRAFT_WORKER, PLAIN, origin_names
+from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, make_core, new_ids
 
@@ -122,6 +123,16 @@ def test_a_refused_job():
     (failed,) = core.receive(Failed(job_id=7, code="busy", reason="the queue is full"), 0.1)
     assert (failed.error.code, str(failed.error)) == ("busy", "the queue is full")
     assert core.receive(tokens(7, 0, [1], "stop"), 0.2) == []
+
+
+def test_a_broker_that_is_older_than_what_was_asked_for():
+    """The reason names what it is; one that refuses something else is quoted as it is."""
+    reason = "the broker cannot read this submit: protocol version 6; this side speaks 5"
+    for salt, expected in (("pepper", f"the broker at nowhere is older than cache_salt: {reason}"), ("", reason)):
+        core = ClientCore("nowhere", 10.0)
+        core.submit(Submit(job_id=7, params=SamplingParams(), cache_salt=salt, prompt_ids=np.arange(3)), 0.0)
+        (failed,) = core.receive(Failed(job_id=7, code="invalid", reason=reason), 0.1)
+        assert (failed.error.code, str(failed.error)) == ("invalid", expected)
 
 
 def test_a_failed_job():

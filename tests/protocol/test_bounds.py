@@ -18,12 +18,13 @@ from specq.protocol import bounds
 from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, Pair, Range, Text
 from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import check_of
+from specq.protocol.layout import is_array
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Heartbeat, Message, Verdict
 from specq.protocol.origins import ORIGINS
 from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
-from specq.protocol.wire import decode, encode, is_array
+from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.testing.toy import toy_info
 

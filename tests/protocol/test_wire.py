@@ -25,9 +25,9 @@ from specq.protocol.bounds import (
     Text,
 )
 from specq.protocol.errors import ProtocolError
+from specq.protocol.layout import is_array
 from specq.protocol.messages import (
     MESSAGES,
-    PROTOCOL_VERSION,
     Assign,
     Draft,
     GetStatus,
@@ -41,7 +41,8 @@ from specq.protocol.messages import (
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
-from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, is_array, too_large, type_of
+from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, too_large, type_of
 from specq.testing.toy import toy_info
 
 PARAMS: dict[object, st.SearchStrategy[typing.Any]] = {
@@ -195,7 +196,7 @@ def test_hello_carries_the_model() -> None:
 def test_only_what_differs_from_the_defaults_travels() -> None:
     """Default parameters cost no bytes."""
     frames = encode(Submit(job_id=1, params=SamplingParams(top_k=5), prompt_ids=np.arange(3)))
-    assert orjson.loads(frames[1]) == {"v": PROTOCOL_VERSION, "type": "submit", "params": {"top_k": 5}}
+    assert orjson.loads(frames[1]) == {"v": OLDEST_VERSION, "type": "submit", "params": {"top_k": 5}}
 
 
 WIDE = "\U0001f40d"  # a character of 4 bytes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import zmq
 
-from specq.protocol import Heartbeat, Hello, Message, Refused, Welcome
+from specq.protocol import CAPABILITIES, OLDEST_VERSION, ConfigError, Heartbeat, Hello, Message, Refused, Welcome
 from specq.testing.fake_broker import FakeBroker
 from specq.testing.toy import toy_info
 from specq.testing.waiting import wait_until
@@ -71,3 +72,25 @@ def test_it_says_once_that_it_waits_for_a_broker_that_does_not_answer() -> None:
             worker.beat(BEAT)
         context.destroy(0)
     assert told == [f"waiting for the broker at {broker.address} (specq broker starts one)"]
+
+
+def older(message: Message) -> list[Message]:
+    """Answer as a broker that reads only the version before."""
+    if isinstance(message, Hello) and message.capabilities:
+        return [Refused(reason="the broker cannot read this hello: protocol version 6; this side speaks 5")]
+    return [Welcome(heartbeat_ms=10)] if isinstance(message, Hello) else []
+
+
+def test_a_broker_of_the_version_before_hears_what_it_reads() -> None:
+    """At once. One that speaks neither version refuses the worker for good."""
+    told = Refused(reason=f"protocol version 6; this side speaks {OLDEST_VERSION - 1}")
+    for answer, is_served in ((older, True), (lambda message: [told], False)):
+        with FakeBroker(answer) as broker, zmq.Context() as context:
+            worker = BrokerLink(context, broker.address, replace(HELLO, capabilities=CAPABILITIES))
+            if is_served:
+                assert received(broker, worker, 1).metrics["reconnects"] == 0
+                assert [hello.capabilities for hello in broker.wait_for(Hello, 2)] == [CAPABILITIES, ()]
+            else:
+                with pytest.raises(ConfigError, match="refuses this worker: protocol version 6"):
+                    received(broker, worker, 1)
+            context.destroy(0)

@@ -13,9 +13,10 @@ import zmq
 from specq import Client
 from specq.client.detached import JobDesk
 from specq.protocol.errors import ConfigError, JobError
+from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.messages import Cancel, FetchTokenizer, Follow, GetStatus, Hello, ListJobs, Submit
 from specq.protocol.params import SamplingParams
-from specq.protocol.wire import MAX_ARRAY, decode, encode
+from specq.protocol.wire import decode, encode
 from specq.testing import wait_until
 from specq.testing.secured import Secured, make_all, model, served
 from specq.testing.toy import toy_text

@@ -22,6 +22,7 @@ from specq.broker.jobs.records import ended_record, restored, taken_record
 from specq.broker.jobs.request import JobRequest, bucket
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
+from specq.broker.workers.registry import Worker
 from specq.broker.workers.status import status_report
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
@@ -98,14 +99,22 @@ class Intake:
             is_same = known.request.has_content(message)
             return "conflict", "" if is_same else f"job {message.job_id} exists with other content"
         verifiers = self.state.workers.verifiers(message.model)
-        if not verifiers:
-            return "no_verifier", no_verifier(message.model, self.state.workers.served_models())
+        if reason := self._unserved(message, verifiers):
+            return "no_verifier", reason
         if reason := self.state.roles.refused_tenant(client, message.tenant):
             return "forbidden", reason
         if reason := overload(self.state, self._bucket(client, message.tenant)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
         return "invalid", str(too_large(message) or "") or misfit(message, verifiers[0].model) or refused
+
+    def _unserved(self, message: Submit, verifiers: list[Worker]) -> str:
+        """Return why none of its model's verifiers can take a job, or ""."""
+        if not verifiers:
+            return no_verifier(message.model, self.state.workers.served_models())
+        if message.cache_salt and not any(verifier.knows_owners for verifier in verifiers):
+            return f"no verifier of {verifiers[0].model.name} here knows cache_salt: all are of an older version"
+        return ""
 
     def _bucket(self, client: bytes, tenant: str) -> str | None:
         """Return whose share of the queue a job takes; None: nobody's in particular."""

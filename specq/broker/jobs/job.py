@@ -40,12 +40,14 @@ QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from whi
 
 class Requirements(NamedTuple):
     """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether it
-    must be `alone` there; `avoided`: verifiers that it goes to only where there are no others."""
+    must be `alone` there; `avoided`: verifiers that it goes to only where there are no others; `apart`: the verifier keeps the
+    texts of different owners apart."""
 
     model: str
     weights: str
     alone: bool = False
     avoided: frozenset[bytes] = frozenset()
+    apart: bool = False
 
 
 class Job:
@@ -91,7 +93,8 @@ class Job:
     @property
     def requirements(self) -> Requirements:
         weights = self.session.weights if self.transcript.token_ids else ""
-        return Requirements(self.request.model, weights, self.is_quarantined, self.session.avoided)
+        apart = bool(self.request.submit.cache_salt)
+        return Requirements(self.request.model, weights, self.is_quarantined, self.session.avoided, apart)
 
     @property
     def is_quarantined(self) -> bool:

@@ -42,13 +42,12 @@ def judge_missing(session: JobSession, now: float, patience_s: float) -> What:
     return "open"
 
 
-def give_up_on(session: JobSession, worker: Worker, *, has_salt: bool) -> str:
+def give_up_on(session: JobSession, worker: Worker) -> str:
     """Note that a verifier never confirmed a job's session; return the reason that its client may receive."""
     worker.is_unreachable = True
     session.avoided |= {worker.identity}
     opens, session.unconfirmed = session.unconfirmed.num_opens, Unconfirmed()
-    older = "it is older than cache_salt, which this job has, " if has_salt and not worker.knows_owners else ""
     return (
-        f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: {older}the message "
+        f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: the message "
         f"is too large for it, or messages to {worker.hello.endpoint} do not arrive"
     )

@@ -102,9 +102,7 @@ class Heartbeats:
             self.placement.open(job, verifier)
         elif what == "give back":
             self.placement.take_from(job, verifier)
-            self.placement.give_back(
-                job, give_up_on(job.session, verifier, has_salt=bool(job.request.submit.cache_salt))
-            )
+            self.placement.give_back(job, give_up_on(job.session, verifier))
             self.placement.place_waiting()
 
 

@@ -82,7 +82,8 @@ class Placement:
 
     def _able(self, requirements: Requirements) -> list[Worker]:
         """Return the verifiers that meet the requirements, with room or without."""
-        able = [w for w in self.state.workers.verifiers(requirements.model) if w.has_weights(requirements.weights)]
+        weights, apart = requirements.weights, requirements.apart
+        able = [w for w in self.state.workers.verifiers(requirements.model) if w.serves(weights, apart=apart)]
         return [w for w in able if w.identity not in requirements.avoided] or able
 
     def _clear_for_quarantined(self) -> bool:
@@ -115,7 +116,10 @@ class Placement:
             isolated = self.state.jobs.isolated()
             recent = now - 2 * self.state.settings.heartbeat_ms / 1000
             able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
-            for job, to in moves(able, [job for w in able for job in self.state.jobs.among(w.job_ids)], now):
+            jobs = [job for w in able for job in self.state.jobs.among(w.job_ids)]
+            if not all(w.knows_owners for w in able):
+                jobs = [job for job in jobs if not job.requirements.apart]
+            for job, to in moves(able, jobs, now):
                 self._move(job, to)
 
     def _move(self, job: Job, to: Worker) -> None:
@@ -161,7 +165,7 @@ class Placement:
                 trace=trace is not None and trace.in_all_processes,
                 explain=request.submit.explain,
                 owner=sharers,
-                by_owner=worker.knows_owners or bool(request.submit.cache_salt),
+                by_owner=worker.knows_owners,
                 former_ends=weights != worker.weights,
                 token_ids=transcript.context(),
             ),

@@ -8,7 +8,7 @@ from specq.broker.effects import Connect
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
-from specq.protocol import Hello, ModelInfo, Refused, Welcome, fits, mismatch
+from specq.protocol import CAPABILITIES, Hello, ModelInfo, Refused, Welcome, fits, mismatch
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,9 @@ class Registration:
             self.state.faults.note("worker_refused", message.name, reason, self.state.clock.now, by=by)
             self.state.outbox.send_front(identity, Refused(reason=reason))
             return
-        self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))
+        capabilities = CAPABILITIES if message.capabilities else ()  # else it would not read the answer
+        beats = self.state.settings.heartbeat_ms
+        self.state.outbox.send_front(identity, Welcome(heartbeat_ms=beats, capabilities=capabilities))
         if known is not None:
             known.last_seen = self.state.clock.now
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.broker.admission.roles import NOBODY, Shown
-from specq.protocol import KNOWS_OWNERS, Heartbeat, Hello, ModelInfo, fits
+from specq.protocol import OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # times the silence that is allowed anyway, that a step may add to it, whatever a worker says
@@ -54,8 +54,8 @@ class Worker:
 
     @property
     def knows_owners(self) -> bool:
-        """Does it know the fields about owners? Workers of before that refuse messages that have them."""
-        return self.metrics.get(KNOWS_OWNERS) == 1
+        """Does it keep sessions of different owners apart, and know the fields about that?"""
+        return OWNERS in self.hello.capabilities
 
     @property
     def weights(self) -> str:
@@ -79,6 +79,10 @@ class Worker:
     def has_weights(self, weights: str) -> bool:
         """Can a job that is bound to these weights ("": to none) go on here?"""
         return self.binding(weights) is not None
+
+    def serves(self, weights: str, *, apart: bool) -> bool:
+        """Can a job go on here that is bound to these weights, and whose owner's texts are kept `apart` or need not be?"""
+        return self.has_weights(weights) and (self.knows_owners or not apart)
 
     @property
     def has_room(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
+from specq.protocol import CAPABILITIES
 
 MOST_METRICS = 128  # workers whose metrics are shown: a report has room for so many
 MOST_SESSIONS = 1000
@@ -32,6 +33,7 @@ def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> di
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     report = {
         "time_s": round(now, 6),
+        "capabilities": list(CAPABILITIES),
         "models": state.workers.served_models(),
         "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
         "jobs": {
@@ -76,6 +78,7 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "drafts": worker.num_drafts,
         "free_slots": worker.free_slots,
         "kv_slots": worker.model.kv_slots,
+        "capabilities": list(worker.hello.capabilities),
         "heard_s_ago": round(now - worker.last_seen, 3),
     } | ({"metrics": worker.metrics} if has_metrics else {})
 

@@ -16,10 +16,11 @@ SHOWN = 12  # digits of a fingerprint in texts
 
 
 class Missing(NamedTuple):
-    """A model, and the weights of it ("": any), that jobs wait for and no verifier has."""
+    """A model, the weights of it ("": any), and whether owners are kept apart: what jobs wait for and no verifier has."""
 
     model: str
     weights: str
+    apart: bool
 
 
 class Unserved:
@@ -41,18 +42,21 @@ class Unserved:
         return [(job, self._reason(found)) for job in waiting if (found := _wanted(job.requirements)) in late]
 
     def _is_served(self, missing: Missing) -> bool:
-        return any(worker.has_weights(missing.weights) for worker in self.state.workers.verifiers(missing.model))
+        verifiers = self.state.workers.verifiers(missing.model)
+        return any(worker.serves(missing.weights, apart=missing.apart) for worker in verifiers)
 
     def _reason(self, missing: Missing) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
             what += f" with the weights {shown(missing.weights)}, which the text began with,"
+        if missing.apart:
+            what += " that knows cache_salt"
         served = _served(self.state.workers.verifiers())
         return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
 def _wanted(requirements: Requirements) -> Missing:
-    return Missing(requirements.model, requirements.weights)
+    return Missing(requirements.model, requirements.weights, requirements.apart)
 
 
 def _served(verifiers: Iterable[Worker]) -> str:

@@ -33,7 +33,7 @@ from specq.drafting.worker.acceptance_stats import AcceptanceStats
 from specq.drafting.worker.draft_nodes import DraftNode
 from specq.drafting.worker.session import DraftSession
 from specq.protocol import (
-    KNOWS_OWNERS,
+    CAPABILITIES,
     NO_ACTIVATIONS,
     Activations,
     Assign,
@@ -323,6 +323,7 @@ class Drafter:
             tap_layers=asked.layers,
             tap_form=asked.form,
             tap_window=asked.window,
+            capabilities=CAPABILITIES,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -334,7 +335,7 @@ class Drafter:
             load=len(sessions),
             steps=self.num_passes,
             pending=int(self.has_work),
-            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes, KNOWS_OWNERS: 1},
+            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes},
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),

@@ -13,7 +13,7 @@ without decoding more. A new message is one dataclass and one line in `MESSAGES`
 Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
 """
 
-from specq.protocol.messages.base import PROTOCOL_VERSION, Message
+from specq.protocol.messages.base import Message
 from specq.protocol.messages.hot_path import Activations, Draft, SessionFailed, Verdict, Verdicts
 from specq.protocol.messages.to_broker import (
     Cancel,
@@ -41,6 +41,7 @@ from specq.protocol.messages.to_client import (
 )
 from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, GetActivations, Open, Refused, Release, Welcome
 from specq.protocol.origins import COLOCATED_LANE
+from specq.protocol.versions import PROTOCOL_VERSION
 
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls

@@ -15,8 +15,6 @@ from specq.protocol import bounds
 from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
 from specq.protocol.errors import ProtocolError
 
-PROTOCOL_VERSION = 5
-
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
 NodeTokens = Annotated[Int32Array, "<i4", 1, bounds.NODE_TOKENS]
@@ -52,6 +50,7 @@ TapForm = Annotated[str, bounds.TAP_FORM]
 TapWindow = Annotated[int, bounds.TAP_WINDOW]
 Name = Annotated[str, bounds.NAME]
 Reason = Annotated[str, bounds.REASON]
+Capabilities = Annotated[tuple[str, ...], bounds.CAPABILITIES]
 
 
 def empty(dtype: str) -> Any:

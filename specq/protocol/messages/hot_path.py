@@ -43,6 +43,7 @@ from specq.protocol.messages.base import (
     empty,
 )
 from specq.protocol.session_stats import SESSION_STATS
+from specq.protocol.versions import since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +101,7 @@ class Verdict(Message):
     seen: Annotated[tuple[int, ...], bounds.SEEN] = ()
     us: Annotated[tuple[int, ...], bounds.STEP_US] = ()
     stats: Annotated[dict[str, Any], SESSION_STATS] = field(default_factory=dict)
-    cached_tokens: Count = 0
+    cached_tokens: Count = since(6, 0)
     token_ids: Tokens32
     node_ids: NodeIds = empty("<i4")
     mask: NodeFlags = empty("<u1")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from specq.protocol import bounds
 from specq.protocol.activations import BF16
 from specq.protocol.messages.base import (
+    Capabilities,
     ClockUs,
     Count,
     Id,
@@ -27,6 +28,7 @@ from specq.protocol.messages.base import (
 )
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import ModelInfo
+from specq.protocol.versions import since
 from specq.protocol.worker_metrics import WORKER_METRICS
 
 _DIGEST = re.compile(r'"http ([0-9a-f]{64})"')  # see `specq.gateway.idempotency`
@@ -41,6 +43,7 @@ class Hello(Message):
     endpoint     of a verifier: where the broker's DEALER shall connect
     max_sessions of a verifier: sessions that it takes at a time
     tap_layers, tap_form, tap_window   of a drafter that reads the target's hidden states: see `GetActivations`
+    capabilities  names of what the worker can do beyond the oldest version: see `specq.protocol.versions`
     """
 
     TYPE: ClassVar[str] = "hello"
@@ -53,6 +56,11 @@ class Hello(Message):
     tap_layers: TapLayers = ()
     tap_form: TapForm = BF16
     tap_window: TapWindow = 0
+    capabilities: Capabilities = since(6, ())
+
+    def of_before(self) -> Hello:
+        """Return it as a broker of the oldest version reads it."""
+        return replace(self, capabilities=(), model=self.model.of_before())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,7 +115,7 @@ class Submit(Message):
     deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
     label: Annotated[str, bounds.LABEL] = ""
     tenant: Annotated[str, bounds.TENANT] = ""
-    cache_salt: Annotated[str, bounds.CACHE_SALT] = ""
+    cache_salt: Annotated[str, bounds.CACHE_SALT] = since(6, "")
     trace: bool = False
     explain: bool = False
     prompt_ids: Tokens32

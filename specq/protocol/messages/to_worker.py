@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from specq.protocol import bounds
 from specq.protocol.activations import BF16
 from specq.protocol.messages.base import (
+    Capabilities,
     ClockUs,
     Count,
     Id,
@@ -21,14 +22,19 @@ from specq.protocol.messages.base import (
     WithReason,
 )
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.versions import since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Welcome(Message):
-    """The worker is registered and shall send a `Heartbeat` at least this often."""
+    """The worker is registered and shall send a `Heartbeat` at least this often.
+
+    capabilities  of the broker, to a worker whose `Hello` lists its own
+    """
 
     TYPE: ClassVar[str] = "welcome"
     heartbeat_ms: Annotated[int, bounds.HEARTBEAT_MS]
+    capabilities: Capabilities = since(6, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,9 +61,7 @@ class Open(Message):
     trace        as in `Submit`; explain: its verdicts say what was verified
     owner        whoever may see a text of the same owner may see this one: KV of prefixes, and earlier texts, are shared
                  among its sessions only
-    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`. A verifier that does not know this field
-                 refuses the session, so it is set for those that say in `Heartbeat.metrics` that they do (KNOWS_OWNERS),
-                 and where the job has a `cache_salt`
+    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`: set for verifiers with the capability "owners"
     former_ends  the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do not end it
     """
 
@@ -71,8 +75,8 @@ class Open(Message):
     trace: bool = False
     explain: bool = False
     owner: Name = ""
-    former_ends: bool = False
-    by_owner: bool = False
+    former_ends: bool = since(6, False)
+    by_owner: bool = since(6, False)
     token_ids: Tokens32
 
 
@@ -117,7 +121,8 @@ class GetActivations(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
-    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters that say that they know it."""
+    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters with the
+    capability "owners"."""
 
     TYPE: ClassVar[str] = "assign"
     session_id: Id
@@ -127,7 +132,7 @@ class Assign(Message):
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     trace: bool = False
-    owner: Name = ""
+    owner: Name = since(6, "")
     token_ids: Tokens32
 
 

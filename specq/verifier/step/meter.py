@@ -14,7 +14,6 @@ import numpy as np
 
 from specq.protocol import (
     COUNTED_DEPTHS,
-    KNOWS_OWNERS,
     PHASES,
     ROW_LIMITS,
     STEP_LIMITS_US,
@@ -117,7 +116,7 @@ class StepMeter:
 def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, arms: Arms) -> dict[str, Any]:
     """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.worker_metrics`."""
     counts, verified_at = trees.totals()
-    others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped, KNOWS_OWNERS: 1}
+    others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
     return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()
 
 

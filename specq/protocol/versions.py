@@ -1,0 +1,40 @@
+"""Which versions of the protocol this side reads, and what it can do beyond the older one; docs/decisions/0017 says why.
+
+Rule: a message is written in the oldest version that has all its fields. So peers one version apart understand each other, but
+for messages that say something new: the older peer refuses these as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import Field, field
+from typing import Any
+
+PROTOCOL_VERSION = 6
+OLDEST_VERSION = PROTOCOL_VERSION - 1
+
+OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fields about that
+CAPABILITIES = (OWNERS,)
+
+_SPOKEN = re.compile(r"protocol version .*; this side speaks (?:\d+ and )?(\d+)")
+
+
+def since(version: int, default: Any) -> Any:
+    """Return a field that exists since this version; at its default it does not travel."""
+    return field(default=default, metadata={"since": version})
+
+
+def since_of(spec: Field[Any]) -> int:
+    """Return the version since which a field exists; the oldest, if it does not say."""
+    return int(spec.metadata.get("since", OLDEST_VERSION))
+
+
+def refusal_of(version: object) -> str:
+    """Return why a message of this version cannot be read; `version_spoken` reads it, in other versions too."""
+    return f"protocol version {version!r}; this side speaks {OLDEST_VERSION} and {PROTOCOL_VERSION}"
+
+
+def version_spoken(reason: str) -> int:
+    """Return the newest version of a peer that refuses a message for its version; 0: it gives another reason."""
+    found = _SPOKEN.search(reason)
+    return int(found[1]) if found else 0
