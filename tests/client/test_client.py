@@ -16,6 +16,7 @@ from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
 from specq.protocol.origins import DRAFT_WORKER, PLAIN
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 from tests.client.asking import CHAT
+from tests.each import each
 
 
 def test_generate(client):
@@ -73,7 +74,7 @@ def test_stop_strings(client):
     assert result.token_ids == ANSWER_IDS
 
 
-@pytest.mark.parametrize("stop", [(), ("END",)])
+@each("stop", [(), ("END",)])
 def test_stream(client, stop):
     """Pieces join to the text of the result, flags to all tokens; no piece shows part of a stop string."""
     pieces = list(client.stream("a", stop=stop, max_tokens=100))

@@ -19,12 +19,13 @@ from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
 from specq.verification.seeds import derived_seed
+from tests.each import each
 
 SERVED = Served(INFO, CODEC)
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "hint"),
     [
         ("max_token", "did you mean 'max_tokens'? known are"),
@@ -71,13 +72,13 @@ def test_a_seed_of_any_sign_is_the_job_s_and_its_completions():
     assert read_request({"prompt": "a", "seed": hashed(-1)}, SERVED).submits[0].params == alone.params
 
 
-@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
+@each("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
 def test_what_is_no_seed_of_64_bits(seed):
     with pytest.raises(JobError, match=r"seed is .*; it must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
         read_parameters({"seed": seed})
 
 
-@pytest.mark.parametrize("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
+@each("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
 def test_what_is_no_salt(salt):
     with pytest.raises(JobError, match=r"cache_salt is .*; it must be text of 1 to 1000 characters"):
         read_job_options({"cache_salt": salt})
@@ -91,7 +92,7 @@ def test_a_salt_goes_with_the_job_and_changes_nothing_else():
     assert decode(encode(salted)) == replace(plain, cache_salt="pepper\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "reason"),
     [
         ({}, "exactly one"),
@@ -119,7 +120,7 @@ def test_bad_prompts(source, reason):
     assert caught.value.code == "invalid"
 
 
-@pytest.mark.parametrize(
+@each(
     ("params", "reason"),
     [
         ({"temperature": -0.1}, "temperature"),

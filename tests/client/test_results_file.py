@@ -16,6 +16,7 @@ import pytest
 from specq.client import results_file
 from specq.client.results_file import SUFFIX, ResultsFile
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 PROMPTS = [f"prompt {i}" for i in range(1, 8)]
 OPTIONS = {"temperature": 0.8, "stop": ("END",)}
@@ -169,7 +170,7 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
     assert path.read_bytes() == WHOLE
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         {"size": "x"},

@@ -11,6 +11,7 @@ from specq.protocol.messages import Failed, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from specq.testing.fake_broker import STATS as STATS_SENT
+from tests.each import each
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -155,7 +156,7 @@ def test_an_empty_file(broker, tmp_path):
     assert (outcome.exit_code, results) == (0, [])
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "reason"),
     [
         (["--temperature", "-1"], "temperature"),

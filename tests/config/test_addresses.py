@@ -8,9 +8,10 @@ from specq.config.addresses import check_bind, check_connect, connect_address
 from specq.config.sections import BrokerConfig, ClientConfig, TargetConfig
 from specq.protocol.addresses import parse_address, split_host
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     "bind",
     [
         *("tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750", "tcp://[0::0]:5750"),
@@ -35,7 +36,7 @@ def test_binds_beyond_this_machine_are_refused(bind):
     assert TargetConfig(bind=bind, keys="keys", advertise="tcp://gpu:5751").bind == bind
 
 
-@pytest.mark.parametrize(
+@each(
     "bind",
     [
         *("tcp://127.0.0.1:1", "tcp://127.8.8.8:1", "tcp://localhost:1", "tcp://LocalHost:1", "tcp://[::1]:1"),
@@ -116,7 +117,7 @@ def test_every_form_is_taken_apart_and_put_together():
     assert split_host("::1") == ("::1", None)  # a Host header of a sloppy client
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
+@each("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
 def test_addresses_that_cannot_be_connected_to(address):
     with pytest.raises(ConfigError, match="must name a host and a port"):
         check_connect("client.broker", address)

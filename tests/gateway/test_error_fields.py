@@ -11,6 +11,7 @@ from specq.protocol import JobError, Submit
 from specq.testing.fake_broker import INFO
 from specq.testing.tokenizer import tokenizer_files
 from specq.text import TextCodec
+from tests.each import each
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ENDPOINTS = {
@@ -100,7 +101,7 @@ def wrong_values(path):
     assert {*own} <= {*known}
 
 
-@pytest.mark.parametrize("path", ENDPOINTS)
+@each("path", ENDPOINTS)
 def test_each_wrong_value_of_each_field_is_refused_by_the_fields_name(http, broker, path):
     """Also where the client's part or the model refuses it, and before any job is sent."""
     body = ENDPOINTS[path][1]

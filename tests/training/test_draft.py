@@ -27,6 +27,7 @@ from specq.training.draft import WARM_UP_STEPS, rate
 from specq.training.draft_network import build_draft, principal, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts
+from tests.each import each
 from tests.training.stages import make_places, places_with_bench, runner, write_corpus
 
 SIZES = [
@@ -103,7 +104,7 @@ def test_a_broken_file_of_rollouts_is_named(tmp_path):
         load_rollouts(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "missing"),
     [
         ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),

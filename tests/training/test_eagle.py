@@ -32,6 +32,7 @@ from specq.training.eagle_network import (
     trained_states,
 )
 from specq.training.rollouts import save_rollouts
+from tests.each import each
 from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
 from tests.verifier.test_eagle import ASYNC, drafting
 from tests.verifier.test_medusa import _open, texts
@@ -240,19 +241,19 @@ def test_a_run_starts_from_a_head_with_its_tokens(places, tmp_path):
     assert heads[0].token_ids.tolist() == heads[1].token_ids.tolist()
 
 
-@pytest.mark.parametrize(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])
+@each(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])
 def test_shallow_targets_have_other_layers(num_layers, layers):
     assert layers_of(num_layers) == layers
     with pytest.raises(ConfigError, match="the target has 2 layers; an EAGLE-3 head reads 3"):
         layers_of(2)
 
 
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
+@each(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     assert re.search(match.format(who="3 steps", least=4), refusal(run_on(run, tmp_path, pairs, "head")))
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "missing"),
     [
         ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),

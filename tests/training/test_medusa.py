@@ -21,6 +21,7 @@ from specq.training import MEDUSA_STAGES
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.ranks import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.rollouts import save_rollouts
+from tests.each import each
 from tests.training.stages import USELESS, make_places, places_with_bench, refusal, run_on, runner
 
 SMALL = [
@@ -98,12 +99,12 @@ def test_heads_learn(tmp_path):
         assert (form.medusa_num_heads, form.hidden_size) == (2, 256)
 
 
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
+@each(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     assert re.search(match.format(who="2 heads", least=3), refusal(run_on(run, tmp_path, pairs, "heads")))
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "missing"),
     [
         ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
@@ -130,7 +131,7 @@ def test_help_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("own_output", [False, True])
+@each("own_output", [False, True])
 def test_what_is_written_says_what_was_trained(tmp_path, own_output):
     """The loaded heads say what the trained network does, but for 8 bits."""
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ from specq.training.parallel_evaluation import place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
 from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
+from tests.each import each
 from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
 
 SMALL = [
@@ -275,7 +276,7 @@ def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_fro
     assert "only such a model can share" in refusal(refused)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "match"),
     [
         ("llama", "is for another tokenizer"),
@@ -292,12 +293,12 @@ def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
     assert match in refusal(result)
 
 
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
+@each(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     assert re.search(match.format(who="3 places", least=3), refusal(run_on(run, tmp_path, pairs, "draft")))
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "missing"),
     [
         ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),

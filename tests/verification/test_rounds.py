@@ -17,6 +17,7 @@ from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from specq.verifier.trees.reference_graft import siblings_from
+from tests.each import each
 from tests.verification import rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
 from tests.verifier.sessions import graft, make_draft
@@ -97,14 +98,14 @@ def length_of(world):
     return (len(world.widths) or world.depth) + 1
 
 
-@pytest.mark.parametrize("entropy", range(40))
+@each("entropy", range(40))
 def test_a_round_has_the_targets_distribution(entropy):
     world, serving = case(entropy)
     assert distance(world, serving, length_of(world)) < EXACT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(8))
+@each("block", range(8))
 def test_so_has_each_of_200_more(block):
     for entropy in range(40 + block * 25, 65 + block * 25):
         world, serving = case(entropy)
@@ -112,7 +113,7 @@ def test_so_has_each_of_200_more(block):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entropy", range(300, 360))
+@each("entropy", range(300, 360))
 def test_two_rounds_have_the_targets_distribution(entropy):
     """What the first round leaves out is verified in the second, if the target's own tokens led there."""
     world, serving = case(entropy)
@@ -262,7 +263,7 @@ def cases_for(mutant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS)
+@each("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
