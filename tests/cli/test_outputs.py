@@ -184,17 +184,9 @@ def test_what_brokers_tell_goes_nowhere_without_a_traceback(tmp_path, spawn, fre
         for line in lines:
             for shell in ("> /dev/full", ">&-"):
                 command = [
-                    "sh",
-                    "-c",
-                    f'exec "$@" {shell}',
-                    "sh",
-                    sys.executable,
-                    "-m",
-                    "specq",
-                    *line,
-                    "--broker",
+                    "sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "specq", *line, "--broker",
                     free_address,
-                ]
+                ]  # fmt: skip
                 done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
                 assert done.returncode == 2, (line, shell, done.stderr)
                 assert "cannot write standard output" in done.stderr.splitlines()[-1]

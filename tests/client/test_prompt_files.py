@@ -19,21 +19,16 @@ def test_lines_are_numbered_and_blank_ones_skipped():
 @each(
     ("raw", "reason"),
     [
-        (b"{", "line 4 is not valid JSON"),
-        (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
+        (b"{", "line 4 is not valid JSON"), (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
         (b"[" * 100_000, "line 4 is not valid JSON"),
         (b'{"prompt": "a", "id": ' + b"[" * 101 + b"]" * 101 + b"}", "line 4 is nested more than 100 levels deep"),
         (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", "line 4 is nested more than 100 levels deep"),
         (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
-        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
-        (b'["a"]', "line 4 is not a JSON object, but a list"),
-        (b'"a"', "a string"),
-        (b"null", "null"),
-        (b"3", "a number"),
-        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"),
-        (b'{"prompt": null}', "none of"),
+        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"), (b'["a"]', "line 4 is not a JSON object, but a list"),
+        (b'"a"', "a string"), (b"null", "null"), (b"3", "a number"),
+        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"), (b'{"prompt": null}', "none of"),
     ],
-)
+)  # fmt: skip
 def test_malformed_lines(raw, reason):
     """What is wrong is said with the line's number."""
     assert reason in parse_line(4, raw).error

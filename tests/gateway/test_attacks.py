@@ -242,20 +242,12 @@ MESSAGES = '"messages": [{"role": "user", "content": "a"}]'
 @each(
     ("name", "value"),
     [
-        ("logit_bias", {str(token): 1 for token in range(5000)}),
-        ("bad_token_ids", [[5]] * 12_000),
-        ("tree", [[0]] * 12_000),
-        ("bad_words", ["a"] * 12_000),
-        ("stop", ["a"] * 12_000),
-        ("stop_token_ids", [5] * 20_000),
-        ("prompt", ["a"] * 12_000),
-        ("prompt", "a " * 30_000),
-        ("temperature", "x" * 60_000),
-        ("priority", "x" * 60_000),
-        ("model", "x" * 60_000),
-        ("x" * 60_000, 1),
+        ("logit_bias", {str(token): 1 for token in range(5000)}), ("bad_token_ids", [[5]] * 12_000),
+        ("tree", [[0]] * 12_000), ("bad_words", ["a"] * 12_000), ("stop", ["a"] * 12_000),
+        ("stop_token_ids", [5] * 20_000), ("prompt", ["a"] * 12_000), ("prompt", "a " * 30_000),
+        ("temperature", "x" * 60_000), ("priority", "x" * 60_000), ("model", "x" * 60_000), ("x" * 60_000, 1),
     ],
-)
+)  # fmt: skip
 def test_large_values_take_no_time_and_answers_do_not_repeat_them(gateway, name, value):
     with beside(gateway), connected(gateway) as http:
         started = time.monotonic()
@@ -367,27 +359,9 @@ def test_keys_that_cannot_be_used(gateway, key):
 # --- every field of every endpoint ------------------------------------------------------------------------------------
 
 ATOMS = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    3,
-    2**31,
-    2**63,
-    2**64 - 1,
-    -(2**63),
-    1.5,
-    -0.0,
-    1e308,
-    "",
-    "x",
-    "\u0000",
-    "é" * 50,
-    "none",
-    "auto",
-]
+    None, True, False, 0, -1, 1, 3, 2**31, 2**63, 2**64 - 1, -(2**63), 1.5, -0.0, 1e308, "", "x", "\u0000", "é" * 50,
+    "none", "auto",
+]  # fmt: skip
 ENDPOINTS = {
     PATH: (completion_call, {"prompt": "Hi"}),
     "/v1/chat/completions": (chat_call, {"messages": [{"role": "user", "content": "Hi"}]}),

@@ -54,13 +54,8 @@ BEYOND = {  # of the right type, and still wrong: beyond the bounds, the model, 
 }
 OWN = {
     "/v1/completions": {
-        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000],
-        "max_tokens": [0, 2**31],
-        "logprobs": [21],
-        "n": [0, 129],
-        "best_of": [2],
-        "echo": [True],
-        "explain": [True],
+        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000], "max_tokens": [0, 2**31],
+        "logprobs": [21], "n": [0, 129], "best_of": [2], "echo": [True], "explain": [True],
     },
     "/v1/chat/completions": {
         "messages": [[], [{"role": "wizard", "content": "a"}], [{"role": "user", "content": "a" * 1000}]],
@@ -80,7 +75,7 @@ OWN = {
         "text": [{"format": {"type": "json_schema"}}],
         "truncation": ["auto"],
     },
-}
+}  # fmt: skip
 
 
 def refused(http, path, body):

@@ -19,25 +19,8 @@ from tests.each import each
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 PLAIN = {"prompt": "Hi"}
 WRONG = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    1e400,
-    2**70,
-    "",
-    "x",
-    "\ud800",
-    [],
-    [None],
-    [[]],
-    [{}],
-    {},
-    {"x": None},
-    [1, "a"],
-]
+    None, True, False, 0, -1, 1.5, 1e400, 2**70, "", "x", "\ud800", [], [None], [[]], [{}], {}, {"x": None}, [1, "a"],
+]  # fmt: skip
 READERS = {
     "chat": (chat_call, CHAT),
     "plain": (completion_call, PLAIN),
@@ -130,19 +113,12 @@ def test_specqs_own_options_are_taken():
 @each(
     "messages",
     [
-        [],
-        [[]],
-        [{}],
-        ["x"],
-        [{"role": 3, "content": "x"}],
-        [{"role": "user", "content": 3}],
-        [{"role": "user"}],
+        [], [[]], [{}], ["x"], [{"role": 3, "content": "x"}], [{"role": "user", "content": 3}], [{"role": "user"}],
         [{"role": "system", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}],
-        [{"role": "user", "content": ["x"]}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": ["x"]}],
     ],
-)
+)  # fmt: skip
 def test_messages_that_cannot_be_read(messages):
     with pytest.raises(ApiError, match="messages"):
         chat_call.read({"messages": messages})

@@ -198,18 +198,11 @@ def request(body: bytes, headers: dict[str, str] | None = None) -> bytes:
 @each(
     ("host", "known"),
     [
-        ("localhost", True),
-        ("localhost:8000", True),
-        ("127.0.0.1:8000", True),
-        ("[::1]:8000", True),
-        ("10.1.2.3", True),
-        ("Llm.Example", True),
-        ("evil.example", False),
-        ("localhost.evil.example", False),
-        ("", False),
-        ("llm.example:8000:1", False),
+        ("localhost", True), ("localhost:8000", True), ("127.0.0.1:8000", True), ("[::1]:8000", True),
+        ("10.1.2.3", True), ("Llm.Example", True), ("evil.example", False), ("localhost.evil.example", False),
+        ("", False), ("llm.example:8000:1", False),
     ],
-)
+)  # fmt: skip
 def test_hosts(host, known):
     assert is_known(host, {"llm.example"}) is known
 
@@ -261,17 +254,8 @@ def test_tls(broker, own_cache, tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+    ]  # fmt: skip
     subprocess.run([*command, "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True)
     options = {"tls_cert": str(certificate), "tls_key": str(key)}
     with (

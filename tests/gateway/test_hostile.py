@@ -81,22 +81,14 @@ def test_a_large_body(gateway):
     ("body", "path"),
     product(
         [
-            b"",
-            b"{",
-            b"\xff\xfe",
-            b'{"prompt": "\xc3"}',
-            b'{"prompt": "\\ud800"}',
-            b"NaN",
-            b'{"prompt": NaN}',
-            b"[" * 30_000,
-            b'{"prompt": "a", "logit_bias": {"5": 1e999}}',
+            b"", b"{", b"\xff\xfe", b'{"prompt": "\xc3"}', b'{"prompt": "\\ud800"}', b"NaN", b'{"prompt": NaN}',
+            b"[" * 30_000, b'{"prompt": "a", "logit_bias": {"5": 1e999}}',
             b'{"prompt": "a", "seed": 99999999999999999999999999}',
-            b'{"messages": ' + b'[{"role":"user","content":"x","a":' * 300 + b"1" + b"}]" * 300 + b"}",
-            b"\x00" * 100,
+            b'{"messages": ' + b'[{"role":"user","content":"x","a":' * 300 + b"1" + b"}]" * 300 + b"}", b"\x00" * 100,
         ],
         ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"],
     ),
-)
+)  # fmt: skip
 def test_bodies_that_are_none(gateway, path, body):
     with connected(gateway) as http:
         response = http.post(path, content=body, headers={"Content-Type": "application/json"})

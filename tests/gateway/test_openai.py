@@ -231,18 +231,11 @@ def test_in_asyncio(gateway):
 
 
 FULL = {
-    "n": 2,
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "seed": 3,
-    "stop": ["END"],
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.2,
-    "logit_bias": {"5": 1.5},
-    "stream_options": {"include_usage": True, "include_obfuscation": False},
-    "user": "someone",
+    "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["END"], "presence_penalty": 0.1,
+    "frequency_penalty": 0.2, "logit_bias": {"5": 1.5},
+    "stream_options": {"include_usage": True, "include_obfuscation": False}, "user": "someone",
     "extra_body": {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "mode": "plain"},
-}
+}  # fmt: skip
 NO_EFFECT = {
     "metadata": {"a": "b"},
     "store": False,

@@ -71,19 +71,10 @@ def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
         (method, option, values)
         for method in ("draft", "eagle3", "medusa", "parallel")
         for option, values in {
-            "seconds": (0, -1, nan, inf),
-            "rollout-seconds": (-1, nan, inf),
-            "rollout-rows": (0, -4),
-            "rollout-tokens": (0, -1),
-            "bench-prompts": (0,),
-            "bench-tokens": (0,),
-            "limit": (0, -1),
-            "seed": (-1, 2**32),
-            "head-size": (0,),
-            "batch-tokens": (0,),
-            "lr": (0, -1, nan, inf),
-            "matrix-lr": (-1, nan, inf),
-            "hard-weight": (-0.1, 7, nan),
+            "seconds": (0, -1, nan, inf), "rollout-seconds": (-1, nan, inf), "rollout-rows": (0, -4),
+            "rollout-tokens": (0, -1), "bench-prompts": (0,), "bench-tokens": (0,), "limit": (0, -1),
+            "seed": (-1, 2**32), "head-size": (0,), "batch-tokens": (0,), "lr": (0, -1, nan, inf),
+            "matrix-lr": (-1, nan, inf), "hard-weight": (-0.1, 7, nan),
         }.items()
     ]
     + [(method, "depth-decay", (0, -1, 2, nan)) for method in ("eagle3", "medusa", "parallel")]
@@ -91,7 +82,7 @@ def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
     + [("parallel", "keep", (nan,))]
     + [("pair", option, (0, -1)) for option in ("steps", "row-length", "batch-tokens", "num-rollouts", "limit")]
     + [("pair", option, (nan, -1)) for option in ("target-lr", "draft-lr", "weight-decay", "hard-weight")],
-)
+)  # fmt: skip
 def test_numbers_out_of_range_are_refused(method, option, values, tmp_path):
     target = [] if method == "pair" else ["--target=tiny"]
     stage = "tokenizer" if method == "pair" else "rollouts"
