@@ -18,7 +18,6 @@ from specq.engines.fingerprint import tensors_hash
 from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_gguf import MADE, write_gguf
-from tests.each import each
 
 NUM_PARTS, EACH = 3, 4
 SHAPES = {
@@ -108,7 +107,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
 }
 
 
-@each(("change", "said"), WRONG.values())
+@pytest.mark.parametrize(("change", "said"), WRONG.values())
 def test_what_is_no_part_of_it_is_named(
     change: Callable[[list[Path], Path], object], said: str, source: Path, parts: list[Path], tmp_path: Path
 ) -> None:

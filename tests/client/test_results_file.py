@@ -180,8 +180,9 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
         {"done": 1.5, "size": 1, "digest": ""},
     ],
 )
-def test_a_damaged_log_is_named(path, line):
+def test_a_damaged_log_is_named(tmp_path, line):
     """Somebody edited it: the message says which file to delete."""
+    path = tmp_path / "results.jsonl"
     with pytest.raises(Stop):
         write(path, stop_after=2)
     log = Path(f"{path}{SUFFIX}")

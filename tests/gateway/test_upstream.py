@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from specq.gateway.upstream import REPORT_S
 from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import INFO, answer
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.waiting import wait_until
 from specq.text import tokenizer_chunks
-from tests.each import each
 from tests.gateway.serving import connected, running
 
 
@@ -34,7 +35,7 @@ class House:
         return answer(message)
 
 
-@each("change", [{"name": "other"}, {"tokenizer_hash": "1" * 64}])
+@pytest.mark.parametrize("change", [{"name": "other"}, {"tokenizer_hash": "1" * 64}])
 def test_another_model_in_the_place_of_one(broker, own_cache, change):
     broker.reply = house = House()
     with running(broker.address) as gateway, connected(gateway) as http:

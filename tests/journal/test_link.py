@@ -224,8 +224,11 @@ def test_results_expire_by_themselves(path: Path) -> None:
 
 
 @each("month_s", [30 * 86400.0, -30 * 86400.0])
-def test_the_writer_has_the_time_of_the_journal(path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float) -> None:
+def test_the_writer_has_the_time_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float
+) -> None:
     """Whatever the wall clock says, an old result expires and a young one stays; a writer that ends notes the time."""
+    path = tmp_path / "broker.journal"
     journal, set_to = open_journal(str(path), Opening()), time.time() + month_s
     monkeypatch.setattr(time, "time", lambda: set_to)
     began = journal.offset + time.monotonic()

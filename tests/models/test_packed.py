@@ -86,7 +86,7 @@ def test_a_plain_model_is_used_as_it_is(model):
     assert not cache_dir().exists()
 
 
-@each("changed", ["model.safetensors.xz", "config.json"])
+@pytest.mark.parametrize("changed", ["model.safetensors.xz", "config.json"])
 def test_another_version_has_another_place(model, changed):
     first = unpacked(model)
     write_model(model, WEIGHTS[::-1] if changed.endswith("xz") else WEIGHTS)
@@ -160,7 +160,9 @@ def test_a_process_that_is_killed_leaves_nothing_that_counts(model, tmp_path):
 # --- damage, and places that cannot be written ---------------------------------------------------------------------
 
 
-@each(("name", "damage"), product(["model.safetensors", "config.json", "tokenizer.json"], ["cut off", "gone"]))
+@pytest.mark.parametrize(
+    ("name", "damage"), product(["model.safetensors", "config.json", "tokenizer.json"], ["cut off", "gone"])
+)
 def test_a_damaged_copy_is_made_again(model, name, damage):
     place = unpacked(model)
     whole = (place / name).read_bytes()
@@ -174,7 +176,7 @@ def test_a_damaged_copy_is_made_again(model, name, damage):
     assert (place / name).read_bytes() == whole
 
 
-@each("damage", ["a byte", "cut off", "empty", "something else", "two streams"])
+@pytest.mark.parametrize("damage", ["a byte", "cut off", "empty", "something else", "two streams"])
 def test_a_damaged_archive_is_named_and_nothing_is_kept(model, damage):
     archive = model / "model.safetensors.xz"
     data = bytearray(archive.read_bytes())

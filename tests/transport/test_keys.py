@@ -90,7 +90,7 @@ def _lines(path, *changes):
     path.write_text(text)
 
 
-@each(
+@pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda d: (d / "laptop.secret").chmod(0o640), "chmod 600"),
