@@ -33,7 +33,7 @@ def test_generate(client):
     assert stats["tokens_per_second"] > 0
     assert stats["time_to_first_token_ms"] > 0
     assert (stats["acceptance_rate"], stats["mean_accepted_length"]) == (0.75, 2.5)
-    assert {**stats, **result.internal}.items() >= STATS.items()
+    assert {**stats, **result.internal, **result.usage}.items() >= STATS.items()
     assert not set(stats) & set(result.internal)
     assert list(result.to_dict()) == [
         "id",
