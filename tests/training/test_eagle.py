@@ -79,6 +79,7 @@ def test_the_report_says_what_was_foreseen(places):
         assert len(found["among_first"]["10"]) == 8
 
 
+@pytest.mark.slow  # test_medusa.py has the same
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
     check_it_goes_on(run, places, "head", "--seed=3")

@@ -61,6 +61,7 @@ def test_the_report_says_what_was_foreseen_beside_the_model_it_started_from(plac
         assert found["chain"]["num_new_tokens"] == found["start"]["num_new_tokens"]
 
 
+@pytest.mark.slow  # test_medusa.py has the same
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
     check_it_goes_on(run, places, "draft", "--keep=0.5")
