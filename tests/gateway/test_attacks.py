@@ -319,17 +319,6 @@ def test_hosts_that_are_not_ours(gateway, headers):
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_a_foreign_page_is_allowed_nothing(gateway):
-    """Neither what browsers ask first, nor what they send without asking."""
-    origin = {"Origin": "https://evil.example"}
-    with connected(gateway) as http:
-        asked = http.options(PATH, headers={**origin, "Access-Control-Request-Method": "POST"})
-        sent = http.post(PATH, content=BODY_BYTES, headers={**origin, "Content-Type": "text/plain"})
-
-    assert (asked.status_code, sent.status_code) == (405, 415)
-    assert not [name for name in (*asked.headers, *sent.headers) if name.startswith("access-control")]
-
-
 # --- keys and positions -----------------------------------------------------------------------------------------------
 
 
