@@ -24,7 +24,9 @@ QUIET = "the turns differ by more than drafts could change"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@each(("arguments", "what_drafts"), [(("--drafters", "1"), "1 draft worker:"), ((), "draft model in the verifier")])
+@pytest.mark.parametrize(
+    ("arguments", "what_drafts"), [(("--drafters", "1"), "1 draft worker:"), ((), "draft model in the verifier")]
+)
 def test_demo(arguments, what_drafts):
     """Drafts are accepted and corrected, and by lookup alone, or without any speculation, the texts are the same."""
     command = [sys.executable, "-m", "specq", "demo", "--max-tokens", "48", "--repeats", "2", *arguments]

@@ -19,7 +19,6 @@ from specq.protocol.messages import Submit
 from specq.testing import wait_until
 from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.toy import toy_text
-from tests.each import each
 from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
 from tests.journal.test_processes import PATIENCE_S
 
@@ -137,7 +136,7 @@ def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) 
     assert {line["priority"] for line in deployment.desk.list_jobs()} == {2}
 
 
-@each(
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--detach", "--out", "x.jsonl"], "--detach prints ids"),
@@ -176,7 +175,7 @@ def test_job_options() -> None:
             submitted(**bad)
 
 
-@each("request_id", ["q", 7, None, [1, {"a": "ü"}], "x" * 5000])
+@pytest.mark.parametrize("request_id", ["q", 7, None, [1, {"a": "ü"}], "x" * 5000])
 def test_labels_carry_ids(request_id: Any) -> None:
     label = label_of(request_id)
     assert len(label) <= 1000

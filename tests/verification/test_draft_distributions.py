@@ -25,7 +25,6 @@ from specq.verifier import scheduler
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.session import Session
 from specq.verifier.trees import draft_trees, reference_choice
-from tests.each import each
 
 TARGET = np.array([0.0, 0.35, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])  # of tokens 0 to 8; 0 ends a text
 NUM_TOKENS = 1500
@@ -118,7 +117,9 @@ def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@each(("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")])
+@pytest.mark.parametrize(
+    ("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")]
+)
 def test_the_text_has_the_targets_distribution(draft: str, shape: str) -> None:
     """Whatever the drafter's distribution and the shape of its trees."""
     tokens, stats = text_of(draft, SHAPES[shape])
@@ -189,7 +190,7 @@ BUGS = {
 
 
 @pytest.mark.slow
-@each("bug", BUGS)
+@pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sampled nodes; in the frequencies of tokens."""
     monkeypatch.setattr(draft_trees, "kernels", lambda: None)  # the reference, in which the bug is

@@ -243,7 +243,7 @@ IN_C = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(host_kernels.kernels() is None, reason="no C compiler")
-@each("name", IN_C)
+@pytest.mark.parametrize("name", IN_C)
 def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
     before, after, plan = IN_C[name]
     built = mutated_kernels(tmp_path, monkeypatch, before, after)

@@ -151,7 +151,7 @@ def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@each("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_so_is_each_of_many_more(kind):
     for entropy in range(100, 180):
         assert distance(entropy, kind) < EXACT, f"case {entropy}"
@@ -159,7 +159,7 @@ def test_so_is_each_of_many_more(kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@each("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_so_are_two_rounds(kind):
     for entropy in range(500, 510):
         assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"

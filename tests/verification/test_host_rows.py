@@ -176,7 +176,7 @@ def test_the_kernels_are_no_mutants():
 
 
 @pytest.mark.slow
-@each("name", MUTANTS)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_mutants(name, tmp_path, monkeypatch):
     built = mutated_kernels(tmp_path, monkeypatch, *MUTANTS[name])
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from specq.verification import host_kernels
 from specq.verification.judgements import CORRECTION, Judgements
 from specq.verification.longest import longest_path, longest_paths
-from tests.each import each
 from tests.verification.mutants import mutated_kernels
 
 NEEDS_COMPILER = pytest.mark.skipif(host_kernels.kernels() is None, reason="no C compiler")
@@ -69,7 +68,7 @@ IN_C = {
 
 @pytest.mark.slow
 @NEEDS_COMPILER
-@each("name", IN_C)
+@pytest.mark.parametrize("name", IN_C)
 def test_mutants(name, tmp_path, monkeypatch):
     built = mutated_kernels(tmp_path, monkeypatch, *IN_C[name])
     monkeypatch.setattr(host_kernels, "kernels", lambda: built)

@@ -105,7 +105,7 @@ def test_a_round_has_the_targets_distribution(entropy):
 
 
 @pytest.mark.slow
-@each("block", range(8))
+@pytest.mark.parametrize("block", range(8))
 def test_so_has_each_of_200_more(block):
     for entropy in range(40 + block * 25, 65 + block * 25):
         world, serving = case(entropy)
@@ -113,7 +113,7 @@ def test_so_has_each_of_200_more(block):
 
 
 @pytest.mark.slow
-@each("entropy", range(300, 360))
+@pytest.mark.parametrize("entropy", range(300, 360))
 def test_two_rounds_have_the_targets_distribution(entropy):
     """What the first round leaves out is verified in the second, if the target's own tokens led there."""
     world, serving = case(entropy)
@@ -263,7 +263,7 @@ def cases_for(mutant):
 
 
 @pytest.mark.slow
-@each("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
