@@ -37,7 +37,9 @@ def each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test], 
         own = inspect.signature(test).parameters
         run.__signature__ = inspect.Signature([own[name] for name in own if name not in found[0]])
         run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-        run.__qualname__ = test.__qualname__
+        run.__qualname__, run.pytestmark = test.__qualname__, list(getattr(test, "pytestmark", ()))
+        if getattr(test, "is_hypothesis_test", False):
+            run.pytestmark.append(pytest.mark.hypothesis)  # as its own plugin marks it
         return run
 
     return of
