@@ -161,7 +161,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_counts(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), product(["model.safetensors", "config.json", "tokenizer.json"], ["cut off", "gone"])
+    ("name", "damage"), [*product(["model.safetensors", "config.json", "tokenizer.json"], ["cut off", "gone"])]
 )
 def test_a_damaged_copy_is_made_again(model, name, damage):
     place = unpacked(model)
