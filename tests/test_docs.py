@@ -9,13 +9,12 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
 from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
 from specq.runtime import Table
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -43,7 +42,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_links_lead_somewhere(page: str):
     here, wrong = ROOT / page, []
     for target, anchor in LINK.findall(text_of(here)):
@@ -76,7 +75,7 @@ def test_every_parameter_of_a_job_is_in_the_reference():
     assert {*NAMES, *LINE_OPTIONS, "explain"} <= named
 
 
-@pytest.mark.parametrize(("section", "table"), [("target", ENGINES), ("draft", PROPOSERS)])
+@each(("section", "table"), [("target", ENGINES), ("draft", PROPOSERS)])
 def test_every_key_of_an_engine_or_proposer_is_in_the_reference(section: str, table: Table):
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
     for name in table:

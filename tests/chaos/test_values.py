@@ -15,6 +15,7 @@ from specq.testing.toy import toy_info
 from tests.chaos import values
 from tests.chaos.forging import Forger, Session
 from tests.chaos.fuzz import PARTIES, SUITED, Parties
+from tests.each import each
 
 MODEL = dataclasses.asdict(toy_info())
 
@@ -49,7 +50,7 @@ def test_no_value_stops_anybody() -> None:
     assert all(counts[f"{name} refused"] > 50 for name in PARTIES if not name.startswith("broker"))
 
 
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.TYPE)
+@each("cls", MESSAGES.values())
 def test_a_forger_makes_both_kinds(cls: type) -> None:
     """Of every type some messages that decode and some that do not; else half of the code behind is never reached."""
     forger = Forger(random.Random(1), MODEL, sessions={1: Session(1)})
@@ -79,7 +80,7 @@ def test_jobs_beside_forgers_of_every_role_are_right() -> None:
     assert len(lines) == len(values.ROLES) + 1
 
 
-@pytest.mark.parametrize(
+@each(
     "harm",
     [
         {"dead": {"broker": "why"}},
@@ -89,7 +90,6 @@ def test_jobs_beside_forgers_of_every_role_are_right() -> None:
         {"doubled": 1},
         {"jobs": 0},
     ],
-    ids=str,
 )
 def test_harm_is_noticed(harm: dict[str, object]) -> None:
     """What the status of the command is worth."""

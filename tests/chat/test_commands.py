@@ -9,6 +9,7 @@ from specq.chat.commands import COMMANDS, run_command
 from specq.chat.conversation import Conversation
 from specq.chat.reading import read_message
 from specq.protocol import JobError
+from tests.each import each
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_parameters(line, shown, parameters, settings):
     assert settings.parameters == {name: value for name, value in wanted.items() if value is not None}
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "said"),
     [
         ("/temp warm", "temperature is 'warm'; it must be a number, or none"),
@@ -84,7 +85,7 @@ def test_a_question_that_never_fits_takes_all_turns_and_ends():
     assert talk.turns == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "message"),
     [
         (["one"], "one"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from specq.chat import Pen, pen_for
 from specq.chat.pen import MARKS
 from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, LOOKAHEAD, LOOKUP, ORIGINS, PLAIN
+from tests.each import each
 
 
 def written(style: str, *parts: tuple[str, str], capsys) -> str:
@@ -34,7 +33,7 @@ def test_plain_text_is_the_text(capsys):
     assert written("plain", ("a\x1b[2J", LOOKUP), ("b", PLAIN), capsys=capsys) == "a\x1b[2Jb\n"
 
 
-@pytest.mark.parametrize("style", ["marks", "colours"])
+@each("style", ["marks", "colours"])
 def test_a_model_cannot_steer_the_terminal(style, capsys):
     shown = written(style, ("\x1b]0;title\x07 \x9b2J\r\x7f\tline\n", LOOKUP), capsys=capsys)
     assert "␛]0;title␇ \ufffd2J␍␡\tline\n" in shown
@@ -45,7 +44,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
+@each(
     ("stream", "environment", "style"),
     [
         (Terminal(), {"TERM": "xterm"}, "colours"),

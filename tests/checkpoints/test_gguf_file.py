@@ -14,6 +14,7 @@ from specq.checkpoints import is_gguf, read_gguf, read_json, read_text
 from specq.checkpoints.gguf_config import model_config
 from specq.checkpoints.gguf_tensors import tensors
 from specq.protocol import ConfigError
+from tests.each import each
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path,
             list(tensors(found, model_config(found)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "said"),
     [
         (b"", "is no GGUF file: it has 0 bytes"),

@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("change", "said"), WRONG.values())
 def test_what_is_no_part_of_it_is_named(
     change: Callable[[list[Path], Path], object], said: str, source: Path, parts: list[Path], tmp_path: Path
 ) -> None:

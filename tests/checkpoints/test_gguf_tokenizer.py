@@ -17,6 +17,7 @@ from specq.testing import tokenizer_files as made_files
 from specq.testing import tokenizer_json
 from specq.testing.checkpoints_gguf import tokenizer_keys
 from specq.text import ByteCodec, TextCodec, num_tokens, tokenizer_hash
+from tests.each import each
 
 # As the models' own tokenizer.json have it; Qwen2's and Llama 3's differ in how many digits make a word.
 QWEN2 = (
@@ -43,7 +44,7 @@ def file_of(**changes) -> GgufFile:
     return GgufFile(Path("a.gguf"), keys, {})
 
 
-@pytest.mark.parametrize("rule", OWN)
+@each("rule", OWN)
 @given(text=st.text() | st.text("ab' \t\n\r129.,;!?LlSs中🙂é"))
 def test_texts_fall_into_the_tokens_of_the_original(rule, text):
     original = Tokenizer.from_str(tokenizer_json())
@@ -98,7 +99,7 @@ def test_a_chat_template_for_tools_stands_beside_the_other():
     assert codec.render_chat(messages) == TextCodec(made_files()).render_chat(messages)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "before", "after"),
     [
         ({}, [], []),
@@ -125,7 +126,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED.values(), ids=REFUSED)
+@each(("changes", "said"), REFUSED.values())
 def test_what_is_not_supported_is_named(changes, said):
     with pytest.raises(ConfigError, match=said):
         tokenizer_files(file_of(**changes))

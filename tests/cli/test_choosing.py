@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from specq.cli import chat, choosing, main, standard_input
 from specq.protocol import EngineError
+from tests.each import each
 
 SERVED = ["smollm2", "mine"]
 
@@ -37,7 +38,7 @@ def outcome(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "expected"),
     [
         ("1\n", ["started tiny, True"]),
@@ -64,15 +65,18 @@ def test_where_nobody_can_be_asked_it_is_said_what_to_do(outcome):
     assert "specq up --model tiny --broker tcp://127.0.0.1:PORT" in said
 
 
-@pytest.mark.parametrize("at_terminal", [True, False])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@each(
+    ("at_terminal", "arguments", "expected"),
     [
-        (("--model", "smollm2"), "connected for 'smollm2'"),
-        ((), "connected for ''"),
-        (("--model", "tiny", "--draft-model", "tiny"), "started tiny, True"),
-        (("--model", "tiny", "--draft-model", ""), "started tiny, False"),
-        (("--model", "tiny", "--broker", "tcp://127.0.0.1:5999"), "connected for 'tiny'"),
+        (at_terminal, arguments, expected)
+        for at_terminal in [True, False]
+        for (arguments, expected) in [
+            (("--model", "smollm2"), "connected for 'smollm2'"),
+            ((), "connected for ''"),
+            (("--model", "tiny", "--draft-model", "tiny"), "started tiny, True"),
+            (("--model", "tiny", "--draft-model", ""), "started tiny, False"),
+            (("--model", "tiny", "--broker", "tcp://127.0.0.1:5999"), "connected for 'tiny'"),
+        ]
     ],
 )
 def test_nobody_is_asked_where_it_was_said(outcome, arguments, expected, at_terminal):
@@ -88,7 +92,7 @@ def test_a_name_that_no_model_could_have_is_refused_with_the_served_one_that_is_
     assert said.endswith("served are smollm2, mine; did you mean 'smollm2'?\n")
 
 
-@pytest.mark.parametrize("served", [None, []])
+@each("served", [None, []])
 def test_where_nothing_is_served_the_model_is_started(outcome, monkeypatch, served):
     monkeypatch.setattr(chat, "_served_models", lambda _client: served)
     assert outcome("--model", "tiny")[0] == ["started tiny, True"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, Dra
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.runtime.columns import columns
 from specq.runtime.table import resolve
+from tests.each import each
 
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 CALL_HELP = "from specq.cli import main; main(['--help'], standalone_mode=False)"
@@ -40,7 +42,7 @@ def _run(*arguments: str):
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize(
+@each(
     "module", ["specq", "specq.cli", "specq.client", "specq.broker.core", "specq.processes.broker", "specq.text.codec"]
 )
 def test_broker_and_client_start_without_torch(module):
@@ -72,7 +74,7 @@ def test_version():
     assert _run("--version").output.strip() == f"specq, version {__version__}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_each_command_has_help(name):
     """Every command of the table exists, is summed up in the list, and explains itself."""
     result = _run(name, "--help")
@@ -82,7 +84,7 @@ def test_each_command_has_help(name):
     assert SUMMARIES[name] in _run("--help").stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "status", "said"),
     [
         (["broker", "--bind", "tcp://0.0.0.0:1"], 2, "broker.bind is tcp://0.0.0.0:1, which others can reach"),
@@ -115,30 +117,29 @@ def test_mistakes_are_one_clear_line(arguments, status, said):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
+@each(
+    ("keys", "said", "command"),
     [
-        ("none", "there is neither a directory of keys none nor a key none.secret"),
-        ("file", "there is neither a directory of keys file nor a key file.secret"),
-        ("empty", "empty holds no secret key of the role"),
-        ("bad", "bad/x.secret is not a valid key file"),
-        ("bad/x", "bad/x.secret is not a valid key file"),
-        ("folder", "cannot read the key folder/x.secret: Is a directory"),
-        ("n" * 300, "File name too long"),
-        ("~nobody-of-this-name/x", "Could not determine home directory"),
+        (keys, said, command)
+        for (keys, said) in [
+            ("none", "there is neither a directory of keys none nor a key none.secret"),
+            ("file", "there is neither a directory of keys file nor a key file.secret"),
+            ("empty", "empty holds no secret key of the role"),
+            ("bad", "bad/x.secret is not a valid key file"),
+            ("bad/x", "bad/x.secret is not a valid key file"),
+            ("folder", "cannot read the key folder/x.secret: Is a directory"),
+            ("n" * 300, "File name too long"),
+            ("~nobody-of-this-name/x", "Could not determine home directory"),
+        ]
+        for command in [
+            ["worker", "--role", "target", "--broker"],
+            ["worker", "--role", "draft", "--broker"],
+            ["broker", "--journal", "none", "--bind"],
+            ["serve", "--bind"],
+            ["up", "--model", "tiny", "--broker"],
+            ["status", "--broker"],
+        ]
     ],
-)
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["worker", "--role", "target", "--broker"],
-        ["worker", "--role", "draft", "--broker"],
-        ["broker", "--journal", "none", "--bind"],
-        ["serve", "--bind"],
-        ["up", "--model", "tiny", "--broker"],
-        ["status", "--broker"],
-    ],
-    ids=" ".join,
 )
 def test_keys_that_cannot_be_used_are_refused_before_anything_is_loaded(
     command, keys, said, tmp_path, monkeypatch, free_address
@@ -228,7 +229,7 @@ def test_broker_process_answers_and_stops(spawn, free_address):
     assert broker.wait(10) == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "section",
     [
         BrokerConfig(bind="tcp://*:6000", insecure=True, max_jobs=5, cores=(0, 3)),
@@ -237,7 +238,6 @@ def test_broker_process_answers_and_stops(spawn, free_address):
         UpConfig(targets=2, drafters=0),
         ClientConfig(timeout_s=0.5),
     ],
-    ids=lambda section: type(section).__name__,
 )
 def test_options_carry_a_section_whole(section):
     """The options made from a section read back as the same section; a default needs none."""
@@ -255,7 +255,7 @@ def test_columns():
     assert columns([("NAME", "N"), ("a", 10), ("long", 5)]) == "NAME  N\na     10\nlong   5"
 
 
-@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+@each("seconds", ["nan", "-1", "inf", "soon"])
 def test_seconds_to_wait_are_a_number(tmp_path, seconds):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n')
@@ -263,8 +263,7 @@ def test_seconds_to_wait_are_a_number(tmp_path, seconds):
     assert _run("submit", str(prompts), "--wait-seconds", seconds).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["results", "cancel", "trace"])
-@pytest.mark.parametrize("job", ["sea", "0", str(2**63)])
+@each(("command", "job"), product(["results", "cancel", "trace"], ["sea", "0", str(2**63)]))
 def test_what_is_no_job_is_told_where_jobs_are_listed(command, job):
     """`specq jobs` shows the id of a prompt beside the job's number, and only the number names one."""
     result = _run(command, job)
@@ -294,7 +293,7 @@ def test_an_interrupt_while_modules_are_imported_is_no_traceback():
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "handler"),
     [("sys.meta_path.pop(0)", "signal.default_int_handler"), ("signal.signal(2, signal.SIG_IGN)", "signal.SIG_IGN")],
 )
@@ -322,7 +321,7 @@ class Desk:
         return [{**line, "job_id": number, "state": state} for number, state in enumerate(states, 1)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "number", "says_more"),
     [((), 20, True), (("--limit", "7"), 7, True), (("--all",), 50, False), (("--limit", "60"), 50, False)],
 )
@@ -356,7 +355,7 @@ def test_up_takes_an_engine_and_its_options_as_a_worker_does(monkeypatch):
 VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ("up", "--config", VLLM_CONFIG),
@@ -383,7 +382,7 @@ def test_an_engine_that_is_none_is_named_before_anything_is_started(monkeypatch,
     assert "vlm" in done.stderr
 
 
-@pytest.mark.parametrize(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
+@each(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
 def test_an_empty_draft_model_is_none(monkeypatch, tmp_path, draft_model, expected):
     """On the command line; it wins over that of the file."""
     given = []

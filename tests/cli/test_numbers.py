@@ -9,18 +9,22 @@ import pytest
 
 from specq.cli import main
 from specq.runtime import Number
+from tests.each import each
 
 
-@pytest.mark.parametrize("kind", [Number(0), Number(0.01), Number(0, min_open=True)])
-@pytest.mark.parametrize(
-    ("value", "said"),
+@each(
+    ("kind", "value", "said"),
     [
-        ("nan", "nan is not a number"),
-        ("inf", "inf is not a finite number"),
-        ("1e400", "1e400 is not a finite number"),
-        ("-inf", "-inf is not in the range x>"),
-        ("-1", "-1.0 is not in the range x>"),
-        ("two", "'two' is not a valid number"),
+        (kind, value, said)
+        for kind in [Number(0), Number(0.01), Number(0, min_open=True)]
+        for (value, said) in [
+            ("nan", "nan is not a number"),
+            ("inf", "inf is not a finite number"),
+            ("1e400", "1e400 is not a finite number"),
+            ("-inf", "-inf is not in the range x>"),
+            ("-1", "-1.0 is not in the range x>"),
+            ("two", "'two' is not a valid number"),
+        ]
     ],
 )
 def test_what_is_no_number_of_the_range_is_refused(kind, value, said):

@@ -18,6 +18,7 @@ from bench.suite import suite
 from specq.cli import main, simulate, submit
 from specq.protocol import ConfigError
 from specq.runtime import OutFile, OutFolder, writing
+from tests.each import each
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 FILES = [
@@ -51,18 +52,18 @@ def chosen(kind: click.ParamType, value: str) -> object:
     return kind.convert(value, None, None)
 
 
-@pytest.mark.parametrize("command", [*FILES, *REPORTS], ids=" ".join)
+@each("command", [*FILES, *REPORTS])
 def test_a_file_that_cannot_be_written_is_refused_first(command, tmp_path):
     assert "is a directory" in refusal(*command, str(tmp_path))
     assert "/dev/full cannot be written: No space left on device" in refusal(*command, "/dev/full")
 
 
-@pytest.mark.parametrize("command", FILES, ids=" ".join)
+@each("command", FILES)
 def test_a_file_in_a_directory_that_is_not_there_is_refused_first(command, tmp_path):
     assert f"{tmp_path / 'none'} is no directory" in refusal(*command, str(tmp_path / "none" / "x"))
 
 
-@pytest.mark.parametrize("command", FOLDERS, ids=" ".join)
+@each("command", FOLDERS)
 def test_a_directory_that_cannot_be_made_is_refused_first(command, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(*command, str(tmp_path / "file"))

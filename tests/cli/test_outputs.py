@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from specq import Client
 from specq.cli import COMMANDS, main
 from specq.cli.outputs import unwritable_said
 from specq.runtime import OutFile, OutFolder
+from tests.each import each
 
 TOY = (sys.executable, "-m", "tests.journal.toy_target")
 FULL = "No space left on device"
@@ -80,8 +82,7 @@ def test_no_command_ends_with_a_traceback_where_standard_output_takes_nothing():
     assert [one for one in found if (one[2], one[3]) != expected[one[1]]] == []
 
 
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("ending", ["", "; sys.exit(0)"])
+@each(("closed", "ending"), product([False, True], ["", "; sys.exit(0)"]))
 def test_what_stays_in_the_buffer_is_noticed_before_the_interpreter_ends(closed, ending):
     """A process of its own: what it still holds must not become a traceback of the interpreter's, nor status 120."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -126,7 +127,7 @@ with unwritable_said():
     assert (done.returncode, done.stdout) == (0, "False True\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "said"),
     [
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x/y"), "specq: x/y: Is a directory"),
@@ -197,17 +198,9 @@ def test_what_brokers_tell_goes_nowhere_without_a_traceback(tmp_path, spawn, fre
         for line in lines:
             for shell in ("> /dev/full", ">&-"):
                 command = [
-                    "sh",
-                    "-c",
-                    f'exec "$@" {shell}',
-                    "sh",
-                    sys.executable,
-                    "-m",
-                    "specq",
-                    *line,
-                    "--broker",
+                    "sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "specq", *line, "--broker",
                     free_address,
-                ]
+                ]  # fmt: skip
                 done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
                 assert done.returncode == 2, (line, shell, done.stderr)
                 assert "cannot write standard output" in done.stderr.splitlines()[-1]

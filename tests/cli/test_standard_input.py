@@ -14,6 +14,7 @@ import pytest
 
 from specq.cli.chat import _question
 from specq.cli.standard_input import read_all, read_piped
+from tests.each import each
 
 PATIENCE_S = 30.0  # less than a test may take
 SAID = "specq: nothing came on standard input within 0 s; going on without it"
@@ -94,7 +95,7 @@ def test_standard_input_that_is_closed_has_nothing(monkeypatch):
         _question(())
 
 
-@pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_WRONLY])
+@each("mode", [os.O_RDONLY, os.O_WRONLY])
 def test_null_has_nothing(monkeypatch, mode):
     """Also where it cannot be read, as `nohup` leaves it."""
     with stdin_of(monkeypatch, os.open(os.devnull, mode)):
@@ -109,7 +110,7 @@ def test_who_asks_for_what_cannot_be_read_is_told(monkeypatch):
         read_all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "asked"),
     [
         (("Sum", "this", "up:"), "Sum this up: two\nlines"),

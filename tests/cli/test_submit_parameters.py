@@ -14,6 +14,7 @@ from specq.protocol.messages import Failed, Submit
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
 from specq.verification.seeds import derived_seed
+from tests.each import each
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -72,7 +73,7 @@ def test_no_parameter_is_forgotten():
     assert headings == ["Prompts and results", *GROUPS, "Options"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "reason"),
     [
         (["--n", "0"], "n is 0; it must be a whole number in [1, 128]"),
@@ -148,7 +149,7 @@ def test_a_completion_that_fails(tmp_path):
     assert [result["index"] for result in results] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@each("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_texts_are_shown_one_after_the_other(order):
     """Whatever the order in which they end, and each as soon as its turn has come."""
     results = [Result("x", "p", index=i) for i in range(3)]

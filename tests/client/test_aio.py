@@ -13,6 +13,7 @@ from specq.protocol.errors import JobError
 from specq.protocol.messages import Cancel, FetchTokenizer, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer
 from tests.client.asking import CHAT, run_async
+from tests.each import each
 
 
 def test_async_generate_and_status(broker, tmp_path):
@@ -109,7 +110,7 @@ def test_async_readiness_and_model(broker, tmp_path):
     assert run_async(scenario()).name == "fake"
 
 
-@pytest.mark.parametrize(("one", "other"), [(Client, specq.AsyncClient), (Job, AsyncJob)])
+@each(("one", "other"), [(Client, specq.AsyncClient), (Job, AsyncJob)])
 def test_both_clients_offer_the_same(one, other):
     """The same names, and calls that take the same; in asyncio, who waits for a job limits the time outside."""
     assert public(one) == public(other)

@@ -13,6 +13,7 @@ from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
+from tests.each import each
 
 CHATS = [[{"role": "user", "content": text}] for text in ("Hi", "Why?")]
 PROMPTS = ["two eggs", "a", "b"]
@@ -53,7 +54,7 @@ def broker():
         yield fake
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "prompt_ids"),
     [
         ({"prompt": PROMPTS}, [CODEC.encode(prompt) for prompt in PROMPTS]),
@@ -67,13 +68,14 @@ def broker():
 )
 def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
     """Of results in the order of the prompts, whatever kind they are."""
+    before = broker.num_heard(Submit)
     results = generate(broker, max_tokens=9, **arguments)
     assert [result.token_ids for result in results] == prompt_ids
     assert {result.index for result in results} <= {None}
-    assert broker.num_heard(Submit) == len(prompt_ids)
+    assert broker.num_heard(Submit) == before + len(prompt_ids)
 
 
-@pytest.mark.parametrize("arguments", [{"prompt": "a"}, {"messages": CHATS[0]}, {"token_ids": [5]}])
+@each("arguments", [{"prompt": "a"}, {"messages": CHATS[0]}, {"token_ids": [5]}])
 def test_one_prompt_is_no_list(generate, broker, arguments):
     assert isinstance(generate(broker, **arguments), specq.client.Result)
 
@@ -123,7 +125,7 @@ def test_one_that_fails_has_an_error(generate, broker):
     assert [result.text for result in results][::2] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "reason"),
     [
         ({"prompt": ["a", "", "b"]}, "prompt 1: the prompt is empty"),

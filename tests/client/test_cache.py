@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import orjson
-import pytest
 
 from specq.client.cache import TokenizerCache
 from specq.protocol.messages import TokenizerChunk
 from specq.testing.fake_broker import INFO
 from specq.testing.tokenizer import tokenizer_files
+from tests.each import each
 
 FILES = {"tokenizer_config.json": "{}", **tokenizer_files()}
 
@@ -52,7 +52,7 @@ def test_small_tokenizers_are_not_looked_up(tmp_path):
     assert cache.recall(first_piece(FILES, count=1)) is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"tokenizer.json": 3}', b"\xff", "cut", "other"])
+@each("damage", [b"", b"[]", b'{"tokenizer.json": 3}', b"\xff", "cut", "other"])
 def test_damaged_files(tmp_path, damage):
     """Whatever lies on the disk, what is not the tokenizer asked for is not used."""
     cache = TokenizerCache(tmp_path)

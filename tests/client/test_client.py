@@ -16,6 +16,7 @@ from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
 from specq.protocol.origins import DRAFT_WORKER, PLAIN
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 from tests.client.asking import CHAT
+from tests.each import each
 
 
 def test_generate(client):
@@ -32,7 +33,7 @@ def test_generate(client):
     assert stats["tokens_per_second"] > 0
     assert stats["time_to_first_token_ms"] > 0
     assert (stats["acceptance_rate"], stats["mean_accepted_length"]) == (0.75, 2.5)
-    assert {**stats, **result.internal}.items() >= STATS.items()
+    assert {**stats, **result.internal, **result.usage}.items() >= STATS.items()
     assert not set(stats) & set(result.internal)
     assert list(result.to_dict()) == [
         "id",
@@ -73,7 +74,7 @@ def test_stop_strings(client):
     assert result.token_ids == ANSWER_IDS
 
 
-@pytest.mark.parametrize("stop", [(), ("END",)])
+@each("stop", [(), ("END",)])
 def test_stream(client, stop):
     """Pieces join to the text of the result, flags to all tokens; no piece shows part of a stop string."""
     pieces = list(client.stream("a", stop=stop, max_tokens=100))

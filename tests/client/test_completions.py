@@ -14,6 +14,7 @@ from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
+from tests.each import each
 
 SEED, N = 7, 3
 SEEDS = [derived_seed(SEED, index) for index in range(N)]
@@ -107,7 +108,7 @@ def test_pieces_bear_the_index(tmp_path):
     check([mine[-1].result for mine in own])
 
 
-@pytest.mark.parametrize("failing", range(N))
+@each("failing", range(N))
 def test_a_completion_that_fails_harms_no_other(tmp_path, failing):
     """Its result says why; the others are whole."""
     with FakeBroker(Reversed(failing)) as broker, Client(broker.address, cache_dir=tmp_path) as client:
@@ -209,7 +210,7 @@ def test_async_closing_stops_the_jobs_that_run(tmp_path):
         assert cancelled(broker, N)
 
 
-@pytest.mark.parametrize("call", ["generate", "submit"])
+@each("call", ["generate", "submit"])
 def test_cancelling_who_waits_stops_the_jobs(tmp_path, call):
     """While the client stays open; its other jobs run on, and a shield keeps a job from it."""
 

@@ -12,6 +12,7 @@ from specq.protocol.origins import DRAFT_WORKER, PLAIN, origin_names
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, make_core, new_ids
+from tests.each import each
 
 
 def test_a_job_from_start_to_end():
@@ -217,7 +218,7 @@ class Flaky:
         return [m for m in delta for _ in range(self.random.choice([0, 1, 1, 2]))]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_any_network_gives_the_same_text(seed):
     """Whatever is lost, doubled, reordered or forgotten, the client gets each token once, in order, and the end."""
     core, _ = make_core(timeout_s=1000.0)

@@ -1,7 +1,6 @@
 """Jobs that nobody waits for, by the core alone: left to the broker, looked up, stopped, listed."""
 
 import numpy as np
-import pytest
 
 from specq.client.core import LISTING, ClientCore
 from specq.client.events import FoundJob, JobPage, JobTaken, RequestFailed
@@ -9,6 +8,7 @@ from specq.protocol.messages import Accepted, Cancel, Failed, Follow, JobInfo, J
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, cancels, new_ids
+from tests.each import each
 
 
 def info(*, ended: bool, elapsed_ms: int = 1500) -> JobInfo:
@@ -16,7 +16,7 @@ def info(*, ended: bool, elapsed_ms: int = 1500) -> JobInfo:
     return JobInfo(job_id=7, params=params, ended=ended, elapsed_ms=elapsed_ms, prompt_ids=np.array([1], np.int32))
 
 
-@pytest.mark.parametrize("answer", [Accepted(job_id=7), tokens(7, 0, [5])])
+@each("answer", [Accepted(job_id=7), tokens(7, 0, [5])])
 def test_a_detached_job_is_left_to_the_broker(answer):
     """It is repeated until the broker has it, and then forgotten; it is never stopped."""
     core = ClientCore("", 10.0)

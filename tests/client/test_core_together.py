@@ -15,6 +15,7 @@ from specq.protocol.origins import CORRECTED, DRAFT_WORKER, PLAIN
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.fake_broker import tokens
+from tests.each import each
 
 
 def together(*jobs: tuple[int, int, list[int]], **changes: Any) -> JobTokens:
@@ -93,7 +94,7 @@ def test_jobs_that_are_left_or_looked_up() -> None:
     assert Follow(job_id=6, have=1) in core.take_outbox()
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "reason"),
     [
         ({"base_lens": [0]}, "base_lens has 1 elements, not 2"),
@@ -111,9 +112,7 @@ def test_arrays_that_do_not_fit_are_refused_as_a_whole(changes: dict[str, list[i
     assert text(core.receive(together((7, 0, [5, 6]), (8, 0, [4])), 0.2), 7) == [5, 6]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"job_ids": [-1]}, {"base_lens": [-1]}, {"token_ids": [-5]}, {"origins": [99]}], ids=str
-)
+@each("changes", [{"job_ids": [-1]}, {"base_lens": [-1]}, {"token_ids": [-5]}, {"origins": [99]}])
 def test_numbers_out_of_bounds_are_refused(changes: dict[str, list[int]]) -> None:
     """By the wire format already."""
     with pytest.raises(ProtocolError, match=f"job_tokens.{next(iter(changes))} must hold"):

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from specq.client.core import ClientCore
 from specq.client.events import RequestFailed
 from specq.protocol import Accepted, Clock, GetClock, TraceEvents, trace_events
 from tests.client.cores import make_core
+from tests.each import each
 
 
 def traced(*, keep_running: bool = False) -> ClientCore:
@@ -28,7 +27,7 @@ def noted(core: ClientCore) -> list[int]:
     return [kind for one in core.take_outbox() if isinstance(one, TraceEvents) for kind in one.kinds.tolist()]
 
 
-@pytest.mark.parametrize("keep_running", [False, True])
+@each("keep_running", [False, True])
 def test_a_job_that_nobody_waits_for_any_more(keep_running):
     """Also one that the broker goes on with."""
     core = traced(keep_running=keep_running)

@@ -1,13 +1,13 @@
 """Which message answers which request, and how many jobs are unanswered at a time."""
 
 import numpy as np
-import pytest
 
 from specq.client.core import STATUS, TOKENIZER, ClientCore
 from specq.client.pending import MAX_UNANSWERED
 from specq.protocol.messages import Accepted, Cancel, Submit
 from specq.protocol.params import SamplingParams
 from tests.client.cores import make_core
+from tests.each import each
 
 
 def submit_job(core: ClientCore, job_id: int, now: float) -> None:
@@ -27,7 +27,7 @@ def test_other_traffic_does_not_answer_for_a_job():
     assert "is there, but has not answered this for 3 s" in str(event.error)
 
 
-@pytest.mark.parametrize("ask", [ClientCore.get_status, lambda core, now: core.fetch_tokenizer("", now)])
+@each("ask", [ClientCore.get_status, lambda core, now: core.fetch_tokenizer("", now)])
 def test_other_traffic_does_not_answer_for_a_question(ask):
     """Neither for the state nor for the tokenizer."""
     core, _ = make_core(timeout_s=3.0)
@@ -56,7 +56,7 @@ def test_jobs_wait_their_turn():
     assert now > 2 * core.timeout_s
 
 
-@pytest.mark.parametrize("heard", [None, 0.5])
+@each("heard", [None, 0.5])
 def test_a_silent_broker_is_told_of_to_all_at_once(heard):
     """Those that wait for their turn, too; none of them twice."""
     core, count = ClientCore("tcp://somewhere:1", 3.0), 5 * MAX_UNANSWERED

@@ -9,6 +9,7 @@ from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, JobList, ListJobs, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import FakeBroker, answer
+from tests.each import each
 
 
 def job(job_id: int) -> Submit:
@@ -45,7 +46,7 @@ def test_lines_that_are_left_to_the_broker_name_the_model_that_their_client_asks
     assert [(detached.job_ids, "toy")] == [((job.job_id,), job.model) for job in jobs]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"{}", b"[1]", b'[{"job_id": 1}]', b"\xff"])
+@each("data", [b"", b"{", b"{}", b"[1]", b'[{"job_id": 1}]', b"\xff"])
 def test_a_list_of_jobs_that_is_none_is_said_to_be_so(data):
     def reply(message):
         return [JobList(skip=message.skip, data=np.frombuffer(data, np.uint8))] if isinstance(message, ListJobs) else []

@@ -13,6 +13,7 @@ from specq.protocol.messages import Accepted, Cancel, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer, tokens
 from tests.client.asking import CHAT, run_async
 from tests.client.cores import TEXT, make_core, new_ids
+from tests.each import each
 
 
 def kept_core() -> tuple[ClientCore, Submit]:
@@ -111,7 +112,7 @@ def test_logprobs_come_with_the_tokens():
 # --- over sockets -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("known", range(len(ANSWER_IDS) + 1))
+@each("known", range(len(ANSWER_IDS) + 1))
 def test_a_stream_goes_on_from_any_position(client, known):
     """The text of the first tokens and the text of a stream that goes on after them make the whole."""
     texts, count = [], 0
@@ -174,7 +175,7 @@ def test_variables_reach_the_chat_template(client):
     assert opened != closed
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "said"),
     [
         ({"prompt": "a", "chat_template_kwargs": {"a": 1}}, "without messages"),

@@ -3,10 +3,9 @@
 import json
 import threading
 
-import pytest
-
 from specq.client.prompt_files import Line, failure, parse_line, read_lines, result_line, run_lines
 from specq.protocol.errors import JobError
+from tests.each import each
 
 # --- lines --------------------------------------------------------------------------------------------------------
 
@@ -17,24 +16,19 @@ def test_lines_are_numbered_and_blank_ones_skipped():
     assert [(line.number, line.id, line.prompt, line.error) for line in lines] == [(1, 1, "a", ""), (3, 7, "b", "")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "reason"),
     [
-        (b"{", "line 4 is not valid JSON"),
-        (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
+        (b"{", "line 4 is not valid JSON"), (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
         (b"[" * 100_000, "line 4 is not valid JSON"),
         (b'{"prompt": "a", "id": ' + b"[" * 101 + b"]" * 101 + b"}", "line 4 is nested more than 100 levels deep"),
         (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", "line 4 is nested more than 100 levels deep"),
         (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
-        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
-        (b'["a"]', "line 4 is not a JSON object, but a list"),
-        (b'"a"', "a string"),
-        (b"null", "null"),
-        (b"3", "a number"),
-        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"),
-        (b'{"prompt": null}', "none of"),
+        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"), (b'["a"]', "line 4 is not a JSON object, but a list"),
+        (b'"a"', "a string"), (b"null", "null"), (b"3", "a number"),
+        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"), (b'{"prompt": null}', "none of"),
     ],
-)
+)  # fmt: skip
 def test_malformed_lines(raw, reason):
     """What is wrong is said with the line's number."""
     assert reason in parse_line(4, raw).error
@@ -45,7 +39,7 @@ def test_null_is_not_given():
     assert (line.arguments, line.error) == ({"prompt": "a"}, "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "hint"),
     [("temprature", "did you mean 'temperature'? "), ("top-p", "did you mean 'top_p'? "), ("reference", "")],
 )
@@ -58,7 +52,7 @@ def test_unknown_keys_are_refused(key, hint):
     assert "temperature" in error.partition("known are")[2]
 
 
-@pytest.mark.parametrize("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
+@each("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
 def test_result_lines_hold_anything(bad):
     """Whatever a line said can be echoed."""
     assert json.loads(result_line(failure(Line(1, bad), "no")))["prompt"] == bad["prompt"]

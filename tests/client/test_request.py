@@ -19,12 +19,13 @@ from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
 from specq.verification.seeds import derived_seed
+from tests.each import each
 
 SERVED = Served(INFO, CODEC)
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "hint"),
     [
         ("max_token", "did you mean 'max_tokens'? known are"),
@@ -71,13 +72,13 @@ def test_a_seed_of_any_sign_is_the_job_s_and_its_completions():
     assert read_request({"prompt": "a", "seed": hashed(-1)}, SERVED).submits[0].params == alone.params
 
 
-@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
+@each("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
 def test_what_is_no_seed_of_64_bits(seed):
     with pytest.raises(JobError, match=r"seed is .*; it must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
         read_parameters({"seed": seed})
 
 
-@pytest.mark.parametrize("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
+@each("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
 def test_what_is_no_salt(salt):
     with pytest.raises(JobError, match=r"cache_salt is .*; it must be text of 1 to 1000 characters"):
         read_job_options({"cache_salt": salt})
@@ -91,27 +92,18 @@ def test_a_salt_goes_with_the_job_and_changes_nothing_else():
     assert decode(encode(salted)) == replace(plain, cache_salt="pepper\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "reason"),
     [
-        ({}, "exactly one"),
-        ({"prompt": "a", "token_ids": [1]}, "prompt and token_ids"),
-        ({"prompt": ""}, "empty"),
-        ({"prompt": 3}, "string"),
-        ({"prompt": "\ud800"}, "Unicode"),
-        ({"messages": []}, "at least one"),
-        ({"messages": [{"role": "user", "content": "\udc00"}]}, "Unicode"),
-        ({"messages": "hi"}, "list"),
-        ({"token_ids": []}, "empty"),
-        ({"token_ids": [1, True]}, "integers"),
-        ({"token_ids": [1.0]}, "integers"),
-        ({"token_ids": "12"}, "integers"),
-        ({"token_ids": [3, INFO.num_tokens]}, f"{INFO.num_tokens} is outside"),
-        ({"token_ids": [-1]}, "-1 is outside"),
-        ({"token_ids": [2**40]}, "outside"),
+        ({}, "exactly one"), ({"prompt": "a", "token_ids": [1]}, "prompt and token_ids"), ({"prompt": ""}, "empty"),
+        ({"prompt": 3}, "string"), ({"prompt": "\ud800"}, "Unicode"), ({"messages": []}, "at least one"),
+        ({"messages": [{"role": "user", "content": "\udc00"}]}, "Unicode"), ({"messages": "hi"}, "list"),
+        ({"token_ids": []}, "empty"), ({"token_ids": [1, True]}, "integers"), ({"token_ids": [1.0]}, "integers"),
+        ({"token_ids": "12"}, "integers"), ({"token_ids": [3, INFO.num_tokens]}, f"{INFO.num_tokens} is outside"),
+        ({"token_ids": [-1]}, "-1 is outside"), ({"token_ids": [2**40]}, "outside"),
         ({"token_ids": [3] * 100}, "100 tokens"),
     ],
-)
+)  # fmt: skip
 def test_bad_prompts(source, reason):
     """Each unusable prompt is refused with what is wrong with it."""
     with pytest.raises(JobError, match=reason) as caught:
@@ -119,7 +111,7 @@ def test_bad_prompts(source, reason):
     assert caught.value.code == "invalid"
 
 
-@pytest.mark.parametrize(
+@each(
     ("params", "reason"),
     [
         ({"temperature": -0.1}, "temperature"),
@@ -314,22 +306,16 @@ def test_bad_words_have_no_special_tokens():
     st.fixed_dictionaries(
         {},
         optional={
-            "temperature": st.floats(0, allow_nan=False, allow_infinity=False),
-            "top_k": st.integers(0),
-            "seed": st.integers(0),
-            "stop": st.lists(st.text(st.characters(), min_size=1, max_size=256), max_size=64),
+            "temperature": st.floats(0, allow_nan=False, allow_infinity=False), "top_k": st.integers(0),
+            "seed": st.integers(0), "stop": st.lists(st.text(st.characters(), min_size=1, max_size=256), max_size=64),
             "stop_token_ids": st.lists(st.integers(0)),
             "logit_bias": st.dictionaries(st.integers(0), st.floats(-100, 100)),
-            "bad_words": st.lists(st.text(st.characters(), min_size=1)),
-            "max_tokens": st.integers(1),
-            "min_tokens": st.integers(0),
-            "logprobs": st.integers(-1),
-            "n": st.integers(1, 3),
-            "max_depth": st.integers(0),
-            "tree": st.lists(st.lists(st.integers(0))),
+            "bad_words": st.lists(st.text(st.characters(), min_size=1)), "max_tokens": st.integers(1),
+            "min_tokens": st.integers(0), "logprobs": st.integers(-1), "n": st.integers(1, 3),
+            "max_depth": st.integers(0), "tree": st.lists(st.lists(st.integers(0))),
         },
     )
-)
+)  # fmt: skip
 def test_what_is_accepted_can_be_sent(values):
     """Whatever the values: they are refused with a reason, or every message of the request travels unchanged."""
     try:

@@ -1,8 +1,7 @@
 """The statistics of speculation in a result."""
 
-import pytest
-
 from specq.client.result import Result, internal_counts, speculation_stats
+from tests.each import each
 
 SHAPE = {"drafted_rounds": 4, "leaves": 10, "depths": 13}
 
@@ -30,7 +29,7 @@ def test_nothing_drafted():
     assert {stats[name] for name in ("acceptance_rate", "mean_accepted_length", "candidates", "depth")} == {0.0}
 
 
-@pytest.mark.parametrize("missing", SHAPE)
+@each("missing", SHAPE)
 def test_a_shape_that_was_not_counted(missing):
     """Of a verifier that does not count it nothing is claimed."""
     stats = speculation_stats({name: count for name, count in SHAPE.items() if name != missing})

@@ -16,6 +16,7 @@ import pytest
 from specq.client import results_file
 from specq.client.results_file import SUFFIX, ResultsFile
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 PROMPTS = [f"prompt {i}" for i in range(1, 8)]
 OPTIONS = {"temperature": 0.8, "stop": ("END",)}
@@ -169,7 +170,7 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
     assert path.read_bytes() == WHOLE
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         {"size": "x"},
@@ -179,8 +180,9 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
         {"done": 1.5, "size": 1, "digest": ""},
     ],
 )
-def test_a_damaged_log_is_named(path, line):
+def test_a_damaged_log_is_named(tmp_path, line):
     """Somebody edited it: the message says which file to delete."""
+    path = tmp_path / "results.jsonl"
     with pytest.raises(Stop):
         write(path, stop_after=2)
     log = Path(f"{path}{SUFFIX}")

@@ -11,20 +11,15 @@ from specq.protocol.messages import Failed, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from specq.testing.fake_broker import STATS as STATS_SENT
+from tests.each import each
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 FIELDS = ["id", "prompt", "text", "token_ids", "finish_reason", "usage", "stats", "error"]
 STATS = [
-    "rounds",
-    "draft_tokens",
-    "accepted_tokens",
-    "acceptance_rate",
-    "mean_accepted_length",
-    "tokens_per_second",
-    "time_to_first_token_ms",
-    "seed",
-]
+    "rounds", "draft_tokens", "accepted_tokens", "acceptance_rate", "mean_accepted_length", "tokens_per_second",
+    "time_to_first_token_ms", "seed",
+]  # fmt: skip
 
 
 def test_good_lines(broker, tmp_path):
@@ -155,22 +150,17 @@ def test_an_empty_file(broker, tmp_path):
     assert (outcome.exit_code, results) == (0, [])
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "reason"),
     [
-        (["--temperature", "-1"], "temperature"),
-        (["--temperature", "nan"], "temperature"),
-        (["--top-p", "-0.1"], "top_p"),
-        (["--strategy", "wishful"], "deterministic"),
-        (["--max-tokens", "0"], "max_tokens"),
-        (["--max-tokens", "many"], "many"),
-        (["--concurrency", "0"], "concurrency"),
-        (["--config", "/no/such/file"], "/no/such/file"),
-        (["--broker", "nonsense"], "nonsense"),
-        (["--out", "/no/such/folder/x"], "/no/such/folder"),
+        (["--temperature", "-1"], "temperature"), (["--temperature", "nan"], "temperature"),
+        (["--top-p", "-0.1"], "top_p"), (["--strategy", "wishful"], "deterministic"),
+        (["--max-tokens", "0"], "max_tokens"), (["--max-tokens", "many"], "many"),
+        (["--concurrency", "0"], "concurrency"), (["--config", "/no/such/file"], "/no/such/file"),
+        (["--broker", "nonsense"], "nonsense"), (["--out", "/no/such/folder/x"], "/no/such/folder"),
         (["--wat"], "--wat"),
     ],
-)
+)  # fmt: skip
 def test_bad_options(broker, tmp_path, options, reason):
     """A bad option is one clear line and a failure, before any prompt is sent."""
     outcome, _ = run(broker, tmp_path, GOOD, *options)

@@ -13,6 +13,7 @@ from specq.cli.waiting import WaitReport
 from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer
 from specq.testing.waiting import wait_until
+from tests.each import each
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -54,7 +55,7 @@ def test_progress_bar(broker, tmp_path):
     assert "6/3" not in shown
 
 
-@pytest.mark.parametrize("gone", [True, False])
+@each("gone", [True, False])
 def test_nobody_there(tmp_path, gone):
     """No broker, or no verifier: one line that says what to start, exit status 1, earlier results untouched."""
     (tmp_path / "results.jsonl").write_text("")

@@ -8,9 +8,10 @@ from specq.config.addresses import check_bind, check_connect, connect_address
 from specq.config.sections import BrokerConfig, ClientConfig, TargetConfig
 from specq.protocol.addresses import parse_address, split_host
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     "bind",
     [
         *("tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750", "tcp://[0::0]:5750"),
@@ -35,7 +36,7 @@ def test_binds_beyond_this_machine_are_refused(bind):
     assert TargetConfig(bind=bind, keys="keys", advertise="tcp://gpu:5751").bind == bind
 
 
-@pytest.mark.parametrize(
+@each(
     "bind",
     [
         *("tcp://127.0.0.1:1", "tcp://127.8.8.8:1", "tcp://localhost:1", "tcp://LocalHost:1", "tcp://[::1]:1"),
@@ -49,35 +50,23 @@ def test_binds_of_this_machine_are_fine(bind):
 
 
 WRONG = {
-    "127.0.0.1:5750": "has no scheme, as in tcp://127.0.0.1:5750",
-    "tcp://127.0.0.1": "has no port",
-    "tcp://[::1]": "has no port",
-    "tcp://[::1]5750": "has no port",
-    "tcp://h:99999": "has the port '99999'; ports are 1 to 65535",
-    "tcp://h:0": "has the port '0'",
-    "tcp://h:x": "has the port 'x'",
-    "tcp://h:5750/": "has the port '5750/'",
-    "tcp://h:": "has the port ''",
-    "udp://h:1": "begins with udp://",
-    "http://h:1": "begins with http://",
-    "ipc://": "has no path",
-    "": "is empty",
-    " tcp://h:1": "has spaces",
-    "tcp://a b:1": "has spaces",
-    "tcp://:1": "has no host; * is every interface",
+    "127.0.0.1:5750": "has no scheme, as in tcp://127.0.0.1:5750", "tcp://127.0.0.1": "has no port",
+    "tcp://[::1]": "has no port", "tcp://[::1]5750": "has no port",
+    "tcp://h:99999": "has the port '99999'; ports are 1 to 65535", "tcp://h:0": "has the port '0'",
+    "tcp://h:x": "has the port 'x'", "tcp://h:5750/": "has the port '5750/'", "tcp://h:": "has the port ''",
+    "udp://h:1": "begins with udp://", "http://h:1": "begins with http://", "ipc://": "has no path", "": "is empty",
+    " tcp://h:1": "has spaces", "tcp://a b:1": "has spaces", "tcp://:1": "has no host; * is every interface",
     "tcp://::1:5750": "has an address of IPv6 without its brackets, as in tcp://[::1]:5750",
     "tcp://fe80::1%eth0:5750": "has an address of IPv6 without its brackets",
     "tcp://[h]:1": "has brackets around 'h', which is no address of IPv6",
-    "tcp://[127.0.0.1]:1": "has brackets around '127.0.0.1'",
-    "tcp://[::1:5750": "has brackets around",
+    "tcp://[127.0.0.1]:1": "has brackets around '127.0.0.1'", "tcp://[::1:5750": "has brackets around",
     "tcp://[1::2::3]:1": "has brackets around '1::2::3'",
     "tcp://[fe80::1]:1": "does not say on which interface the link-local address fe80::1 is, as in [fe80::1%eth0]",
     "tcp://256.1.1.1:1": "has the host 256.1.1.1, which is no address of IPv4",
     "tcp://1.2.3:1": "has the host 1.2.3, which is no address of IPv4",
-    "tcp://x/y:1": "has the host 'x/y', which is no name",
-    "tcp://me@h:1": "has the host 'me@h', which is no name",
+    "tcp://x/y:1": "has the host 'x/y', which is no name", "tcp://me@h:1": "has the host 'me@h', which is no name",
     "tcp://*.h:1": "has the host '*.h', which is no name",
-}
+}  # fmt: skip
 
 
 def test_what_is_wrong_with_an_address_is_said_with_its_key():
@@ -94,16 +83,9 @@ def test_what_is_wrong_with_an_address_is_said_with_its_key():
 
 def test_every_form_is_taken_apart_and_put_together():
     hosts = (
-        "h",
-        "a-b.c_d.example",
-        "eth0.100",
-        "127.0.0.1",
-        "::1",
-        "fe80::1%eth0",
-        "2001:db8::1",
-        "::ffff:1.2.3.4",
+        "h", "a-b.c_d.example", "eth0.100", "127.0.0.1", "::1", "fe80::1%eth0", "2001:db8::1", "::ffff:1.2.3.4",
         "bücher.example",
-    )
+    )  # fmt: skip
     for host in hosts:
         written = f"[{host}]" if ":" in host else host
         for port in (1, 5750, 65_535):
@@ -116,7 +98,7 @@ def test_every_form_is_taken_apart_and_put_together():
     assert split_host("::1") == ("::1", None)  # a Host header of a sloppy client
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
+@each("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
 def test_addresses_that_cannot_be_connected_to(address):
     with pytest.raises(ConfigError, match="must name a host and a port"):
         check_connect("client.broker", address)

@@ -9,6 +9,7 @@ import pytest
 from specq.config.loading import cache_dir, environment_of_children, load, override
 from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 ALL = sorted((Path(__file__).parent.parent.parent / "configs").glob("*.toml"))
 CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
@@ -37,7 +38,7 @@ def test_file_sets_what_it_names(write):
     assert BrokerConfig() == config.broker
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         (
@@ -63,8 +64,8 @@ def test_file_sets_what_it_names(write):
         ("[draft]\ncores = [-1]", ["draft.cores is (-1,)", "from 0"]),
         ("[draft]\nmodel = 3", ["draft.model is 3", "a string"]),
         ("[broker", ["is not valid TOML"]),
-        pytest.param("x = " + "[" * 3000, ["is no configuration", "hundreds deep"], id="deep lists"),
-        pytest.param("[target]\n" + "a." * 3000 + "a = 1", ["is no configuration", "hundreds deep"], id="deep tables"),
+        ("x = " + "[" * 3000, ["is no configuration", "hundreds deep"]),
+        ("[target]\n" + "a." * 3000 + "a = 1", ["is no configuration", "hundreds deep"]),
     ],
 )
 def test_mistakes_are_named(write, text, said):
@@ -114,6 +115,6 @@ def test_environment(write, monkeypatch, tmp_path):
     assert not {"SPECQ_CONFIG", "SPECQ_BROKER"} & set(environment_of_children())
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@each("path", CONFIGS)
 def test_shipped_files_load(path):
     assert load(path) != Config() or path.name == "laptop.toml"

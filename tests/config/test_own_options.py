@@ -14,6 +14,7 @@ from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 
 def worker_options(*arguments: str) -> dict[str, object]:
@@ -48,7 +49,7 @@ def test_the_command_line_wins_over_an_engines_section(write):
     assert options_of(TargetConfig(engine_options=("a=1", "b=x=y", 'c="1"'))) == {"a": 1, "b": "x=y", "c": "1"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "moved"),
     [
         ("[target]\nengine = 'vllm'\nmax_model_len = 512", "target.max_model_len is now target.vllm.max_model_len"),
@@ -73,7 +74,7 @@ def test_a_key_at_both_places_is_refused(write):
         load(write("[target]\nmax_model_len = 5\n[target.vllm]\nmax_model_len = 5\n"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         (("seed",), "engine option 'seed' is not of the form name=value"),
@@ -90,7 +91,7 @@ def test_wrong_options_of_an_engine_are_named(options, said):
         own_options(TargetConfig(engine_options=options), TorchOptions, ENGINES)
 
 
-@pytest.mark.parametrize("value", ["1979-05-27", "[1, 07:32:00]", "{ x = 1979-05-27T07:32:00Z }"])
+@each("value", ["1979-05-27", "[1, 07:32:00]", "{ x = 1979-05-27T07:32:00Z }"])
 def test_dates_are_refused_by_name(write, value):
     """TOML has them, and no engine takes any."""
     with pytest.raises(
@@ -113,7 +114,7 @@ def test_a_section_of_no_engine_is_named(write):
         own_options(target, TorchOptions, ENGINES)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "said"),
     [
         ({"max_model_len": "x"}, "vllm.max_model_len is 'x'; it must be a whole number"),

@@ -13,6 +13,7 @@ from specq.config.renamed import RENAMED
 from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig, kinds
 from specq.engines import ENGINES
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 
 def keys_of(section: str) -> set[str]:
@@ -27,7 +28,7 @@ def test_old_names_stand_for_keys_that_there_are():
         assert not set(names) & keys_of(section)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("[target]\nbackup = 'none'", Config(target=TargetConfig(prompt_lookup="none"))),
@@ -76,7 +77,7 @@ def test_the_command_line_may_have_the_old_name_of_a_key(write):
 NOW = {"tensor_parallel_size": 2}
 
 
-@pytest.mark.parametrize(
+@each(
     "given",
     [
         "[target]\nengine = 'vllm'\n[target.vllm]\ntensor_parallel = 2",
@@ -111,7 +112,7 @@ def test_the_command_line_wins_over_a_file_whichever_name_each_has(write):
         options_of(both)
 
 
-@pytest.mark.parametrize(("command", "further"), [(worker, ("--role", "target")), (up, ())])
+@each(("command", "further"), [(worker, ("--role", "target")), (up, ())])
 def test_commands_have_one_flag_for_it_and_take_the_old_one(command, further):
     for flag, name in (("--tensor-parallel-size", "tensor_parallel_size"), ("--tensor-parallel", "tensor_parallel")):
         context = command.make_context(command.name, [*further, flag, "2"], resilient_parsing=True)

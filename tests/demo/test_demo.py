@@ -16,6 +16,7 @@ from specq.config import Config, TargetConfig, UpConfig
 from specq.demo.figures import Speed, conclusion
 from specq.processes.deployment import absent_sources
 from specq.runtime.usage import Usage, busy_s, others_cores
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 QUIET = "the turns differ by more than drafts could change"
@@ -24,8 +25,7 @@ QUIET = "the turns differ by more than drafts could change"
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("arguments", "what_drafts"),
-    [(("--drafters", "1"), "1 draft worker:"), ((), "draft model in the verifier")],  # with more cores, workers too
+    ("arguments", "what_drafts"), [(("--drafters", "1"), "1 draft worker:"), ((), "draft model in the verifier")]
 )
 def test_demo(arguments, what_drafts):
     """Drafts are accepted and corrected, and by lookup alone, or without any speculation, the texts are the same."""
@@ -96,9 +96,7 @@ def test_the_report_shows_the_range_of_the_turns_and_compares_texts(capsys):
     assert re.search(r"^b .* [0-9a-f]{8} != [0-9a-f]{8}$", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("plain", "lookup", "specq", "said"),
-    [
+@each(("plain", "lookup", "specq", "said"), [
         ((80, 80, 80), (90, 90, 90), (120, 128, 124), ", 1.50 to 1.60 times as fast"),
         ((80, 80, 80), (90, 90, 90), (60, 64, 62), ", 0.75 to 0.80 times as fast: slower, here"),
         (
@@ -108,8 +106,7 @@ def test_the_report_shows_the_range_of_the_turns_and_compares_texts(capsys):
         ((81, 81, 81), (60, 60, 60), (54, 90, 60), "{}"),  # sometimes slower, sometimes faster
         ((40, 81, 60), (60, 60, 60), (60, 122, 90), "{}"),  # plain decoding itself varied by more
         ((60, 60, 30), (60, 60, 30), (54, 54, 27), "{}"),  # likewise, where specq was slower
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_there_is_a_verdict_only_where_the_turns_agree(plain, lookup, specq, said):
     speed = Speed({"plain": [*plain], "lookup": [*lookup], "specq": [*specq]})
     text = "shown: the same text as plain decoding, token for token"
@@ -145,7 +142,7 @@ def test_busy_are_the_cores_that_we_may_use(tmp_path):
     assert busy_s(path=file) == 46
 
 
-@pytest.mark.parametrize("are_built", [True, False])
+@each("are_built", [True, False])
 def test_kernels_are_spoken_of_only_where_they_are_compiled(monkeypatch, capsys, tmp_path, are_built):
     monkeypatch.setenv("SPECQ_CACHE", str(tmp_path))
     if are_built:
@@ -165,7 +162,7 @@ class Ready:
         return ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("drafters", "draft_model", "said"),
     [
         (0, "tiny", "draft model in the verifier"),

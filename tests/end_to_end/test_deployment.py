@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,12 @@ from specq.processes.missing import check_can_start
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
 from specq.testing.secured import make_all
+from tests.each import each
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("num_cores", "targets", "drafters", "expected"),
     [
         (1, 1, 2, CoreShares((0,), ((0,),), ((0,), (0,)))),
@@ -41,9 +43,7 @@ def test_divide_cores(num_cores, targets, drafters, expected):
     assert expected == divide_cores(num_cores, targets, drafters)
 
 
-@pytest.mark.parametrize("num_cores", range(1, 20))
-@pytest.mark.parametrize("targets", [1, 2, 5])
-@pytest.mark.parametrize("drafters", [0, 1, 2, 7])
+@each(("num_cores", "targets", "drafters"), product(range(1, 20), [1, 2, 5], [0, 1, 2, 7]))
 def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
     """Each process has a core that exists; from two cores on no target shares one with broker or drafters."""
     shares = divide_cores(num_cores, targets, drafters)
@@ -72,7 +72,7 @@ def who_drafts(config: Config, machine: Machine) -> tuple[str, int]:
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize(
+@each(
     ("machine", "expected"),
     [
         (Machine((0,)), ("smollm2", 0)),
@@ -90,18 +90,21 @@ def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize("machine", [LAPTOP, WORKSTATION, GPU_BOX])
-@pytest.mark.parametrize(
-    ("config", "expected"),
+@each(
+    ("machine", "config", "expected"),
     [
-        (Config(up=UpConfig(drafters=0)), ("", 0)),
-        (Config(up=UpConfig(drafters=3)), ("", 3)),
-        (Config(up=UpConfig(drafters=0), target=TargetConfig(draft_model="/own")), ("/own", 0)),
-        (Config(draft=DraftConfig(width=4)), ("", 2)),
-        (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
-        (Config(target=TargetConfig(engine="vllm")), ("", 2)),
-        (Config(draft=DraftConfig(proposer="ngram", own=(("ngram", ("longest=4",)),))), ("", 2)),
-        (Config(draft=DraftConfig(own=(("draft-model", ("rows=4",)),))), ("", 2)),
+        (machine, config, expected)
+        for machine in [LAPTOP, WORKSTATION, GPU_BOX]
+        for (config, expected) in [
+            (Config(up=UpConfig(drafters=0)), ("", 0)),
+            (Config(up=UpConfig(drafters=3)), ("", 3)),
+            (Config(up=UpConfig(drafters=0), target=TargetConfig(draft_model="/own")), ("/own", 0)),
+            (Config(draft=DraftConfig(width=4)), ("", 2)),
+            (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
+            (Config(target=TargetConfig(engine="vllm")), ("", 2)),
+            (Config(draft=DraftConfig(proposer="ngram", own=(("ngram", ("longest=4",)),))), ("", 2)),
+            (Config(draft=DraftConfig(own=(("draft-model", ("rows=4",)),))), ("", 2)),
+        ]
     ],
 )
 def test_what_is_said_is_done(machine: Machine, config: Config, expected: tuple[str, int]) -> None:
@@ -116,7 +119,7 @@ def test_a_draft_model_of_the_targets_own_section_stays_where_it_was_put() -> No
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize("drafters", [AUTO_DRAFTERS, 2])
+@each("drafters", [AUTO_DRAFTERS, 2])
 def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specq.processes.deployment.draft_for", lambda model: "")
     config = Config(up=UpConfig(drafters=drafters))
@@ -144,7 +147,7 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         Config(target=TargetConfig(model="tiny", draft_model="/none")),
@@ -158,7 +161,7 @@ def test_models_of_every_process_are_looked_for(config: Config) -> None:
         check_can_start(config, LAPTOP)
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         Config(target=TargetConfig(model="tiny", heads="smollm2", draft_model="tiny")),
@@ -173,14 +176,17 @@ def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Co
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize("machine", [LAPTOP, WORKSTATION, GPU_BOX])
-@pytest.mark.parametrize(
-    ("config", "expected"),
+@each(
+    ("machine", "config", "expected"),
     [
-        (Config(), ("", 0)),
-        (Config(target=TargetConfig(draft_model="/small"), draft=DraftConfig(model="/small", width=4)), ("", 0)),
-        (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
-        (Config(up=UpConfig(drafters=1)), ("", 1)),
+        (machine, config, expected)
+        for machine in [LAPTOP, WORKSTATION, GPU_BOX]
+        for (config, expected) in [
+            (Config(), ("", 0)),
+            (Config(target=TargetConfig(draft_model="/small"), draft=DraftConfig(model="/small", width=4)), ("", 0)),
+            (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
+            (Config(up=UpConfig(drafters=1)), ("", 1)),
+        ]
     ],
 )
 def test_without_a_draft_model_none_drafts_and_nothing_is_missed(
@@ -191,7 +197,7 @@ def test_without_a_draft_model_none_drafts_and_nothing_is_missed(
     assert not notes(config, machine)
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "about"),
     [
         (TargetConfig(model="tiny", heads="smollm2"), "tiny, drafted for by tiny and the heads smollm2"),
@@ -215,7 +221,7 @@ def test_a_table_of_a_proposer_that_is_not_chosen_is_no_wish_for_workers() -> No
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@pytest.mark.parametrize(("engine", "draft_model"), [("torch", "smollm2"), ("vllm", "")])
+@each(("engine", "draft_model"), [("torch", "smollm2"), ("vllm", "")])
 def test_without_a_key_for_draft_workers_there_are_none_and_that_is_said(
     tmp_path: Path, engine: str, draft_model: str
 ) -> None:
@@ -260,7 +266,7 @@ def test_a_draft_worker_of_another_vocabulary_is_told_the_target() -> None:
 # --- cores -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "helpers"),
     [
         (Config(up=UpConfig(1, 0)), "--engine-option helper_cores=[7]"),
@@ -283,7 +289,7 @@ def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 
 
-@pytest.mark.parametrize(
+@each(
     ("serve", "expected"),
     [
         (None, []),

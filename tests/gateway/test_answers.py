@@ -15,6 +15,7 @@ from specq.gateway.shapes import ChatShape, CompletionShape
 from specq.testing.fake_broker import CODEC
 from specq.testing.tokenizer import sentencepiece_files
 from specq.text import TextCodec
+from tests.each import each
 
 SENTENCEPIECE = TextCodec(sentencepiece_files())
 HEAD = Head("chatcmpl-1", 0, "m", "f")
@@ -67,7 +68,7 @@ def test_a_whole_stream():
     assert orjson.loads(events[-2][1])["usage"]["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
+@each("cut", range(1, 12))
 def test_a_stream_goes_on_after_any_event(cut):
     """What came up to an event, and what comes after its id, is what comes without a break."""
     whole = stream()
@@ -77,13 +78,13 @@ def test_a_stream_goes_on_after_any_event(cut):
     assert [data for _, data in before + after] == [data for _, data in whole]
 
 
-@pytest.mark.parametrize("event_id", ["x", "0", "1,2,3", "1,-1", "1,2;v", "1e,2ee", "1,2;u;u", "9" * 11 + ",1", ","])
+@each("event_id", ["x", "0", "1,2,3", "1,-1", "1,2;v", "1e,2ee", "1,2;u;u", "9" * 11 + ",1", ","])
 def test_positions_that_are_none(event_id):
     with pytest.raises(ApiError, match="Last-Event-ID"):
         sse.read_position(event_id, 2)
 
 
-@pytest.mark.parametrize("event_id", ["-,-", "0,-", "12,7e", "3e,4e;u"])
+@each("event_id", ["-,-", "0,-", "12,7e", "3e,4e;u"])
 def test_positions_are_read_as_they_are_written(event_id):
     assert str(sse.read_position(event_id, 2)) == event_id
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import httpx2
-import pytest
 
 from specq.gateway.api_keys import make_key
 from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import ANSWER, INFO, FakeBroker, answer
 from specq.testing.tokenizer import tokenizer_files
 from specq.text import tokenizer_chunks
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 PATH = "/v1/completions"
@@ -21,7 +21,7 @@ BOMB = zlib.compress(b" " * 20_000_000)
 PLAIN = {"Content-Type": "application/json"}
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"])
+@each("path", [PATH, "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"])
 def test_a_compressed_body_is_refused_by_its_header(http, path):
     """With what would be accepted (RFC 9110, 15.5.16); it is not unpacked, so that nothing can grow."""
     for coding, body in (("gzip", gzip.compress(JSON)), ("deflate", BOMB), ("zstd", b"\x28\xb5\x2f\xfd"), ("x", JSON)):
@@ -37,7 +37,7 @@ def test_a_second_content_encoding_is_seen_too(http):
     assert http.post(PATH, content=JSON, headers=httpx2.Headers(headers)).status_code == 415
 
 
-@pytest.mark.parametrize("coding", ["", "identity", "Identity"])
+@each("coding", ["", "identity", "Identity"])
 def test_a_body_that_is_said_to_be_plain_is_taken(http, coding):
     response = http.post(PATH, content=JSON, headers={**PLAIN, "Content-Encoding": coding})
     assert response.json()["choices"][0]["text"] == ANSWER
@@ -85,7 +85,7 @@ def test_pages_of_other_sites_may_send_these_headers(broker, own_cache, tmp_path
     assert (allowed.status_code, allowed.headers["access-control-allow-headers"]) == (200, wanted)
 
 
-@pytest.mark.parametrize("name", ["org/model", "/models/a b", "a/", "ä/%2f"])
+@each("name", ["org/model", "/models/a b", "a/", "ä/%2f"])
 def test_a_models_name_may_have_slashes(own_cache, name):
     """Also at its ends, and however the client writes them; the list has a slash at its end or none."""
 

@@ -9,6 +9,7 @@ from specq.cli import main
 from specq.config import ServeConfig, to_arguments
 from specq.gateway.api_keys import make_key
 from specq.protocol import ConfigError
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 HOME, OTHER = "https://chat.example.org", "http://localhost:3000"
@@ -33,10 +34,10 @@ def http(broker, own_cache, tmp_path):
         yield client
 
 
-@pytest.mark.parametrize("origin", [HOME, OTHER])
+@each("origin", [HOME, OTHER])
 def test_a_browser_asks_first_and_without_a_key(http, origin):
     """Whatever headers a client library adds."""
-    del http.headers["Authorization"]
+    http.headers.pop("Authorization", None)
     answer = http.options(PATH, headers={"Origin": origin, **ASKS})
     assert answer.status_code == 200
     assert answer.headers[ALLOW] == origin
@@ -57,9 +58,7 @@ def test_answers_and_refusals_can_be_read_by_its_pages(http):
     assert (refused.status_code, refused.headers[ALLOW]) == (401, HOME)
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", f"{HOME}.evil.example", "null", HOME.replace("https", "http")]
-)
+@each("origin", ["https://evil.example", f"{HOME}.evil.example", "null", HOME.replace("https", "http")])
 def test_pages_of_other_origins_are_kept_out(http, origin):
     """By the browser: it is not told that they may."""
     first = http.options(PATH, headers={"Origin": origin, **ASKS})
@@ -96,9 +95,7 @@ def test_the_option_is_repeated(monkeypatch):
     assert given == [config]
 
 
-@pytest.mark.parametrize(
-    "origin", ["chat.example.org", f"{HOME}/", f"{HOME}/page", "null", "https://*.example.org", ""]
-)
+@each("origin", ["chat.example.org", f"{HOME}/", f"{HOME}/page", "null", "https://*.example.org", ""])
 def test_what_no_browser_would_send_is_refused(origin):
     with pytest.raises(ConfigError, match=r"serve.cors_origins has .* which is not an origin"):
         ServeConfig(cors_origins=(HOME, origin))

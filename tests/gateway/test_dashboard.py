@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specq.gateway.metrics import Metrics
 from specq.gateway.pipeline_metrics import TABLE
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 BOARD: dict[str, Any] = json.loads((ROOT / "configs" / "grafana.json").read_text())
@@ -37,7 +37,7 @@ def queried(text: str) -> set[str]:
     return set(re.findall(r"(?:\bspecq_|\bvllm:)\w+", text))
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@each("expression", EXPRESSIONS)
 def test_a_panel_asks_for_metrics_that_there_are(expression):
     assert queried(expression)
     assert queried(expression) <= series()

@@ -11,6 +11,7 @@ from specq.protocol import JobError, Submit
 from specq.testing.fake_broker import INFO
 from specq.testing.tokenizer import tokenizer_files
 from specq.text import TextCodec
+from tests.each import each
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ENDPOINTS = {
@@ -53,13 +54,8 @@ BEYOND = {  # of the right type, and still wrong: beyond the bounds, the model, 
 }
 OWN = {
     "/v1/completions": {
-        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000],
-        "max_tokens": [0, 2**31],
-        "logprobs": [21],
-        "n": [0, 129],
-        "best_of": [2],
-        "echo": [True],
-        "explain": [True],
+        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000], "max_tokens": [0, 2**31],
+        "logprobs": [21], "n": [0, 129], "best_of": [2], "echo": [True], "explain": [True],
     },
     "/v1/chat/completions": {
         "messages": [[], [{"role": "wizard", "content": "a"}], [{"role": "user", "content": "a" * 1000}]],
@@ -79,7 +75,7 @@ OWN = {
         "text": [{"format": {"type": "json_schema"}}],
         "truncation": ["auto"],
     },
-}
+}  # fmt: skip
 
 
 def refused(http, path, body):
@@ -100,7 +96,7 @@ def wrong_values(path):
     assert {*own} <= {*known}
 
 
-@pytest.mark.parametrize("path", ENDPOINTS)
+@each("path", ENDPOINTS)
 def test_each_wrong_value_of_each_field_is_refused_by_the_fields_name(http, broker, path):
     """Also where the client's part or the model refuses it, and before any job is sent."""
     body = ENDPOINTS[path][1]

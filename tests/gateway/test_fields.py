@@ -1,5 +1,6 @@
 """Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
 
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -13,29 +14,13 @@ from specq.gateway import chat_call, completion_call, responses_call, token_call
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION
 from specq.protocol import JobError
+from tests.each import each
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 PLAIN = {"prompt": "Hi"}
 WRONG = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    1e400,
-    2**70,
-    "",
-    "x",
-    "\ud800",
-    [],
-    [None],
-    [[]],
-    [{}],
-    {},
-    {"x": None},
-    [1, "a"],
-]
+    None, True, False, 0, -1, 1.5, 1e400, 2**70, "", "x", "\ud800", [], [None], [[]], [{}], {}, {"x": None}, [1, "a"],
+]  # fmt: skip
 READERS = {
     "chat": (chat_call, CHAT),
     "plain": (completion_call, PLAIN),
@@ -51,7 +36,7 @@ CASES = [
 OPENAI = {"chat": ChatFields, "plain": PlainFields, "responses": ResponsesFields}
 
 
-@pytest.mark.parametrize("endpoint", READERS)
+@each("endpoint", READERS)
 def test_each_field_of_openais_client_is_known(endpoint):
     """Honoured, ignored, or refused with a reason of its own."""
     module, _ = READERS[endpoint]
@@ -76,7 +61,7 @@ def complaint(module, body):
     return None
 
 
-@pytest.mark.parametrize(("endpoint", "name"), CASES)
+@each(("endpoint", "name"), CASES)
 def test_wrong_types_are_refused_or_harmless(endpoint, name):
     module, body = READERS[endpoint]
     others = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # which have one name in the job
@@ -88,8 +73,7 @@ def test_wrong_types_are_refused_or_harmless(endpoint, name):
             assert name in str(error) or name in others, (name, value, str(error))
 
 
-@pytest.mark.parametrize("endpoint", READERS)
-@pytest.mark.parametrize("name", [*REFUSED, "functions", "nonsense", "temprature"])
+@each(("endpoint", "name"), product(READERS, [*REFUSED, "functions", "nonsense", "temprature"]))
 def test_what_cannot_be_honoured_is_refused_by_name(endpoint, name):
     module, body = READERS[endpoint]
 
@@ -99,7 +83,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(endpoint, name):
     assert raised.value.param == name
 
 
-@pytest.mark.parametrize("endpoint", READERS)
+@each("endpoint", READERS)
 def test_null_is_like_not_given(endpoint):
     module, body = READERS[endpoint]
     names = [name for name in (*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED) if name not in body]
@@ -112,7 +96,7 @@ def test_a_slip_is_guessed():
         chat_call.read({**CHAT, "temprature": 1})
 
 
-@pytest.mark.parametrize("body", [None, [], "x", 3, True])
+@each("body", [None, [], "x", 3, True])
 def test_a_body_is_an_object(body):
     for read in (chat_call.read, completion_call.read, token_call.read_tokenize, token_call.read_detokenize):
         with pytest.raises(ApiError, match="not a JSON object"):
@@ -126,28 +110,21 @@ def test_specqs_own_options_are_taken():
     assert set(NAMES) - {"max_tokens", "logprobs"} == {*SAMPLING, *SPECULATION} - {"priority", "deadline", "cache_salt"}
 
 
-@pytest.mark.parametrize(
+@each(
     "messages",
     [
-        [],
-        [[]],
-        [{}],
-        ["x"],
-        [{"role": 3, "content": "x"}],
-        [{"role": "user", "content": 3}],
-        [{"role": "user"}],
+        [], [[]], [{}], ["x"], [{"role": 3, "content": "x"}], [{"role": "user", "content": 3}], [{"role": "user"}],
         [{"role": "system", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}],
-        [{"role": "user", "content": ["x"]}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": ["x"]}],
     ],
-)
+)  # fmt: skip
 def test_messages_that_cannot_be_read(messages):
     with pytest.raises(ApiError, match="messages"):
         chat_call.read({"messages": messages})
 
 
-@pytest.mark.parametrize("role", ["wizard", "User", "", "ipython", "user "])
+@each("role", ["wizard", "User", "", "ipython", "user "])
 def test_a_role_that_there_is_not_is_named(role):
     """With its message, and the roles that there are: a template would render it as it is, or leave the message out."""
     said = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
@@ -164,14 +141,14 @@ def test_a_role_that_there_is_not_is_named(role):
         assert (refused.value.status, refused.value.param, refused.value.code) == (400, field, "invalid_value")
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+@each("role", ["system", "developer", "user", "assistant", "tool", "function"])
 def test_each_role_may_say_something_and_an_empty_text(role):
     for content in ("a", ""):
         said = [{"role": role, "content": content}]
         assert chat_call.read({"messages": said}).arguments["messages"] == said
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "reason"),
     [
         ({"role": "tool", "tool_call_id": "1"}, 'has no "content"'),
@@ -199,7 +176,7 @@ def test_an_assistant_may_have_said_nothing():
     assert [message.get("content") for message in read.arguments["messages"]] == [None, "No.", None]
 
 
-@pytest.mark.parametrize(
+@each(
     ("prompt", "name"),
     [("", "prompt"), ([], "prompt"), ([""], "prompt[0]"), (["a", ""], "prompt[1]"), ([[1], []], "prompt[1]")],
 )
@@ -240,13 +217,13 @@ def test_the_chat_template_gets_its_variables():
     }
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function"}, None])
+@each("choice", ["auto", "required", {"type": "function"}, None])
 def test_tools_that_the_model_may_call_are_refused(choice):
     with pytest.raises(ApiError, match="does not read tool calls"):
         chat_call.read({**CHAT, "tools": [{}], "tool_choice": choice})
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "said"),
     [
         ({}, "either prompt or messages"),
@@ -261,28 +238,26 @@ def test_what_cannot_be_cut_into_tokens(body, said):
         token_call.read_tokenize(body)
 
 
-@pytest.mark.parametrize("tokens", [None, 3, "x", [1.5], [True], [[1]]])
+@each("tokens", [None, 3, "x", [1.5], [True], [[1]]])
 def test_what_are_no_tokens(tokens):
     with pytest.raises(ApiError, match="tokens"):
         token_call.read_detokenize({"tokens": tokens})
 
 
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+@each("name", ["previous_response_id", "conversation"])
 def test_nothing_is_stored(name):
     for field, value in ((name, "x"), ("store", True)):
         with pytest.raises(ApiError, match=f"{field} is not supported"):
             responses_call.read({"input": "a", field: value})
 
 
-@pytest.mark.parametrize(
-    "asked", [3, [], [3], [{"content": "a"}], [{"role": "user", "content": [{"type": "input_image"}]}]]
-)
+@each("asked", [3, [], [3], [{"content": "a"}], [{"role": "user", "content": [{"type": "input_image"}]}]])
 def test_input_that_cannot_be_read(asked):
     with pytest.raises(ApiError, match="input"):
         responses_call.read({"input": asked})
 
 
-@pytest.mark.parametrize(
+@each(
     ("part", "message", "code"),
     [
         ({"type": "input_image"}, "is of type 'input_image'; only text is supported", "unsupported_parameter"),
@@ -297,9 +272,7 @@ def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
     assert (refused.value.param, refused.value.code) == ("input", code)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "meant"), [("max_tokens", 8, "max_output_tokens"), ("messages", [], "input")]
-)
+@each(("field", "value", "meant"), [("max_tokens", 8, "max_output_tokens"), ("messages", [], "input")])
 def test_fields_of_chat_completions_are_told_what_they_are_here(field, value, meant):
     with pytest.raises(ApiError, match=f"{field} is not supported: its name is {meant} here"):
         responses_call.read({"input": "a", field: value})

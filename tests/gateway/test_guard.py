@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import openai
@@ -17,6 +18,7 @@ from specq.gateway.hosts import is_known
 from specq.protocol import Accepted, ConfigError, Submit
 from specq.testing.fake_broker import FakeBroker, answer
 from specq.testing.waiting import wait_until
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 BODY = {"prompt": "a"}
@@ -63,8 +65,13 @@ def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, ke
     assert first == again != third
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer \u00e9"])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/nowhere"])
+@each(
+    ("header", "path"),
+    product(
+        ["", "Bearer", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer \u00e9"],
+        ["/v1/models", "/v1/completions", "/tokenize", "/nowhere"],
+    ),
+)
 def test_without_a_key_nobody_gets_in(secured, header, path):
     gateway, key = secured
     with connected(gateway) as http:
@@ -117,13 +124,13 @@ def test_a_key_that_takes_anothers_place_is_the_only_one(keys):
     assert callers.caller(second).name == "alice"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "a.b", "-a", "x" * 65, "é"])
+@each("name", ["", "a b", "a/b", "a.b", "-a", "x" * 65, "é"])
 def test_names_of_keys(keys, name):
     with pytest.raises(ConfigError, match="not a valid name"):
         make_key(keys, name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("[a]\nsha256 = 3", "is not an API key"),
@@ -188,21 +195,14 @@ def request(body: bytes, headers: dict[str, str] | None = None) -> bytes:
 # --- names and addresses ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "known"),
     [
-        ("localhost", True),
-        ("localhost:8000", True),
-        ("127.0.0.1:8000", True),
-        ("[::1]:8000", True),
-        ("10.1.2.3", True),
-        ("Llm.Example", True),
-        ("evil.example", False),
-        ("localhost.evil.example", False),
-        ("", False),
-        ("llm.example:8000:1", False),
+        ("localhost", True), ("localhost:8000", True), ("127.0.0.1:8000", True), ("[::1]:8000", True),
+        ("10.1.2.3", True), ("Llm.Example", True), ("evil.example", False), ("localhost.evil.example", False),
+        ("", False), ("llm.example:8000:1", False),
     ],
-)
+)  # fmt: skip
 def test_hosts(host, known):
     assert is_known(host, {"llm.example"}) is known
 
@@ -222,7 +222,7 @@ def test_no_foreign_page_may_read_or_ask(http):
     assert not [name for name in (*asked.headers, *sent.headers) if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         ({"bind": "tcp://0.0.0.0:8000"}, "give --api-keys and --tls-cert"),
@@ -238,7 +238,7 @@ def test_addresses_that_are_refused(options, said):
         ServeConfig(**options)
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"bind": "tcp://0.0.0.0:8000", "insecure": True},
@@ -254,17 +254,8 @@ def test_tls(broker, own_cache, tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+    ]  # fmt: skip
     subprocess.run([*command, "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True)
     options = {"tls_cert": str(certificate), "tls_key": str(key)}
     with (

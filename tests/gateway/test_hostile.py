@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from itertools import product
 
 import pytest
 
 from specq.protocol import Accepted, Cancel, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer
+from tests.each import each
 from tests.gateway.serving import connected, running
 from tests.gateway.test_guard import BODY_BYTES, PATH, request
 
@@ -57,7 +59,7 @@ def test_a_slow_body_is_not_waited_for(gateway):
         assert read_all(slow).startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.parametrize("line", [b"X: " + b"x" * 20_000, b"\r\n".join(b"X%d: x" % i for i in range(3000))])
+@each("line", [b"X: " + b"x" * 20_000, b"\r\n".join(b"X%d: x" % i for i in range(3000))])
 def test_large_headers(gateway, line):
     with raw(gateway) as large:
         large.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")
@@ -75,24 +77,18 @@ def test_a_large_body(gateway):
     assert (said.status_code, unsaid.status_code) == (413, 413)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b'{"prompt": "\xc3"}',
-        b'{"prompt": "\\ud800"}',
-        b"NaN",
-        b'{"prompt": NaN}',
-        b"[" * 30_000,
-        b'{"prompt": "a", "logit_bias": {"5": 1e999}}',
-        b'{"prompt": "a", "seed": 99999999999999999999999999}',
-        b'{"messages": ' + b'[{"role":"user","content":"x","a":' * 300 + b"1" + b"}]" * 300 + b"}",
-        b"\x00" * 100,
-    ],
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@each(
+    ("body", "path"),
+    product(
+        [
+            b"", b"{", b"\xff\xfe", b'{"prompt": "\xc3"}', b'{"prompt": "\\ud800"}', b"NaN", b'{"prompt": NaN}',
+            b"[" * 30_000, b'{"prompt": "a", "logit_bias": {"5": 1e999}}',
+            b'{"prompt": "a", "seed": 99999999999999999999999999}',
+            b'{"messages": ' + b'[{"role":"user","content":"x","a":' * 300 + b"1" + b"}]" * 300 + b"}", b"\x00" * 100,
+        ],
+        ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"],
+    ),
+)  # fmt: skip
 def test_bodies_that_are_none(gateway, path, body):
     with connected(gateway) as http:
         response = http.post(path, content=body, headers={"Content-Type": "application/json"})
@@ -101,7 +97,7 @@ def test_bodies_that_are_none(gateway, path, body):
     assert response.status_code == 400 or b'{"messages"' in body
 
 
-@pytest.mark.parametrize(
+@each(
     "sent",
     [
         b"nonsense\r\n\r\n",

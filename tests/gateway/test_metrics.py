@@ -15,6 +15,7 @@ from specq.gateway.pipeline_metrics import TABLE
 from specq.protocol import GetStatus, Status
 from specq.testing import World
 from specq.testing.fake_broker import answer
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,7 @@ JUNK = (None, True, -1, "x", [], {}, [[1]], {"x": {"y": []}}, [None], {"": None}
 METRICS = ("step_us", "step_rows", "judged", "sent", "verified_at", "stale", "arms", "arm_trials", "reconnects")
 
 
-@pytest.mark.parametrize("junk", JUNK, ids=str)
+@each("junk", JUNK)
 def test_a_report_of_any_form_gives_text(junk, served):
     report = served[0]
     for name in report:

@@ -8,6 +8,7 @@ import pytest
 from specq.client.parameters import seed_used
 from specq.protocol import Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS
+from tests.each import each
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -87,7 +88,7 @@ def test_completions(api, broker):
     assert {submit.params.max_tokens for submit in broker.wait_for(Submit, 4)} == {16}
 
 
-@pytest.mark.parametrize("prompt", ["a b", ["a b"], [5, 6, 7], [[5, 6, 7]]])
+@each("prompt", ["a b", ["a b"], [5, 6, 7], [[5, 6, 7]]])
 def test_every_form_of_a_prompt(api, prompt):
     answer = api.completions.create(model="fake", prompt=prompt, max_tokens=90)
     chunks = list(api.completions.create(model="fake", prompt=prompt, max_tokens=90, stream=True))
@@ -230,18 +231,11 @@ def test_in_asyncio(gateway):
 
 
 FULL = {
-    "n": 2,
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "seed": 3,
-    "stop": ["END"],
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.2,
-    "logit_bias": {"5": 1.5},
-    "stream_options": {"include_usage": True, "include_obfuscation": False},
-    "user": "someone",
+    "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["END"], "presence_penalty": 0.1,
+    "frequency_penalty": 0.2, "logit_bias": {"5": 1.5},
+    "stream_options": {"include_usage": True, "include_obfuscation": False}, "user": "someone",
     "extra_body": {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "mode": "plain"},
-}
+}  # fmt: skip
 NO_EFFECT = {
     "metadata": {"a": "b"},
     "store": False,
@@ -277,7 +271,7 @@ def test_everything_at_once_sync_and_async(gateway, api):
     assert (text, responses[-1].type) == (ANSWER, "response.completed")
 
 
-@pytest.mark.parametrize("name", ["tools", "functions", "nonsense"])
+@each("name", ["tools", "functions", "nonsense"])
 def test_what_cannot_be_honoured_is_named_everywhere(gateway, api, name):
     """Both clients raise BadRequestError with the field's name, at every endpoint."""
     more = {"extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
@@ -324,14 +318,14 @@ def test_state(http):
     assert http.get("/version").json()["version"]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+@each(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
 def test_what_is_not_there(http, method, path, status):
     response = http.request(method, path)
 
     assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "what"), [("/v1/embeddings", "embeddings"), ("/v1/images/generations", "images"), ("/v1/imagesque", None)]
 )
 def test_what_openai_has_and_specq_has_not_is_named(http, path, what):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-
 from specq.gateway.api_keys import make_key
 from specq.gateway.routes.page import FILES
 from specq.testing.fake_broker import ANSWER
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 CHAT = {"messages": [{"role": "user", "content": "a"}], "stream": True}
@@ -41,7 +40,7 @@ def test_the_page_is_at_the_root(http):
     assert "frame-ancestors 'none'" in policy
 
 
-@pytest.mark.parametrize("name", ["x.js", "..%2fapp.py", "__pycache__", "%2e%2e/guard.py"])
+@each("name", ["x.js", "..%2fapp.py", "__pycache__", "%2e%2e/guard.py"])
 def test_other_files_are_not_served(http, name):
     response = http.get(f"/page/{name}")
     assert response.status_code == 404
@@ -63,7 +62,7 @@ def test_with_keys_the_page_is_open_and_the_state_is_not(broker, own_cache, tmp_
         assert http.get("/", headers={"Host": "evil.example"}).status_code == 421
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@each("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_says_where_tokens_come_from_if_asked(http, path):
     """The texts of all tokens are the text; without being asked no chunk has the field."""
     body = CHAT if "chat" in path else {"prompt": "a", "stream": True, "max_tokens": 60}
@@ -79,7 +78,7 @@ def chunks(response):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [({"explain": 1}, "explain is a number"), ({"stream": False, "explain": True}, "without stream")],
 )

@@ -13,6 +13,7 @@ from specq.testing.secured import Secured, served
 from specq.testing.toy import ToyEngine
 from specq.testing.waiting import wait_until
 from specq.text.codec import TextCodec
+from tests.each import each
 from tests.gateway.serving import connected, running
 
 BODY = {"prompt": "duck eggs", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
@@ -113,7 +114,7 @@ def test_with_a_key_the_job_runs_on_and_the_stream_is_taken_up_again(world, http
     assert world.broker.broker.state.counts["jobs"] == 2
 
 
-@pytest.mark.parametrize("place", range(0, 300, 41))
+@each("place", range(0, 300, 41))
 def test_every_event_is_a_place_to_go_on_from(http, gate, place):
     """Toy text has broken characters, so that what is held back matters."""
     reference = events_of(whole(http, gate))
@@ -164,7 +165,7 @@ def text_of_chat(text: str) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-@pytest.mark.parametrize("change", [{"max_tokens": 301}, {"user": "x"}, {"prompt": "duck"}, {"stream": False}])
+@each("change", [{"max_tokens": 301}, {"user": "x"}, {"prompt": "duck"}, {"stream": False}])
 def test_the_same_key_with_another_body_is_a_conflict(http, gate, change):
     """Also where the jobs would be the same."""
     gate.open.set()
@@ -202,7 +203,7 @@ def test_a_gateway_that_stops_leaves_repeatable_jobs_only(world, gate):
     assert states(world)["running"] == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "said"),
     [
         ({"Idempotency-Key": ""}, "Idempotency-Key must have"),

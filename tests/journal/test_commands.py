@@ -22,6 +22,7 @@ from specq.testing import wait_until
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_text
 from specq.text.codec import TextCodec
+from tests.each import each
 from tests.journal.test_processes import BEATS, TOY, Process
 
 CODEC = TextCodec(tokenizer_files())
@@ -146,7 +147,7 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     assert deployment.run("results").stdout == told.stdout, "the last job that ended"
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "said"),
     [
         (["results", "3", "--all"], "give the ids of jobs, or --all"),

@@ -18,6 +18,7 @@ from specq.protocol.messages import Follow
 from specq.protocol.wire import encode
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_text
+from tests.each import each
 from tests.journal.scene import CLIENT, Scene
 
 PROMPTS = {1: [5, 6, 7], 2: [8, 9]}
@@ -60,7 +61,7 @@ def test_a_crash_at_each_boundary() -> None:
     play_all_crashes()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each("seed", range(100))
 def test_many_crashes(seed: int) -> None:
     """A broker that dies time and again gets there all the same."""
     rng = random.Random(seed)

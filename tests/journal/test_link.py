@@ -22,6 +22,7 @@ from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until
 from specq.testing.journal_records import added, ended, taken
+from tests.each import each
 
 PATIENCE_S = 30.0
 
@@ -177,7 +178,7 @@ def test_what_cannot_be_written_now_is_written_later() -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("error", [JournalLostError("another has it"), RuntimeError("a bug")])
+@each("error", [JournalLostError("another has it"), RuntimeError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lost_journal_is_told(error: Exception) -> None:
     """Nothing counts as written from then on, and the broker hears why it must stop."""
@@ -222,9 +223,12 @@ def test_results_expire_by_themselves(path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("month_s", [30 * 86400.0, -30 * 86400.0])
-def test_the_writer_has_the_time_of_the_journal(path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float) -> None:
+@each("month_s", [30 * 86400.0, -30 * 86400.0])
+def test_the_writer_has_the_time_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float
+) -> None:
     """Whatever the wall clock says, an old result expires and a young one stays; a writer that ends notes the time."""
+    path = tmp_path / "broker.journal"
     journal, set_to = open_journal(str(path), Opening()), time.time() + month_s
     monkeypatch.setattr(time, "time", lambda: set_to)
     began = journal.offset + time.monotonic()

@@ -21,6 +21,7 @@ from specq.protocol import ConfigError, JournalBusyError, SamplingParams
 from specq.testing.conformance.journals import take_over_and_go_on
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.journal_records import PARAMS, added, ended, groups, history, taken
+from tests.each import each
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def make_unreadable_job(path: Path) -> None:
     journal.close()
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "reason"),
     [
         (make_alien, "another program"),

@@ -24,6 +24,7 @@ from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, ra
 from specq.testing.checkpoints_draft import PARALLEL, draft_logits, head_tokens, make_draft, places_logits
 from specq.testing.checkpoints_gguf import write_gguf
 from specq.text import TOKENIZER_FILES
+from tests.each import each
 
 TEXT = [5, 9, 33, 7, 61, 2, 80]
 
@@ -46,7 +47,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+@each("sizes", SHAPES.values())
 def test_logits_are_those_of_the_small_model(small, sizes):
     large = inflate(small, Shape(*sizes), dtype=torch.float32)
     reference, rng = load_reference(small), np.random.default_rng(0)
@@ -72,7 +73,7 @@ def test_widths_of_four_times_lose_nothing_in_bfloat16(small):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"hidden": 39}, "hidden=39 is less than the small model's 40"),

@@ -18,6 +18,7 @@ from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads, make_published
+from tests.each import each
 
 HIDDEN = 40  # of the small target, which has 3 layers
 LARGE = Shape(96, 5, 12, 3, 32, 144, 150, tied=False)
@@ -72,7 +73,7 @@ def said_by_eagle(heads: Path, target: Path, vocab: int) -> tuple[torch.Tensor, 
     return torch.cat(found), head.token_ids.tolist()
 
 
-@pytest.mark.parametrize("norm_before_residual", [False, True])
+@each("norm_before_residual", [False, True])
 def test_an_eagle_head_says_the_same(tmp_path, small, large, norm_before_residual):
     """From the target's hidden states and from its own, of the same tokens, whatever the layers are called by vLLM."""
     shape = eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2), norm_before_residual=norm_before_residual)
@@ -96,7 +97,7 @@ def test_an_eagle_head_says_the_same(tmp_path, small, large, norm_before_residua
     assert json.loads((made / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("own_matrices", [False, True])
+@each("own_matrices", [False, True])
 def test_medusa_heads_say_the_same(tmp_path, small, large, own_matrices):
     """With the target's output matrix, of some tokens, or with matrices of their own."""
     heads = tmp_path / "small"

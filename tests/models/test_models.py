@@ -12,6 +12,7 @@ from specq.doctor.checks import OK
 from specq.models import HEADS, known_models, resolve_model
 from specq.models.packaged import find_packaged
 from specq.protocol.errors import ConfigError
+from tests.each import each
 
 
 def test_resolve_model_takes_directories_and_hub_names(tmp_path):
@@ -22,7 +23,7 @@ def test_resolve_model_takes_directories_and_hub_names(tmp_path):
     assert resolve_model("Qwen/Qwen2.5-0.5B", "draft") == "Qwen/Qwen2.5-0.5B"
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "no such name"])
+@each("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "no such name"])
 def test_resolve_model_refuses_what_is_no_model(name):
     with pytest.raises(ConfigError, match="no model"):
         resolve_model(name, "target")
@@ -57,13 +58,13 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
         assert check.found.startswith("4 Medusa heads")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "tiny", "./nowhere", "a/b"])
+@each("name", ["nowhere", "tiny", "./nowhere", "a/b"])
 def test_heads_that_are_not_there_are_named_with_those_that_are(name):
     with pytest.raises(ConfigError, match=f"no directory of heads {Path(name)};.*heads with a name are for: smollm2"):
         resolve_model(name, HEADS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "reason"),
     [
         (None, "no config.json"),
@@ -94,14 +95,12 @@ def test_a_parallel_draft_model_of_a_pair_has_a_name_of_its_own(tmp_path, monkey
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("smolm2", "smollm2"), ("tinny", "tiny"), ("smollm2-paralel", "smollm2-parallel")]
-)
+@each(("name", "meant"), [("smolm2", "smollm2"), ("tinny", "tiny"), ("smollm2-paralel", "smollm2-parallel")])
 def test_a_name_that_is_like_one_of_ours_is_taken_for_a_slip(name, meant):
     with pytest.raises(ConfigError, match=f"there is no model '{name}'; did you mean '{meant}'"):
         resolve_model(name, "target")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "someone/smolm2", "distilgpt2"])
+@each("name", ["gpt2", "someone/smolm2", "distilgpt2"])
 def test_other_names_are_the_hubs(name):
     assert resolve_model(name, "target") == name

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from specq.config import cache_dir
 from specq.models import known_models, packed, resolve_model, tokenizer_of
 from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked, unpacked_bytes
 from specq.protocol import ConfigError
+from tests.each import each
 
 HOME = Path(models.__file__).parent
 WEIGHTS = random.Random(7).randbytes(300_000)
@@ -97,7 +99,7 @@ def test_another_version_has_another_place(model, changed):
     assert (first / "model.safetensors").read_bytes() == WEIGHTS, "which another process may be using"
 
 
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 300_000])
+@each("size", [0, 1, 127, 128, 16_383, 16_384, 300_000])
 def test_an_archive_says_how_large_it_is_unpacked(tmp_path, size):
     (tmp_path / "a.xz").write_bytes(lzma.compress(WEIGHTS[:size]))
 
@@ -158,8 +160,9 @@ def test_a_process_that_is_killed_leaves_nothing_that_counts(model, tmp_path):
 # --- damage, and places that cannot be written ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("damage", ["cut off", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [*product(["model.safetensors", "config.json", "tokenizer.json"], ["cut off", "gone"])]
+)
 def test_a_damaged_copy_is_made_again(model, name, damage):
     place = unpacked(model)
     whole = (place / name).read_bytes()
@@ -253,7 +256,7 @@ def test_a_tokenizer_is_found_without_unpacking(pair):
     assert not cache_dir().exists()
 
 
-@pytest.mark.parametrize("role", TINY)
+@each("role", TINY)
 def test_the_bundled_pair_is_what_it_was(role):
     """Its archives have a hash of what they hold, which unpacking checks; and what is unpacked has the hash of the weights as they were trained."""
     archive = HOME / "tiny" / role / "model.safetensors.xz"

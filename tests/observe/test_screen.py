@@ -8,6 +8,7 @@ from specq.observe.report import Snapshot
 from specq.observe.screen import Screen
 from specq.observe.sections import View
 from specq.protocol import JobError
+from tests.each import each
 from tests.observe.test_snapshot import report, session, worker
 
 
@@ -21,7 +22,7 @@ def lines(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
     return screen.render(width, height).plain.splitlines()
 
 
-@pytest.mark.parametrize("size", [(80, 24), (40, 10), (200, 60), (20, 4)])
+@each("size", [(80, 24), (40, 10), (200, 60), (20, 4)])
 def test_it_fills_any_size_and_no_more(screen, size):
     shown = lines(screen, *size)
 
@@ -29,7 +30,7 @@ def test_it_fills_any_size_and_no_more(screen, size):
     assert max(map(len, shown)) <= size[0]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
+@each("width", [60, 80, 100])
 def test_no_counter_is_cut(width):
     """The line of counters goes on below, between two words."""
     counts = {f"a_counter_{number}": 1234567 * number for number in range(1, 9)}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specq.observe.report import Snapshot, unused_sources
 from specq.observe.sections import NOT_USED, SECTIONS, View, plain, sections, sessions, short
+from tests.each import each
 
 WIDE_ID = 2**63 - 1
 
@@ -80,7 +79,7 @@ def test_what_drafters_count_is_not_shown_as_verifiers_work():
     assert found["drafts by source"] == (("draft worker", "20", "10", "50%", ""),)
 
 
-@pytest.mark.parametrize("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
+@each("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
 def test_a_worker_that_says_something_else_each_time_harms_nobody(metrics):
     """Names are free, so a name may have labels in one report and be a number in another."""
     before, now = (report(at, (worker(metrics=one),)) for at, one in zip((10.0, 11.0), metrics, strict=True))
@@ -104,7 +103,7 @@ def test_what_verifiers_count_is_shown_since_the_report_before():
     assert anew["step split"] == (("v", "50%", "50%"),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arms", "jobs", "not_used"),
     [
         ({"1 suffix": [1, 0], "1 colocated+suffix": [0, 0.9], "1 none": [0, 0.8]}, 1, {"draft model in the verifier"}),
@@ -155,7 +154,7 @@ def test_it_is_said_that_there_are_more_sessions():
     assert sessions(Snapshot(shown), View()).note == "the busiest 1 of 4000"
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@each("width", [60, 80, 120])
 def test_plain_text_fits_its_width(width):
     """Columns are left out before lines are cut: at 80 characters nothing that is shown is cut but reasons."""
     workers = (worker("a-long-name-of-a-verifier"), worker("d" * 30, "draft", state="draining"))
@@ -188,7 +187,7 @@ def test_sections_without_rows_are_left_out():
     assert len(SECTIONS) == 5
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "shown"),
     [(0, "0"), (9_999, "9999"), (10_000, "10.0k"), (65_536, "65.5k"), (2.5e6, "2.5M"), (3e11, "300G")],
 )

@@ -10,6 +10,7 @@ from specq.observe.chrome import chrome
 from specq.observe.timeline import timeline
 from specq.protocol import Clock, GetClock, TraceEvents, decode, encode, trace_events
 from specq.runtime.tracing import MOST_EVENTS, MOST_SESSIONS, Tracer
+from tests.each import each
 
 
 class Ticking:
@@ -46,7 +47,7 @@ def test_nothing_is_sent_while_nothing_is_traced(clock):
     assert list(tracer.messages()) == []
 
 
-@pytest.mark.parametrize(("there_s", "back_s"), [(0.001, 0.001), (0.0, 0.010), (0.010, 0.0), (0.2, 0.003)])
+@each(("there_s", "back_s"), [(0.001, 0.001), (0.0, 0.010), (0.010, 0.0), (0.2, 0.003)])
 def test_times_are_the_brokers_within_the_error_that_is_stated(clock, there_s, back_s):
     """However unequal the two ways are."""
     tracer = Tracer(clock)

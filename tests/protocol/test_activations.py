@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from specq.protocol import (
     to_bf16,
 )
 from specq.protocol.activations import unpack_activations
+from tests.each import each
 
 
 def test_bfloat16_is_torchs_own() -> None:
@@ -36,8 +38,7 @@ def test_bfloat16_is_torchs_own() -> None:
     np.testing.assert_array_equal(from_bf16(to_bf16(values)), theirs.float().numpy())
 
 
-@pytest.mark.parametrize("form", [BF16, INT8])
-@pytest.mark.parametrize("num_rows", [0, 1, 7])
+@each(("form", "num_rows"), product([BF16, INT8], [0, 1, 7]))
 def test_rows_survive_the_wire(form: str, num_rows: int) -> None:
     """In bf16 exactly; in int8 within half a step of each layer of each row. A layer of zeros stays one."""
     values = np.random.default_rng(1).normal(0, 1, (num_rows, 3, 16)).astype(np.float32)

@@ -27,6 +27,7 @@ from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.testing.toy import toy_info
+from tests.each import each
 
 JUNK = (None, True, "x", 1.5, [], {}, [[1]], float("nan"), 1e300)
 
@@ -98,7 +99,7 @@ def nested(depth: int) -> dict[str, Any]:
 # --- nothing is forgotten ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.TYPE)
+@each("cls", MESSAGES.values())
 def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
     """A number, text, list or object without one would be let in whatever it is."""
     for name, hint in hints(cls).items():
@@ -111,7 +112,7 @@ def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
         )
 
 
-@pytest.mark.parametrize("cls", [SamplingParams, Speculation])
+@each("cls", [SamplingParams, Speculation])
 def test_every_parameter_has_a_bound(cls: type[Values]) -> None:
     """But for flags."""
     names = {field.name for field in dataclasses.fields(cls) if field.type != "bool"}
@@ -154,12 +155,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.TYPE)
+@each("cls", MESSAGES.values())
 def test_what_the_cases_vary_is_itself_fine(cls: type[Message]) -> None:
     assert type(decode(frames_of(cls))) is cls
 
 
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.TYPE)
+@each("cls", MESSAGES.values())
 def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
     """By name, and with what would be right; an error is short, whatever the value."""
     for of, name, value in CASES:
@@ -169,7 +170,7 @@ def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
             assert len(str(raised.value)) < 500
 
 
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.TYPE)
+@each("cls", MESSAGES.values())
 def test_values_of_other_types_are_refused(cls: type[Message]) -> None:
     """A boolean is no number, a float is no whole number, null is nothing."""
     for name, kind, bound in scalars(cls):
@@ -181,7 +182,7 @@ def test_values_of_other_types_are_refused(cls: type[Message]) -> None:
         assert bound.allowed
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in scalars(ModelInfo)])
+@each("name", [name for name, _, _ in scalars(ModelInfo)])
 def test_models_out_of_bounds_are_refused(name: str) -> None:
     bound = {name: bound for name, _, bound in scalars(ModelInfo)}[name]
     model = dataclasses.asdict(toy_info())
@@ -202,7 +203,7 @@ def array_cases() -> Iterator[tuple[type[Message], str, Any, Any]]:
                 yield from ((cls, name, value, dtype) for value in of_origins or wrong[dtype])
 
 
-@pytest.mark.parametrize(("cls", "name", "value", "dtype"), list(array_cases()))
+@each(("cls", "name", "value", "dtype"), list(array_cases()))
 def test_arrays_with_numbers_out_of_bounds_are_refused(cls: type[Message], name: str, value: Any, dtype: str) -> None:
     """Among good ones, wherever it stands."""
     arrays = [of for of, hint in hints(cls).items() if is_array(hint)]
@@ -243,22 +244,20 @@ def test_too_many_nodes_are_refused() -> None:
 VERDICT = [(name, value) for cls, name, value in CASES if cls is Verdict]
 
 
-@pytest.mark.parametrize(("name", "value"), VERDICT, ids=lambda value: str(value)[:20])
+@each(("name", "value"), VERDICT)
 def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=rf"verdict\..*{name}|a header of"):
         read_commit(frames_of(Verdict, **{name: value}))
 
 
-@pytest.mark.parametrize("stats", WRONG_STATS)
+@each("stats", WRONG_STATS)
 def test_statistics_that_nobody_counts_are_refused(stats: dict[str, Any]) -> None:
     """Who reads them reckons with them; `rounds` and the like are the broker's own."""
     with pytest.raises(ProtocolError, match="stats"):
         read_commit(frames_of(Verdict, stats=stats))
 
 
-@pytest.mark.parametrize(
-    ("num_logprobs", "num_top", "fits"), [(2, 4, True), (1, 4, False), (2, 3, False), (0, 0, False)]
-)
+@each(("num_logprobs", "num_top", "fits"), [(2, 4, True), (1, 4, False), (2, 3, False), (0, 0, False)])
 def test_log_probabilities_are_a_row_a_token(num_logprobs: int, num_top: int, fits: bool) -> None:
     """Others cannot be journaled; where none were asked for, any are ignored."""
     ones = {"logprobs": np.ones(num_logprobs), "top_ids": np.ones(num_top), "top_logprobs": np.ones(num_top)}
@@ -283,7 +282,7 @@ def parameter_cases() -> Iterator[tuple[str, Any]]:
             yield from ((name, value) for value in outside(bound) if name not in ("strategy", "seed"))
 
 
-@pytest.mark.parametrize(("name", "value"), list(parameter_cases()), ids=lambda value: str(value)[:30])
+@each(("name", "value"), list(parameter_cases()))
 def test_parameters_out_of_bounds_are_refused_at_the_client_and_on_the_wire(name: str, value: Any) -> None:
     """With the same words, which name the parameter."""
     cls = SamplingParams if name in bounds.SAMPLING else Speculation
@@ -294,24 +293,20 @@ def test_parameters_out_of_bounds_are_refused_at_the_client_and_on_the_wire(name
         cls.from_dict({name: value})
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+@each("values", [
         {"temperature": 10**400}, {"top_k": 2.0}, {"top_k": True}, {"seed": "1"},
         {"logit_bias": {"1" * 5000: 1}}, {"logit_bias": [[1.5, 1]]}, {"logit_bias": [[float("inf"), 1]]},
         {"logit_bias": {True: 1}}, {"logit_bias": [["1", 1]]}, {"logit_bias": ["12"]}, {"logit_bias": [[1, None]]},
         {"bad_token_ids": [[1e400]]}, {"bad_token_ids": [["1"]]}, {"bad_token_ids": {1: 2}}, {"bad_token_ids": [5]},
         {"logit_bias": {"-1": 1}}, {"logit_bias": {"²": 1}}, {"stop": [1]},
-    ],
-    ids=str,
-)  # fmt: skip
+    ])  # fmt: skip
 def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) -> None:
     """And raise nothing else on the way."""
     with pytest.raises(JobError, match=next(iter(values))):
         SamplingParams.from_dict(values)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "said"),
     [
         ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.session import Session
 from specq.verifier.trees import MAX_TABLE_SIZE
+from tests.each import each
 from tests.verifier.sessions import graft
 
 GOOD = Draft(
@@ -62,7 +62,7 @@ def changed(**arrays: Any) -> Draft:
     return replace(GOOD, **{n: np.array(v, getattr(GOOD, n).dtype) for n, v in arrays.items()})
 
 
-@pytest.mark.parametrize(
+@each(
     ("draft", "reason"),
     [
         (replace(GOOD, lane=-1), "its lane, its position"),

@@ -1,11 +1,10 @@
 """What is said of a name that is like a known one."""
 
-import pytest
-
 from specq.protocol import did_you_mean
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "said"),
     [("smolm2", "did you mean 'smollm2'?"), ("tinny", "did you mean 'tiny'?"), ("something", ""), ("", "")],
 )

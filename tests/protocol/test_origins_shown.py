@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from specq.chat.pen import MARKS
 from specq.doctor.prediction import NAMES, WORKER
 from specq.protocol.origins import LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
 from specq.verifier.control.source_clock import LANES
+from tests.each import each
 
 SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]
 PAGE = (Path(__file__).parents[2] / "specq/gateway/page/origins.js").read_text("utf-8")
@@ -21,7 +20,7 @@ def test_each_source_has_a_name() -> None:
     assert set(SHOWN) == {*SOURCES, *LANES}
 
 
-@pytest.mark.parametrize("origin", SOURCES)
+@each("origin", SOURCES)
 def test_chat_page_and_doctor_use_it(origin: str) -> None:
     """A table of their own says how it looks, not what it is called."""
     assert re.findall(rf'^  "?{origin}"?: \["\w+", "([^"]*)", ', PAGE, re.MULTILINE) == [SHOWN[origin]]

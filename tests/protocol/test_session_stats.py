@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.protocol import RenamedCounts
+from tests.each import each
 
 
 def test_an_old_name_is_an_alias_with_a_warning() -> None:
@@ -15,7 +16,7 @@ def test_an_old_name_is_an_alias_with_a_warning() -> None:
     assert (list(counts), counts.get("worth"), "worth" in counts) == (["min_accept_prob", "drafted"], None, False)
 
 
-@pytest.mark.parametrize("name", ["worths", "nonsense"])
+@each("name", ["worths", "nonsense"])
 def test_what_was_not_counted_is_missing_under_any_name(name: str) -> None:
     with pytest.raises(KeyError, match=name):
         RenamedCounts({"drafted": 3})[name]

@@ -9,9 +9,10 @@ from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Status
 from specq.protocol.status_report import report_of, status_of
 from specq.protocol.wire import MAX_HEADER, decode, encode
+from tests.each import each
 
 
-@pytest.mark.parametrize("size", [0, 10, MAX_HEADER - 150, MAX_HEADER - 100, MAX_HEADER, 20 * MAX_HEADER])
+@each("size", [0, 10, MAX_HEADER - 150, MAX_HEADER - 100, MAX_HEADER, 20 * MAX_HEADER])
 def test_a_report_of_any_size_survives_the_wire(size: int) -> None:
     report = {"models": ["x" * size], "counts": {"jobs": 3}}
     found = decode(encode(status_of(report)))
@@ -23,7 +24,7 @@ def test_a_small_report_stays_in_the_header() -> None:
     assert status_of({"models": []}) == Status(report={"models": []})
 
 
-@pytest.mark.parametrize("data", [b"x", b"[]", b"3", b'{"a":1e999}', b'{"a":18446744073709551615}', b"\xff"])
+@each("data", [b"x", b"[]", b"3", b'{"a":1e999}', b'{"a":18446744073709551615}', b"\xff"])
 def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"status\.data"):
         report_of(Status(data=np.frombuffer(data, np.uint8)))

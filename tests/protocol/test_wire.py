@@ -4,6 +4,7 @@ import typing
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import orjson
@@ -44,6 +45,7 @@ from specq.protocol.types import ModelInfo
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, too_large, type_of
 from specq.testing.toy import toy_info
+from tests.each import each
 
 PARAMS: dict[object, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),
@@ -141,7 +143,7 @@ def _header(**changes: object) -> list[bytes]:
     return [bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "get_status"} | changes)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("frames", "reason"),
     [
         (_header(v=PROTOCOL_VERSION + 1), f"protocol version {PROTOCOL_VERSION + 1}"),
@@ -225,8 +227,7 @@ def _most(job: Callable[[int], Submit]) -> int:
     return bisect_left(range(1, MAX_HEADER), True, key=lambda n: bool(too_large(job(n))))
 
 
-@pytest.mark.parametrize("label", ["", "\0" * 1000, WIDE * 1000])
-@pytest.mark.parametrize("character", ["x", '"', WIDE])
+@each(("label", "character"), product(["", "\0" * 1000, WIDE * 1000], ["x", '"', WIDE]))
 def test_what_the_largest_job_becomes_can_be_decoded(label: str, character: str) -> None:
     """The largest Submit that passes: one that is a character longer does not, and says why and how large it is."""
     fits = _most(lambda n: _job(n, character, label))

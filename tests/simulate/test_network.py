@@ -4,6 +4,7 @@ import pytest
 
 from specq.protocol.errors import ConfigError
 from specq.simulate.network import Line, LineSettings
+from tests.each import each
 
 
 def send(line: Line, *messages: tuple[float, int]) -> list[float]:
@@ -49,7 +50,7 @@ def test_the_same_seed_gives_the_same_line():
     assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize("bad", [{"delay_s": -1}, {"loss": 1.5}, {"bytes_per_s": float("nan")}, {"double": -0.1}])
+@each("bad", [{"delay_s": -1}, {"loss": 1.5}, {"bytes_per_s": float("nan")}, {"double": -0.1}])
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         LineSettings(**bad)

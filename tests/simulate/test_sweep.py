@@ -8,6 +8,7 @@ from specq.protocol.errors import ConfigError
 from specq.simulate.calibration import to_toml
 from specq.simulate.settings import Scenario
 from specq.simulate.sweep import apply_settings, points, read_tables
+from tests.each import each
 
 
 def of(text: str):
@@ -90,7 +91,7 @@ def test_settings_win_over_the_file():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("[netwrok]", r"unknown section netwrok; did you mean 'network'\? known are engine, draft, network"),
@@ -115,7 +116,7 @@ def test_what_is_wrong_is_said(text, message):
         of(text)
 
 
-@pytest.mark.parametrize("setting", ["rtt_ms=5", "network.rtt_ms", "network.=1"])
+@each("setting", ["rtt_ms=5", "network.rtt_ms", "network.=1"])
 def test_settings_name_section_and_key(setting):
     with pytest.raises(ConfigError, match=r"is no section\.key=value"):
         apply_settings({}, [setting])
@@ -145,7 +146,7 @@ def test_what_is_written_reads_the_same():
     assert points(tomllib.loads(to_toml(tomllib.loads(text)))) == of(text)
 
 
-@pytest.mark.parametrize("name", ["simulate", "simulate_load"])
+@each("name", ["simulate", "simulate_load"])
 def test_shipped_scenarios_are_valid(name, request):
     path = request.config.rootpath / "configs" / f"{name}.toml"
     assert len(points(read_tables(path))) > 3

@@ -12,6 +12,7 @@ from specq.protocol.errors import ConfigError, JobError
 from specq.testing.tokenizer import SPECIAL, tokenizer_files, tokenizer_json
 from specq.text.codec import TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.text.detokenizer import Detokenizer, StopMatcher
+from tests.each import each
 
 CODEC = TextCodec(tokenizer_files())
 NUM_TOKENS = num_tokens(tokenizer_json())
@@ -48,7 +49,7 @@ def test_hash_ignores_formatting():
     assert tokenizer_hash(tokenizer_json()) == tokenizer_hash(json.dumps(content, indent=3, sort_keys=True))
 
 
-@pytest.mark.parametrize("part", ["vocab", "merges", "added"])
+@each("part", ["vocab", "merges", "added"])
 def test_hash_sees_content(part):
     """A renamed token, a dropped merge and another special token each change the hash."""
     content = json.loads(tokenizer_json())
@@ -69,7 +70,7 @@ def test_num_tokens_counts_added_tokens():
     assert num_tokens(json.dumps(content)) == before + 5
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {}}', "not json"])
+@each("text", ["", "[]", "{}", '{"model": {}}', "not json"])
 def test_no_tokenizer_is_an_error(text):
     """What is no tokenizer is a ConfigError that names the file."""
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
@@ -132,7 +133,7 @@ def test_content_in_parts_is_one_text():
     assert codec.render_chat([{"role": "assistant", "content": []}]) == "<>"
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "said"),
     [
         (
@@ -202,7 +203,7 @@ def test_templates_see_the_special_tokens_that_transformers_names():
     assert TextCodec(files).render_chat([{"role": "user", "content": ""}]) == "<s>"
 
 
-@pytest.mark.parametrize(
+@each(
     ("messages", "reason"),
     [
         ([], "at least one"),

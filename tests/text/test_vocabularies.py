@@ -14,6 +14,7 @@ from specq.protocol import ConfigError
 from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
 from specq.text import ByteCodec, Retold, SharedTokens, TextCodec, Vocabularies, load_tokenizer_files, whole_characters
 from specq.text.vocabularies import CHUNK, LONG_CHUNK
+from tests.each import each
 
 TINY_FILES = load_tokenizer_files(resolve_model("tiny", "target"))
 FILES = {"trained": tokenizer_files(), "tiny": TINY_FILES, "sentencepiece": sentencepiece_files()}
@@ -36,7 +37,7 @@ def test_bytes_come_back_from_their_ids(data, name):
     assert all(codec.tokens[i] is not None for i in token_ids)  # so none is special, whatever is spelled
 
 
-@pytest.mark.parametrize("text", ["def add(a, b):\n    return a + b", " the eggs", "naïve 中文 🙂"])
+@each("text", ["def add(a, b):\n    return a + b", " the eggs", "naïve 中文 🙂"])
 def test_text_is_cut_as_the_tokenizer_cuts_it(text):
     for name in ("trained", "tiny"):
         assert CODECS[name].encode(text.encode()) == TextCodec(FILES[name]).encode_part(text)
@@ -82,7 +83,7 @@ def test_half_a_character_waits(text, cut):
 # --- what is shared ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("draft", "target"), PAIRS)
+@each(("draft", "target"), PAIRS)
 def test_shared_tokens_have_equal_bytes_and_stand_once(draft, target):
     both = SharedTokens.of(CODECS[draft], CODECS[target])
     assert len(set(both.draft_ids.tolist())) == len(set(both.target_ids.tolist())) == len(both) > 50
@@ -132,7 +133,7 @@ def test_a_text_is_told_with_the_same_bytes_however_it_grew(data, pair):
         assert vocabularies.draft.decode(grown.draft_ids) == spelled(vocabularies, whole)
 
 
-@pytest.mark.parametrize("text", ["Janet sells her eggs. " * 60, "中文" * 400], ids=["words", "no words"])
+@each("text", ["Janet sells her eggs. " * 60, "中文" * 400])
 def test_only_the_end_of_a_text_is_cut_anew(text, monkeypatch):
     vocabularies = Vocabularies(CODECS["tiny"], CODECS["trained"])
     target_ids = vocabularies.target.encode(text.encode())

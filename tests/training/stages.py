@@ -113,3 +113,18 @@ def run_on(run: Run, folder: Path, pairs: Sequence[tuple[list[int], list[int]]],
     """Run with rollouts of these prompts and answers, and nothing else."""
     save_rollouts(folder / "a.npz", pairs)
     return run({name: folder / name for name in ("work", "out")}, f"--rollouts={folder / 'a.npz'}", *arguments)
+
+
+def check_it_goes_on(run: Run, places: Places, stage: str, other: str) -> None:
+    """A run that was cut off goes on with the same command, until its time is over; with other settings it begins anew.
+
+    A broken file of it is named.
+    """
+    assert "goes on after step" in run(places, stage).output
+    longer = run(places, "--seconds=2.5", stage)
+    assert "step " in longer.output.split("goes on after step")[1]
+    assert "goes on" not in run(places, other, stage).output
+    state = places["work"] / "training.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    assert "training.pt cannot be read; delete it to begin anew" in refusal(run(places, stage))
+    state.unlink()

@@ -21,6 +21,7 @@ from specq.training.chat_prompts import bench_prompts, chat_of, corpus_prompts, 
 from specq.training.decoding import generate
 from specq.training.records import prompt_paths, read_questions
 from specq.training.rollouts import load_rollouts
+from tests.each import each
 from tests.training.stages import make_places, refusal, runner
 
 TARGET = Path(resolve_model("tiny", "target"))
@@ -70,7 +71,7 @@ def test_an_answer_that_is_cut_short_is_the_start_of_the_whole_one():
     assert max(map(len, whole)) > 5
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(1000, [5, 2]), (200, [2, 2, 2, 1])])
+@each(("seconds", "sizes"), [(1000, [5, 2]), (200, [2, 2, 2, 1])])
 def test_a_batch_has_as_many_prompts_as_pass_within_a_part_of_the_time(seconds, sizes, tmp_path, monkeypatch):
     """By the clock two prompts pass in 20 s, so that five pass in a twentieth of 1000 s; two is the least."""
     places = make_places(tmp_path)
@@ -142,17 +143,20 @@ def test_without_a_corpus_there_are_prompts_that_come_along(tmp_path):
 # --- what is looked at first ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    ("arguments", "said", "method"),
     [
-        (("--corpus=/nowhere", "all"), "there is no /nowhere"),
-        (("--corpus=/nowhere", "rollouts"), "there is no /nowhere"),
-        (("--bench=/nowhere", "all"), "no *.jsonl benchmark in /nowhere"),
-        (("--rollouts=/nowhere.npz", "all"), "there is no file of rollouts /nowhere.npz"),
-        (("--target=/nowhere", "all"), "there is no model directory /nowhere"),
+        (arguments, said, method)
+        for (arguments, said) in [
+            (("--corpus=/nowhere", "all"), "there is no /nowhere"),
+            (("--corpus=/nowhere", "rollouts"), "there is no /nowhere"),
+            (("--bench=/nowhere", "all"), "no *.jsonl benchmark in /nowhere"),
+            (("--rollouts=/nowhere.npz", "all"), "there is no file of rollouts /nowhere.npz"),
+            (("--target=/nowhere", "all"), "there is no model directory /nowhere"),
+        ]
+        for method in ["draft", "eagle3", "medusa", "parallel"]
     ],
 )
-@pytest.mark.parametrize("method", ["draft", "eagle3", "medusa", "parallel"])
 def test_a_wrong_place_is_refused(method, arguments, said, tmp_path):
     places = {name: tmp_path / name for name in ("work", "out")}
     assert said in refusal(runner(method, [])(places, *arguments))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import MADE, draft_logits
 from specq.text import TextCodec, load_tokenizer_files, tokenizer_hash
-from specq.training import DRAFT_STAGES
 from specq.training.acceptance import count_rounds
 from specq.training.architecture import hidden_states
 from specq.training.chat_prompts import chat_of, corpus_prompts
@@ -27,7 +24,7 @@ from specq.training.draft import WARM_UP_STEPS, rate
 from specq.training.draft_network import build_draft, principal, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts
-from tests.training.stages import make_places, places_with_bench, runner, write_corpus
+from tests.training.stages import runner, write_corpus
 
 SIZES = [
     *("--hidden-size=32", "--intermediate-size=48", "--num-layers=1", "--head-dim=16", "--embedding-rank=8"),
@@ -41,18 +38,6 @@ pytestmark = pytest.mark.timeout(120)
 
 
 run = runner("draft", [*SMALL, *SIZES])
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    return make_places(tmp_path_factory.mktemp("train_draft"))
-
-
-@pytest.fixture(scope="module")
-def output(places):
-    result = run(places, "all")
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_all_stages_make_a_draft_that_fits_its_target(places, output):
@@ -103,31 +88,11 @@ def test_a_broken_file_of_rollouts_is_named(tmp_path):
         load_rollouts(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize(
-    ("stage", "missing"),
-    [
-        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
-        ("draft", "run the stage 'rollouts'"),
-        ("evaluate", "run the stage 'draft'"),
-    ],
-)
-def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    result = run(places_with_bench(tmp_path), stage)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert missing in result.stderr
-    assert stage in DRAFT_STAGES
-
-
 def test_a_target_elsewhere_is_refused(places):
     """What looks like a hub name is not fetched."""
     result = run(places, "--target=some/model", "rollouts")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "there is no some/model" in result.stderr
-
-
-def test_help_imports_no_torch():
-    code = "import sys, specq.cli.train_draft; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_written_says_what_was_trained(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
-from specq.training import EAGLE_STAGES
 from specq.training.architecture import tapped_states
 from specq.training.distil import Batch, token_losses
 from specq.training.eagle import layers_of, step_losses
@@ -35,7 +33,8 @@ from specq.training.eagle_network import (
 from specq.training.rollouts import save_rollouts
 from tests.drafting.eagle3.test_eagle import ASYNC, drafting
 from tests.drafting.medusa.test_medusa import _open, texts
-from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
+from tests.each import each
+from tests.training.stages import Waits, check_it_goes_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
@@ -51,18 +50,6 @@ run = runner("eagle3", SMALL)
 
 def info():
     return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    return make_places(tmp_path_factory.mktemp("train_eagle"))
-
-
-@pytest.fixture(scope="module")
-def output(places):
-    result = run(places, "all")
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_all_stages_make_a_head_that_fits_its_target(places, output):
@@ -93,19 +80,10 @@ def test_the_report_says_what_was_foreseen(places):
         assert len(found["among_first"]["10"]) == 8
 
 
+@pytest.mark.slow  # test_medusa.py has the same
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
-    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
-    assert "goes on after step" in run(places, "head").output
-    longer = run(places, "--seconds=2.5", "head")
-    assert "step " in longer.output.split("goes on after step")[1]
-    assert "goes on" not in run(places, "--seed=3", "head").output
-    state = places["work"] / "training.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    broken = run(places, "head")
-    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
-    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
-    state.unlink()
+    check_it_goes_on(run, places, "head", "--seed=3")
 
 
 def test_a_head_learns(tmp_path):
@@ -241,26 +219,8 @@ def test_a_run_starts_from_a_head_with_its_tokens(places, tmp_path):
     assert heads[0].token_ids.tolist() == heads[1].token_ids.tolist()
 
 
-@pytest.mark.parametrize(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])
+@each(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])
 def test_shallow_targets_have_other_layers(num_layers, layers):
     assert layers_of(num_layers) == layers
     with pytest.raises(ConfigError, match="the target has 2 layers; an EAGLE-3 head reads 3"):
         layers_of(2)
-
-
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
-def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    assert re.search(match.format(who="3 steps", least=4), refusal(run_on(run, tmp_path, pairs, "head")))
-
-
-@pytest.mark.parametrize(
-    ("stage", "missing"),
-    [
-        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
-        ("head", "run the stage 'rollouts'"),
-        ("evaluate", "there is no directory"),
-    ],
-)
-def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(places_with_bench(tmp_path), stage))
-    assert stage in EAGLE_STAGES

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +15,11 @@ from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network
 from specq.models import resolve_model
 from specq.testing.checkpoints_heads import change_heads, heads_logits
-from specq.training import MEDUSA_STAGES
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.ranks import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, make_places, places_with_bench, refusal, run_on, runner
+from tests.each import each
+from tests.training.stages import check_it_goes_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
@@ -37,18 +34,6 @@ run = runner("medusa", SMALL)
 
 def info():
     return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    return make_places(tmp_path_factory.mktemp("train_medusa"))
-
-
-@pytest.fixture(scope="module")
-def output(places):
-    result = run(places, "all")
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_all_stages_make_heads_that_fit_their_target(places, output):
@@ -70,19 +55,7 @@ def test_the_report_says_what_was_foreseen(places):
 
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
-    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
-    again = run(places, "heads")
-    assert "goes on after step" in again.output
-    longer = run(places, "--seconds=2.5", "heads")
-    assert "goes on after step" in longer.output
-    assert "step " in longer.output.split("goes on after step")[1]
-    assert "goes on" not in run(places, "--seed=3", "heads").output
-    state = places["work"] / "training.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    broken = run(places, "heads")
-    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
-    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
-    state.unlink()
+    check_it_goes_on(run, places, "heads", "--seed=3")
 
 
 @pytest.mark.slow
@@ -99,24 +72,6 @@ def test_heads_learn(tmp_path):
         assert (form.medusa_num_heads, form.hidden_size) == (2, 256)
 
 
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
-def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    assert re.search(match.format(who="2 heads", least=3), refusal(run_on(run, tmp_path, pairs, "heads")))
-
-
-@pytest.mark.parametrize(
-    ("stage", "missing"),
-    [
-        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
-        ("heads", "run the stage 'rollouts'"),
-        ("evaluate", "there is no directory"),
-    ],
-)
-def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(places_with_bench(tmp_path), stage))
-    assert stage in MEDUSA_STAGES
-
-
 @pytest.mark.usefixtures("output")
 def test_heads_of_another_target_are_not_evaluated(places, tmp_path):
     for file in places["out"].iterdir():
@@ -126,12 +81,7 @@ def test_heads_of_another_target_are_not_evaluated(places, tmp_path):
     assert (result.exit_code, "trained for another tokenizer" in result.stderr) == (2, True)
 
 
-def test_help_imports_no_torch():
-    code = "import sys, specq.cli.train_medusa; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("own_output", [False, True])
+@each("own_output", [False, True])
 def test_what_is_written_says_what_was_trained(tmp_path, own_output):
     """The loaded heads say what the trained network does, but for 8 bits."""
     torch.manual_seed(0)

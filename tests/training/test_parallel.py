@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,6 @@ from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft, draft_logits, make_draft, places_logits
-from specq.training import PARALLEL_STAGES
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch
 from specq.training.draft_network import FactorisedEmbedding, save_draft
@@ -32,7 +28,8 @@ from specq.training.parallel_evaluation import place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
 from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, Waits, make_places, places_with_bench, refusal, run_on, runner
+from tests.each import each
+from tests.training.stages import Waits, check_it_goes_on, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
@@ -44,18 +41,6 @@ CPU = torch.device("cpu")
 
 
 run = runner("parallel", SMALL)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    return make_places(tmp_path_factory.mktemp("train_parallel"))
-
-
-@pytest.fixture(scope="module")
-def output(places):
-    result = run(places, "all")
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_all_stages_make_a_draft_that_fits_its_target(places, output):
@@ -76,20 +61,10 @@ def test_the_report_says_what_was_foreseen_beside_the_model_it_started_from(plac
         assert found["chain"]["num_new_tokens"] == found["start"]["num_new_tokens"]
 
 
+@pytest.mark.slow  # test_medusa.py has the same
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
-    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
-    again = run(places, "draft")
-    assert "goes on after step" in again.output
-    longer = run(places, "--seconds=2.5", "draft")
-    assert "step " in longer.output.split("goes on after step")[1]
-    assert "goes on" not in run(places, "--keep=0.5", "draft").output
-    state = places["work"] / "training.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    broken = run(places, "draft")
-    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
-    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
-    state.unlink()
+    check_it_goes_on(run, places, "draft", "--keep=0.5")
 
 
 @pytest.mark.slow
@@ -275,7 +250,7 @@ def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_fro
     assert "only such a model can share" in refusal(refused)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "match"),
     [
         ("llama", "is for another tokenizer"),
@@ -292,35 +267,12 @@ def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
     assert match in refusal(result)
 
 
-@pytest.mark.parametrize(("pairs", "match"), USELESS)
-def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    assert re.search(match.format(who="3 places", least=3), refusal(run_on(run, tmp_path, pairs, "draft")))
-
-
-@pytest.mark.parametrize(
-    ("stage", "missing"),
-    [
-        ("rollouts", "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"),
-        ("draft", "run the stage 'rollouts'"),
-        ("evaluate", "there is no parallel draft model in"),
-    ],
-)
-def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    assert missing in refusal(run(places_with_bench(tmp_path), stage))
-    assert stage in PARALLEL_STAGES
-
-
 def test_a_target_without_a_draft_model_needs_one_named(tmp_path):
     result = CliRunner().invoke(
         main, ["train", "parallel", f"--target={TARGET}", *SMALL, f"--work={tmp_path}", "draft"]
     )
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "name the one to start from by --draft" in result.stderr
-
-
-def test_help_imports_no_torch():
-    code = "import sys, specq.cli.train_parallel; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_form_says_how_many_places(tmp_path):

@@ -16,6 +16,7 @@ from specq.training.optimizer import check_losses
 from specq.training.records import DOCUMENTS, PROMPTS, bench_paths, read_records, shard_paths
 from specq.training.rollouts import save_rollouts
 from specq.training.runs import Run
+from tests.each import each
 from tests.training.stages import empty_places, make_places, runner
 from tests.training.stages import refusal as refusal_of
 
@@ -29,7 +30,7 @@ def refusal(path, forms=DOCUMENTS):
     return str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [b"figs\n", b"[1]\n", b'{"x": 1}\n', b'{"prompt": "How many?"}\n', b'{"prompt": 3, "response": "2"}\n', b"\n"],
 )
@@ -43,17 +44,7 @@ def test_a_line_that_is_no_record_is_named_with_what_would_be_right(tmp_path, li
     assert '{"prompt": "...", "response": "..."} or {"text": "..."}' in said
 
 
-@pytest.mark.parametrize(
-    "data",
-    [WHOLE[:-9], WHOLE[:4], b"figs", gzip.compress(b'{"prompt": "\xff"}'), WHOLE[:12] + b"\0" * 9],
-    ids=[
-        "cut in its text",
-        "cut in its header",
-        "not packed",
-        "not UTF-8",
-        "damaged",
-    ],  # the bytes have the time in them
-)
+@each("data", [WHOLE[:-9], WHOLE[:4], b"figs", gzip.compress(b'{"prompt": "\xff"}'), WHOLE[:12] + b"\0" * 9])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, data):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(data)
@@ -68,31 +59,22 @@ def test_a_limit_leaves_the_others_unread(tmp_path):
     assert list(read_records(path, PROMPTS, 1)) == [json.loads(GOOD)]
 
 
-@pytest.mark.parametrize(("paths_of", "pattern"), [(shard_paths, "*.jsonl.gz"), (bench_paths, "*.jsonl")])
+@each(("paths_of", "pattern"), [(shard_paths, "*.jsonl.gz"), (bench_paths, "*.jsonl")])
 def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
     with pytest.raises(ConfigError, match=f"no {pattern.replace('*', '.')}.* in {tmp_path}"):
         paths_of(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "option", "values"),
     [
         (method, option, values)
         for method in ("draft", "eagle3", "medusa", "parallel")
         for option, values in {
-            "seconds": (0, -1, nan, inf),
-            "rollout-seconds": (-1, nan, inf),
-            "rollout-rows": (0, -4),
-            "rollout-tokens": (0, -1),
-            "bench-prompts": (0,),
-            "bench-tokens": (0,),
-            "limit": (0, -1),
-            "seed": (-1, 2**32),
-            "head-size": (0,),
-            "batch-tokens": (0,),
-            "lr": (0, -1, nan, inf),
-            "matrix-lr": (-1, nan, inf),
-            "hard-weight": (-0.1, 7, nan),
+            "seconds": (0, -1, nan, inf), "rollout-seconds": (-1, nan, inf), "rollout-rows": (0, -4),
+            "rollout-tokens": (0, -1), "bench-prompts": (0,), "bench-tokens": (0,), "limit": (0, -1),
+            "seed": (-1, 2**32), "head-size": (0,), "batch-tokens": (0,), "lr": (0, -1, nan, inf),
+            "matrix-lr": (-1, nan, inf), "hard-weight": (-0.1, 7, nan),
         }.items()
     ]
     + [(method, "depth-decay", (0, -1, 2, nan)) for method in ("eagle3", "medusa", "parallel")]
@@ -100,7 +82,7 @@ def test_a_folder_without_files_is_named(tmp_path, paths_of, pattern):
     + [("parallel", "keep", (nan,))]
     + [("pair", option, (0, -1)) for option in ("steps", "row-length", "batch-tokens", "num-rollouts", "limit")]
     + [("pair", option, (nan, -1)) for option in ("target-lr", "draft-lr", "weight-decay", "hard-weight")],
-)
+)  # fmt: skip
 def test_numbers_out_of_range_are_refused(method, option, values, tmp_path):
     target = [] if method == "pair" else ["--target=tiny"]
     stage = "tokenizer" if method == "pair" else "rollouts"
@@ -129,7 +111,7 @@ def test_a_loss_that_is_no_number_is_refused():
             check_losses([1.0, loss], 3)
 
 
-@pytest.mark.parametrize(("hidden", "head"), [(100, 64), (32, 64), (21, 7)])
+@each(("hidden", "head"), [(100, 64), (32, 64), (21, 7)])
 def test_sizes_of_a_draft_that_do_not_fit_together_are_refused(hidden, head, tmp_path):
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [8, 9])])
     run = runner("draft", ["--device=cpu", f"--rollouts={tmp_path / 'a.npz'}"])
@@ -139,7 +121,7 @@ def test_sizes_of_a_draft_that_do_not_fit_together_are_refused(hidden, head, tmp
     assert f"--hidden-size is {hidden} and --head-dim {head}" in said
 
 
-@pytest.mark.parametrize("device", ["figs", "cuda:99", "meta"])
+@each("device", ["figs", "cuda:99", "meta"])
 def test_a_device_that_is_not_there_is_refused(device, tmp_path):
     said = refusal_of(runner("medusa", [f"--device={device}"])(make_places(tmp_path), "rollouts"))
 
@@ -147,7 +129,7 @@ def test_a_device_that_is_not_there_is_refused(device, tmp_path):
     assert "cpu" in said
 
 
-@pytest.mark.parametrize("left", [b"", b"figs", b"\x80\x02figs"])
+@each("left", [b"", b"figs", b"\x80\x02figs"])
 def test_a_run_whose_file_was_spoilt_says_so_in_one_line(left, tmp_path):
     network, path = torch.nn.Linear(2, 2), tmp_path / "training.pt"
     path.write_bytes(left)

@@ -8,6 +8,7 @@ import torch
 
 from specq.training.distil import Batch, token_losses
 from specq.training.teaching import mean_loss, teach
+from tests.each import each
 
 COLUMNS, HIDDEN = 50, 16
 
@@ -21,7 +22,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("hard_weight", [0.0, 0.5, 1.0])
+@each("hard_weight", [0.0, 0.5, 1.0])
 def test_the_loss_and_its_gradient_are_those_of_each_place(hard_weight):
     own = batch([[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]])
     hidden, output = random(2, 6, HIDDEN), random(COLUMNS, HIDDEN, seed=1)

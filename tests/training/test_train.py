@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,9 +11,10 @@ from specq.cli.train import METHODS, SUMMARIES
 from specq.runtime import resolve
 from specq.training import PAIR_STAGES
 from specq.training.optimizer import build_optimizers
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_each_method_has_help(name):
     result = CliRunner().invoke(main, ["train", name, "--help"])
 
@@ -24,17 +22,12 @@ def test_each_method_has_help(name):
     assert SUMMARIES[name] in CliRunner().invoke(main, ["train", "--help"]).stdout
 
 
-def test_help_imports_no_torch():
-    code = "import sys, specq.cli.train_pair; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("name", PAIR_STAGES)
+@each("name", PAIR_STAGES)
 def test_each_stage_is_there(name):
     assert resolve("stage", PAIR_STAGES, name).__doc__
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "missing"),
     [("tokenizer", "no *.jsonl.gz shard in"), ("target", "run the stage 'data' first"), ("draft", "'rollouts' first")],
 )

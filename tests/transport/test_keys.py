@@ -9,6 +9,7 @@ import pytest
 
 from specq.protocol.errors import ConfigError
 from specq.transport.keys import AllowList, curve_to_broker, keys_of_gateway, make_keys, own_keys
+from tests.each import each
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_nothing_is_overwritten(folder):
     assert (folder / "laptop.secret").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 65])
+@each("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 65])
 def test_names_are_file_names(tmp_path, name):
     with pytest.raises(ConfigError, match="is not a valid name for keys"):
         make_keys(tmp_path, name, ("draft",))

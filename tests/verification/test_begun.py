@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from specq.verification import STRATEGIES
 from specq.verification.begun import begin
 from specq.verification.faults import judge_each
 from specq.verification.judgements import Judgements
+from tests.each import each
 from tests.verification.begun_rows import begun_rows
 from tests.verification.test_processors import Case, cases
 
@@ -67,8 +68,7 @@ def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Cas
     )
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@each(("bad", "temperature"), product([torch.nan, torch.inf, -torch.inf], [0.0, 0.8]))
 def test_a_row_without_a_token_harms_its_session_alone_and_only_if_it_is_reached(
     bad: float, temperature: float
 ) -> None:
@@ -92,7 +92,7 @@ def _chains(params: SamplingParams) -> list[SessionStep]:
     return [SessionStep(i, 5, np.array([7], np.int32), params, tree=tree) for i in range(3)]
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "deterministic"])
+@each("strategy", [name for name in STRATEGIES if name != "deterministic"])
 def test_strategies_that_need_more_wait_for_the_host(strategy: str) -> None:
     """With drafts; without, their own tokens may do."""
     params = SamplingParams(temperature=0.8, strategy=strategy)

@@ -1,6 +1,7 @@
 """On a GPU: the same noise, bit for bit, the same tokens and distributions, and the same judgements as on a CPU."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from specq.verifier.sessions.history import Past
 from tests.devices import NEEDS_CUDA
+from tests.each import each
 from tests.verification.workload import chains
 
 pytestmark = NEEDS_CUDA
@@ -45,9 +47,7 @@ def test_noise_has_the_same_bits():
     assert (by_numpy.view(np.int32) != on_gpu.view(np.int32)).sum() <= 1  # a last bit of a logarithm, once in 2**28
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("vocab", [4096, 151_936])
+@each(("strategy", "sampler", "vocab"), product(STRATEGIES, SAMPLERS, [4096, 151_936]))
 def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     torch.manual_seed(1)
     logits = torch.randn(5 * 9, vocab) * 3
@@ -68,7 +68,7 @@ def test_trees_are_judged_as_on_the_cpu(batch, entropy):
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_penalties_shape_logits_as_on_the_cpu_and_leave_them_as_they_were(dtype):
     """Operation by operation in float32: to the bit."""
     torch.manual_seed(3)
@@ -109,8 +109,7 @@ def test_mixed_rows_get_the_tokens_and_distributions_of_the_cpu(way, dtype, spre
     assert of_gpu[0].entropies() == pytest.approx(of_cpu[0].entropies(), rel=1e-5)
 
 
-@pytest.mark.parametrize("vocab", [1000, 50_001, 151_936])
-@pytest.mark.parametrize("num_rows", [1, 70])
+@each(("vocab", "num_rows"), product([1000, 50_001, 151_936], [1, 70]))
 def test_draws_from_edited_distributions_are_those_of_the_cpu(vocab, num_rows):
     """One row, and many; tokens of which nothing is left, and others of which more is; the extremes of uniform numbers."""
     rng = np.random.default_rng(vocab + num_rows)
@@ -135,7 +134,7 @@ def test_draws_from_edited_distributions_are_those_of_the_cpu(vocab, num_rows):
     assert CudaRows(logits.cuda()).draw(found, which[:1], edits, np.array([0.3])).tolist() == [vocab - 1]
 
 
-@pytest.mark.parametrize("vocab", [1000, 151_936])
+@each("vocab", [1000, 151_936])
 def test_own_tokens_beside_distributions_are_those_of_the_cpu(vocab):
     torch.manual_seed(5)
     logits = torch.randn(30, vocab) * 3
@@ -150,8 +149,7 @@ def test_own_tokens_beside_distributions_are_those_of_the_cpu(vocab):
     assert own(which).tolist() == TorchRows(logits).own_tokens(rows)()[which].tolist()
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@each(("sampler", "bad"), product(SAMPLERS, [torch.nan, torch.inf]))
 def test_logits_that_are_no_numbers_raise(sampler, bad):
     logits = torch.zeros(2, 20_000, device="cuda")
     logits[1, 12_345] = bad

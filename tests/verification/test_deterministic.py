@@ -15,6 +15,7 @@ from specq.testing import oracle
 from specq.testing.random_steps import packed_logits, split, steps
 from specq.verification.judge import judge
 from specq.verification.strategies import deterministic
+from tests.each import each
 
 
 @pytest.mark.usefixtures("way")
@@ -29,7 +30,7 @@ def test_judge_is_the_oracle(batch, entropy, coarse, as_many):
     assert all(j.token_ids.dtype == np.int32 for j in judgements)
 
 
-@pytest.mark.parametrize("count", [1, deterministic.MANY])
+@each("count", [1, deterministic.MANY])
 def test_of_equal_siblings_the_first_counts(count):
     tree = Tree(np.array([3, 3, 1], np.int32), np.array([-1, -1, 0], np.int32), np.zeros(3, np.float32))
     logits = torch.eye(4)[[3, 1, 0, 2] * count]
@@ -102,7 +103,7 @@ def generate(drafters, params, num_tokens=60):
     return [context[:num_tokens] for context in contexts], accepted, rejected
 
 
-@pytest.mark.parametrize(
+@each(
     "params",
     [
         SamplingParams(),

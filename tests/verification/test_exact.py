@@ -1,5 +1,7 @@
 """`probabilistic` emits the target's distribution exactly; planted bugs do not."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from specq.testing.exact import World, drafts, drawing, error, joint_distributio
 from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
+from tests.each import each
 from tests.verification.mutants import mutated_kernels
 
 
@@ -27,14 +30,13 @@ class TestExactConformance(ExactConformance):
     """In one step."""
 
 
-@pytest.mark.parametrize("plan", ["chain", "three candidates", "mixed siblings"])
-@pytest.mark.parametrize("support", [1, 2])
+@each(("plan", "support"), product(["chain", "three candidates", "mixed siblings"], [1, 2]))
 def test_with_distributions_that_miss_tokens_of_the_target(plan, support):
     assert error(world_of(support, vocab=4, support=support), *PLANS[plan]) < 1e-9
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("plan", ["three candidates", "mixed siblings", "mixed chain"])
+@each("plan", ["three candidates", "mixed siblings", "mixed chain"])
 def test_in_all_ways_that_a_cpu_has(plan):
     assert error(world_of(8, vocab=4, support=3, top_p=0.95), *PLANS[plan]) < 1e-9
 
@@ -69,8 +71,7 @@ BLIND = {
 }
 
 
-@pytest.mark.parametrize("plan", TWO_STEPS)
-@pytest.mark.parametrize("first", BLIND)
+@each(("plan", "first"), product(TWO_STEPS, BLIND))
 def test_what_a_step_leaves_out_survives_by_content(plan, first):
     """No token waits for a sampled child that was left out: the target's own takes the place, and where it is the child's,
     the child's subtree is verified next."""
@@ -78,13 +79,12 @@ def test_what_a_step_leaves_out_survives_by_content(plan, first):
     assert error(world, *TWO_STEPS[plan], first=BLIND[first]) < 1e-9
 
 
-@pytest.mark.parametrize("first", ["the first", "the first's children"])
+@each("first", ["the first", "the first's children"])
 def test_two_steps_with_cuts(first):
     assert error(world_of(9, **CUTS["all"]), *TWO_STEPS["candidates"], first=BLIND[first]) < 1e-9
 
 
-@pytest.mark.parametrize("plan", ["mixed", "upgraded"])
-@pytest.mark.parametrize("first", [None, "the first", "two of the first group"])
+@each(("plan", "first"), product(["mixed", "upgraded"], [None, "the first", "two of the first group"]))
 def test_a_point_mass_that_is_drawn_becomes_the_sampled_node(plan, first):
     """Point masses were there before: one whose token a sampled group draws is dropped in favour of the sampled node,
     which takes over its children."""
@@ -109,13 +109,13 @@ def is_caught(plan, **how):
 
 
 @pytest.mark.usefixtures("portable")
-@pytest.mark.parametrize("plan", ["tree", "mixed chain", "three candidates"])
+@each("plan", ["tree", "mixed chain", "three candidates"])
 def test_the_exact_rule_is_not_caught(plan):
     """What follows is no false alarm of the coarse bisection."""
     assert not is_caught(plan)
 
 
-@pytest.mark.parametrize("plan", ["candidates", "bushy"])
+@each("plan", ["candidates", "bushy"])
 def test_mutant_a_part_chosen_by_content(plan):
     """Which sampled nodes are verified first depends on their own tokens."""
 
@@ -143,7 +143,7 @@ def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
 class TestMutants:
     """Planted bugs in the rule."""
 
-    @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
+    @each("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
     def test_no_residual(self, plan, monkeypatch):
         """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
         exact_end = walks.end_path
@@ -155,7 +155,7 @@ class TestMutants:
         monkeypatch.setattr(walks, "end_path", end)
         assert is_caught(plan)
 
-    @pytest.mark.parametrize("plan", ["one", "chain", "tree"])
+    @each("plan", ["one", "chain", "tree"])
     def test_residual_from_the_wrong_row(self, plan, monkeypatch):
         exact_draw = probabilistic.draw_tokens
 
@@ -165,18 +165,18 @@ class TestMutants:
         monkeypatch.setattr(probabilistic, "draw_tokens", wrong)
         assert is_caught(plan)
 
-    @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
+    @each("plan", ["two candidates", "three candidates", "tree"])
     def test_siblings_not_renormalised(self, plan, monkeypatch):
         monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan)
 
-    @pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
+    @each("plan", ["two candidates", "three candidates"])
     def test_duplicates_merged(self, plan, monkeypatch):
         """Siblings drawn independently, each judged by the whole distribution, lose the trial of a duplicate that was merged away."""
         monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan, with_replacement=True)
 
-    @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree"])
+    @each("plan", ["one", "chain", "two candidates", "tree"])
     def test_sampled_nodes_cut_by_their_own_probability(self, plan):
         def is_unlikely(world, prefix):
             ids, weights = world.draft(prefix[:-1])
@@ -184,7 +184,7 @@ class TestMutants:
 
         assert is_caught(plan, cut=is_unlikely)
 
-    @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
+    @each("plan", ["two candidates", "three candidates", "tree"])
     def test_the_likelier_of_the_candidates_first(self, plan, monkeypatch):
         """Siblings judged by their draft probability instead of in draw order."""
 
@@ -201,7 +201,7 @@ class TestMutants:
         )
         assert is_caught("mixed siblings")
 
-    @pytest.mark.parametrize("plan", ["tree", "mixed chain"])
+    @each("plan", ["tree", "mixed chain"])
     def test_longest_of_n(self, plan, monkeypatch):
         """All nodes are tried, and of the accepted paths the longest is taken: the seed project's choice."""
 

@@ -6,6 +6,7 @@ verified; the drafter's calibration and the verifier's are unlike each other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from unittest import mock
 
 import numpy as np
@@ -18,6 +19,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.step import choice_order, node_choice
 from specq.verifier.trees import DraftTrees, reference_graft
+from tests.each import each
 from tests.verification import rounds
 from tests.verification.rounds import CONTEXT, Serving, World
 from tests.verification.test_rounds import BIAS, CURVES, EXACT, curve_of, other_session
@@ -142,8 +144,7 @@ def distance(entropy: int, kind: str, num_rounds: int = 1) -> float:
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("entropy", range(8))
+@each(("kind", "entropy"), product(KINDS, range(8)))
 def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, kind):
     assert distance(entropy, kind) < EXACT
 
@@ -203,7 +204,7 @@ SHOWN_BY = {  # some whose bias is large
 SHOWN_FLOOR = 0.02  # of the chances that are considered: the more nodes are not, the more it shows who forgets them
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@each("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     *patch, kind = MUTANTS[mutant]

@@ -1,5 +1,7 @@
 """The C kernels give what torch gives in float64, to the last bit where it matters; planted bugs in them are seen."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
+from tests.each import each
 from tests.verification.mutants import mutated_kernels
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
@@ -74,8 +77,7 @@ def test_small_and_odd_vocabularies(params, entropy, vocab, coarse):
     compare(logits_of(entropy, len(params), vocab, coarse=coarse), params)
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0, 20.0])
-@pytest.mark.parametrize("coarse", [False, True])
+@each(("spread", "coarse"), product([0.01, 1.0, 4.0, 20.0], [False, True]))
 def test_wide_rows(spread, coarse):
     params = [SamplingParams(seed=i, **sampler) for i, sampler in enumerate(SAMPLERS)]
     compare(logits_of(3, len(params), 151_936, spread=spread, coarse=coarse), params)
@@ -97,7 +99,7 @@ def test_other_layouts_are_read_where_they_lie():
     compare(wide[:3].to(torch.bfloat16), params)
 
 
-@pytest.mark.parametrize("domain", Domain)
+@each("domain", Domain)
 def test_draws_are_those_of_numpy(domain, monkeypatch):
     rng = np.random.default_rng(6)
     of = rng.integers(0, 2**63, 200, np.uint64), rng.integers(0, 2**31, 200), rng.integers(0, 200_000, 200)

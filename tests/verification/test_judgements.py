@@ -10,15 +10,14 @@ from specq.runtime import Faults
 from specq.verification import Judgements
 from specq.verifier.step.commit import commit
 from specq.verifier.step.shares import NO_SHARES
+from tests.each import each
 
 
 def judgement(session_id: int, path: tuple[int, ...], num_tokens: int, fault: Fault | None = None) -> Judgement:
     return Judgement(session_id, path, np.arange(num_tokens, dtype=np.int32), fault=fault)
 
 
-@pytest.mark.parametrize(
-    "wrong", [judgement(7, (0, 1), 2), judgement(7, (), 0), judgement(7, (), 1, Fault("no")), judgement(7, (0,), 3)]
-)
+@each("wrong", [judgement(7, (0, 1), 2), judgement(7, (), 0), judgement(7, (), 1, Fault("no")), judgement(7, (0,), 3)])
 def test_tokens_that_do_not_fit_the_path_are_told(wrong: Judgement) -> None:
     """The totals of two may fit all the same."""
     others = [judgement(8, (), 2), judgement(9, (0,), 2)]

@@ -1,6 +1,7 @@
 """The noise: the same bits everywhere, finite at the edges, uniform, and independent in every coordinate."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from specq.testing import oracle
 from specq.verification import noise
 from specq.verification.seeds import Domain, derived_seed
+from tests.each import each
 
 SEEDS = st.integers(0, 2**63 - 1)
 COUNT = 1 << 16
@@ -47,7 +49,7 @@ def test_torchs_own_integer_arithmetic_gives_the_same_hash():
     assert np.array_equal(noise.hash_tokens(keys, token_ids), by_torch.numpy())
 
 
-@pytest.mark.parametrize(("hash_", "value"), [(0, 22.873857), (2**31, -math.log(math.log(2))), (2**32 - 1, -3.1299987)])
+@each(("hash_", "value"), [(0, 22.873857), (2**31, -math.log(math.log(2))), (2**32 - 1, -3.1299987)])
 def test_edges_of_the_hash_are_finite(hash_, value):
     held = np.array([hash_ - 2**31], np.int32)
     assert noise.gumbel_of_hash(held)[0] == pytest.approx(value, abs=1e-5)
@@ -62,8 +64,7 @@ def test_mutant_infinite_noise_at_a_hash_edge(monkeypatch):
         assert np.isinf(noise.gumbel_of_hash(np.array([-(2**31)], np.int32))[0])
 
 
-@pytest.mark.parametrize("domain", [*Domain])
-@pytest.mark.parametrize("along", ["seed", "position", "token"])
+@each(("domain", "along"), product([*Domain], ["seed", "position", "token"]))
 def test_uniform_along_each_coordinate(along, domain):
     counter = list(range(COUNT))
     zero = [3] * COUNT
@@ -79,7 +80,7 @@ def test_uniform_along_each_coordinate(along, domain):
     assert abs(chi2 - 255) < 4 * math.sqrt(2 * 255)
 
 
-@pytest.mark.parametrize("along", ["seed", "position", "token", "domain"])
+@each("along", ["seed", "position", "token", "domain"])
 def test_neighbours_are_independent(along):
     """Serial correlation of neighbours, of their every bit, and of their low with their high halves."""
     counter, zero = np.arange(COUNT), np.full(COUNT, 5)

@@ -18,6 +18,7 @@ from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import shaped
 from specq.verifier.sessions.history import Past
+from tests.each import each
 
 TOKENS = st.integers(0, VOCAB - 1)
 PENALTIES = st.sampled_from([0.0, 0.0, 0.7, -1.5])
@@ -110,9 +111,7 @@ def test_rows_are_the_naive_ones_of_their_own_paths_to_the_bit(batch, entropy):
     assert torch.equal(before, logits), "they are as they were"
 
 
-@pytest.mark.parametrize(
-    "kind", ["bfloat16", "a part of wider rows", "columns first", "rows that are one", "inference"]
-)
+@each("kind", ["bfloat16", "a part of wider rows", "columns first", "rows that are one", "inference"])
 def test_logits_of_any_kind_are_shaped_and_left_as_they_were(kind):
     torch.manual_seed(1)
     made = {
@@ -141,7 +140,7 @@ def test_logits_are_restored_where_judging_fails():
     assert torch.equal(logits, torch.zeros(1, 2))
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["kernels", "portable"])
+@each("library", [True, False])
 def test_log_probabilities_are_those_of_the_target_where_penalties_shape_its_logits(library, monkeypatch):
     if not library:
         monkeypatch.setattr(host_kernels, "kernels", lambda: None)
@@ -160,7 +159,7 @@ def test_logits_are_passed_through_where_nothing_shapes_them():
         assert rows is logits
 
 
-@pytest.mark.parametrize("shaping", [{"min_tokens": 1}, {"presence_penalty": 1.0}, {"bad_token_ids": ((1,),)}])
+@each("shaping", [{"min_tokens": 1}, {"presence_penalty": 1.0}, {"bad_token_ids": ((1,),)}])
 def test_a_missing_history_raises(shaping):
     step = SessionStep(7, 0, np.zeros(1, np.int32), SamplingParams(**shaping))
     with pytest.raises(EngineError, match=r"session 7: .* history"):

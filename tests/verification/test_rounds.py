@@ -18,6 +18,7 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.step import node_choice
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from specq.verifier.trees.reference_graft import siblings_from
+from tests.each import each
 from tests.verification import rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
 from tests.verifier.sessions import graft, make_draft
@@ -98,7 +99,7 @@ def length_of(world):
     return (len(world.widths) or world.depth) + 1
 
 
-@pytest.mark.parametrize("entropy", range(40))
+@each("entropy", range(40))
 def test_a_round_has_the_targets_distribution(entropy):
     world, serving = case(entropy)
     assert distance(world, serving, length_of(world)) < EXACT

@@ -1,5 +1,7 @@
 """Temperature, top-k, top-p, min-p and the perturbed scores, against the oracle, row by row."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from specq.protocol.params import SamplingParams
 from specq.testing import oracle
 from specq.testing.random_steps import sampling_params
 from specq.verification.sampling import choose_tokens, near_scores, perturbed_scores, target_probs
+from tests.each import each
 
 ROWS = st.lists(sampling_params(), min_size=1, max_size=6)
 
@@ -43,8 +46,7 @@ def test_scores_are_the_plain_logits_at_temperature_zero():
     assert perturbed_scores(logits, [SamplingParams(top_p=0.5, top_k=2)] * 3, [1, 2, 3]) is logits
 
 
-@pytest.mark.parametrize("vocab", [5, 8, 4099])
-@pytest.mark.parametrize("has_columns", [False, True])
+@each(("vocab", "has_columns"), product([5, 8, 4099], [False, True]))
 def test_guesses_are_near_the_scores(vocab, has_columns):
     """For all hashes, the least and the greatest among them: the noise of 40 rows of up to 4099 tokens."""
     params = [SamplingParams(temperature=0.5 + seed / 40, seed=seed) for seed in range(40)]
@@ -63,7 +65,7 @@ def test_a_rows_scores_do_not_depend_on_its_batch(params, entropy, position):
         assert torch.equal(together[i], alone[0].to(together.dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@each("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_float_types(dtype):
     logits = logits_of(1, 4).to(dtype)
     params = [SamplingParams(), *[SamplingParams(temperature=0.7, top_p=p, seed=4) for p in (1.0, 0.9, 0.5)]]
@@ -72,7 +74,7 @@ def test_other_float_types(dtype):
     assert expected.tolist() == choose_tokens(logits, params, positions).tolist()
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e6])
+@each("temperature", [1e-30, 1e-6, 1e6])
 def test_extreme_temperatures_stay_finite(temperature):
     logits = logits_of(2, 8) * 100
     for params in (SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_p=0.9)):
@@ -92,7 +94,7 @@ def test_ties_at_the_edges_are_kept():
     assert choose_tokens(torch.tensor([[0.0, 3.0, 3.0]]), [SamplingParams()], [0]).tolist() == [1]
 
 
-@pytest.mark.parametrize("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
+@each("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
 def test_a_top_p_of_0_is_the_likeliest_token(strategy):
     """One, whatever the temperature and the seed, also among equals: the parameters are those of a greedy job."""
     greedy = SamplingParams(strategy=strategy, seed=5)

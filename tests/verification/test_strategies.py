@@ -15,6 +15,7 @@ from specq.testing.random_steps import check_against_naive, packed_logits
 from specq.verification import STRATEGIES, draws, step_batch, strategy
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
+from tests.each import each
 
 
 def test_each_strategy_has_an_oracle():
@@ -58,7 +59,7 @@ def test_own_parameters_are_fields_of_one_strategy_each():
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", ["deterministic", "probabilistic"])
+@each("name", ["deterministic", "probabilistic"])
 def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
     """The independence of the batch, which the conformance test asks for, is lost."""
     params = SamplingParams(strategy=name, temperature=2.0)
@@ -81,7 +82,7 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
     assert differs()
 
 
-@pytest.mark.parametrize("name", ["threshold", "typical", "greedy"])
+@each("name", ["threshold", "typical", "greedy"])
 def test_a_lossy_one_does_not_follow_the_targets_distribution(name):
     assert chi2_over_seeds(name) > CHI2
 
@@ -120,7 +121,7 @@ class TestLossyBias:
         tokens = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(self.ROW, (4000, 1))))]
         return np.bincount(tokens, minlength=4) / 2000
 
-    @pytest.mark.parametrize(
+    @each(
         "params",
         [
             {"strategy": "threshold"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specq.verification import STRATEGIES
 from specq.verification.drafting import truncated_distributions
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens, target_probs
+from tests.each import each
 
 TINY = (0.99e-5, 1e-6, 1e-45, 1e-50, 5e-324)
 ALLOWED = (MIN_TEMPERATURE, 1e-4, 100.0)
@@ -42,8 +44,7 @@ def by_oracle(batch, logits):
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("temperature", TINY)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each(("temperature", "strategy"), product(TINY, STRATEGIES))
 @settings(max_examples=8)  # of each of several temperatures, and ways to judge
 @given(data=st.data(), entropy=st.integers(0, 2**32), spread=st.sampled_from([1e-3, 1.0, 1e4, 1e30]))
 def test_below_what_can_be_divided_by_all_is_as_at_zero(strategy, temperature, data, entropy, spread):
@@ -55,8 +56,7 @@ def test_below_what_can_be_divided_by_all_is_as_at_zero(strategy, temperature, d
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("temperature", ALLOWED)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each(("temperature", "strategy"), product(ALLOWED, STRATEGIES))
 @settings(max_examples=8)  # of each of several temperatures, and ways to judge
 @given(data=st.data(), entropy=st.integers(0, 2**32), spread=st.sampled_from([1.0, 1e4]))
 def test_at_the_limits_all_is_as_the_oracle_says(strategy, temperature, data, entropy, spread):
@@ -67,8 +67,7 @@ def test_at_the_limits_all_is_as_the_oracle_says(strategy, temperature, data, en
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("cuts", CUTS)
-@pytest.mark.parametrize("temperature", [*TINY, *ALLOWED])
+@each(("cuts", "temperature"), product(CUTS, [*TINY, *ALLOWED]))
 def test_distributions_are_distributions_at_every_temperature(temperature, cuts):
     """Their sums are 1, whatever is cut, and the largest logit is as large as a model can make it."""
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5], [0.0, -3e38, 3e38, 1.0], [5.0, -torch.inf, 5.0, 4.0]])
@@ -80,7 +79,7 @@ def test_distributions_are_distributions_at_every_temperature(temperature, cuts)
     assert all(probs[row, token] > 0 for row, token in enumerate(tokens.tolist()))
 
 
-@pytest.mark.parametrize("temperature", TINY)
+@each("temperature", TINY)
 def test_drafters_draft_as_at_zero(temperature):
     """From their own temperature as well as from the job's."""
     job, own = SamplingParams(temperature=temperature), Speculation(candidate_temp=temperature)

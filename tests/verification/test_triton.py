@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import weakref
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from specq.verification.judge import judge
 from specq.verification.row_params import make_rows
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
+from tests.each import each
 
 pytestmark = [
     pytest.mark.skipif(
@@ -59,9 +61,10 @@ def by_kernels(request, monkeypatch):
     monkeypatch.setattr(sys.modules[judge.__module__], "target_rows", CudaRows)
 
 
-@pytest.mark.parametrize("vocab", [5, 70, 300])
-@pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
-@pytest.mark.parametrize("room", [{"ROOM": 2}, {"WIDE_ROOM": 16}, {"ROOM": 20, "WIDE_ROOM": 200}])
+@each(
+    ("vocab", "spread", "room"),
+    product([5, 70, 300], [0.3, 2.0, 6.0], [{"ROOM": 2}, {"WIDE_ROOM": 16}, {"ROOM": 20, "WIDE_ROOM": 200}]),
+)
 def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, monkeypatch):
     """With little room for what is likely, whole rows are looked at instead."""
     make_small(monkeypatch, **room)
@@ -79,7 +82,7 @@ def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, mon
     assert distributions.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+@each("sampler", SAMPLERS[1:])
 def test_what_is_beside_a_nearly_certain_token_counts(sampler, monkeypatch):
     """300 tokens of 1e-9 each are most of the entropy, and would be lost in a sum that begins with 1."""
     make_small(monkeypatch)
@@ -92,8 +95,7 @@ def test_what_is_beside_a_nearly_certain_token_counts(sampler, monkeypatch):
     assert found.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
 
 
-@pytest.mark.parametrize("vocab", [1, 5, 64, 70, 300])
-@pytest.mark.parametrize("max_splits", [1, 3, 64])
+@each(("vocab", "max_splits"), product([1, 5, 64, 70, 300], [1, 3, 64]))
 def test_draws_from_edited_distributions_are_those_of_torch(vocab, max_splits, monkeypatch):
     """Ties, tokens of logit -inf, edits of some tokens to nothing and to more; many tokens a chunk, and few."""
     make_small(monkeypatch, MAX_SPLITS=max_splits)
@@ -132,7 +134,7 @@ def test_what_edits_leave_without_weight_is_never_drawn(monkeypatch):
             assert drawn == [left] if left is not None else 0 <= drawn[0] < vocab
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@each("temperature", [0.0, 0.8])
 def test_own_tokens_of_some_rows_beside_their_distributions(temperature, monkeypatch):
     """Whether the distributions of these rows are known already or not, and of rows with T = 0 among others."""
     make_small(monkeypatch)
@@ -165,7 +167,7 @@ def test_what_has_no_largest_logit_is_refused():
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize("names", [["probabilistic"], ["threshold", "typical"], list(RULES)])
+@each("names", [["probabilistic"], ["threshold", "typical"], list(RULES)])
 def test_trees_are_judged_as_the_oracle_does_one_by_one(names):
     """At T = 0 and above, with and without cuts and draft distributions; some sessions without nodes."""
     check_against_naive({name: RULES[name] for name in names}, max_examples=6)
@@ -190,7 +192,7 @@ def bushy(count, strategy):
     return steps
 
 
-@pytest.mark.parametrize("strategy", ["probabilistic", "threshold", "typical"])
+@each("strategy", ["probabilistic", "threshold", "typical"])
 def test_many_siblings_are_judged_as_on_a_cpu(strategy, monkeypatch):
     make_small(monkeypatch)
     steps = bushy(24, strategy)
@@ -202,8 +204,7 @@ def test_many_siblings_are_judged_as_on_a_cpu(strategy, monkeypatch):
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize("strategy", ["probabilistic", "threshold", "typical"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each(("strategy", "bad"), product(["probabilistic", "threshold", "typical"], [torch.nan, torch.inf, -torch.inf]))
 def test_a_tree_with_a_row_without_numbers_is_refused(strategy, bad):
     params, nodes = SamplingParams(temperature=0.8, strategy=strategy), np.array([-1, 0], np.int32)
     tree = Tree(np.array([1, 2], np.int32), nodes, np.zeros(2, np.float32))
@@ -215,7 +216,7 @@ def test_a_tree_with_a_row_without_numbers_is_refused(strategy, bad):
             judge(steps, logits)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+@each("sampler", SAMPLERS[1:])
 def test_logits_are_freed_with_their_last_user(sampler, monkeypatch):
     """Not with the next collection of garbage: with 152k tokens each step's are tens of megabytes of a GPU."""
     make_small(monkeypatch)
