@@ -158,6 +158,19 @@ def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
     assert (refused.code, "cache_salt: all are of an older version" in refused.reason) == ("no_verifier", True)
 
 
+@pytest.mark.parametrize("salt", ["", "s"])
+def test_work_is_shared_with_a_verifier_of_before_but_for_jobs_with_a_salt(salt: str) -> None:
+    desk = Desk()
+    for job_id in range(6):
+        desk.submit(1 + job_id, max_tokens=1000, cache_salt=salt)
+    desk.hello(b"old", capabilities=())
+    for _ in range(8):
+        desk.beat(b"old")
+        desk.tick()
+    moved = {to for to, message in desk.sent if isinstance(message, Open)} - {VERIFIER}
+    assert moved == (set() if salt else {b"old"})
+
+
 def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
     """Where the last such verifier is gone; the one who asked learns what was missing."""
     desk = Desk(weights_wait_s=5.0)

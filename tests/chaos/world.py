@@ -20,6 +20,7 @@ from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams
+from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
@@ -83,7 +84,14 @@ class ChaosWorld:
         engine = MoodyEngine(self.moods, self.random) if self.moody else SlowEngine()
         curve = StepCurve(SIZES, engine.step_times(SIZES))
         verifier = Verifier(engine, curve, incarnation=number, max_sessions=8, max_uncommitted=32)
-        hello = Hello(role="target", name=identity.decode(), incarnation=number, model=engine.info, max_sessions=8)
+        hello = Hello(
+            role="target",
+            name=identity.decode(),
+            incarnation=number,
+            model=engine.info,
+            max_sessions=8,
+            capabilities=CAPABILITIES,
+        )
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, NO_HOST))
         return identity
 
@@ -92,7 +100,9 @@ class ChaosWorld:
         number = next(self._numbers)
         identity, proposer = b"d%d" % number, slow_proposer(2 + number % 4)
         drafter = Drafter(proposer, incarnation=number, width=4, max_ahead=8)
-        hello = Hello(role="draft", name=identity.decode(), incarnation=number, model=proposer.info)
+        hello = Hello(
+            role="draft", name=identity.decode(), incarnation=number, model=proposer.info, capabilities=CAPABILITIES
+        )
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, NO_HOST))
         return identity
 
