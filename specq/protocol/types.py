@@ -6,8 +6,8 @@ specq but `arrays`, `bounds` and `params`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class ModelInfo:
     former_fingerprint: Annotated[str, bounds.NAME] = ""
     added_eos_ids: Annotated[tuple[int, ...], bounds.EOS_IDS] = ()
     arithmetic: Annotated[str, bounds.NAME] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults: an older version then reads what has none of its news."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @property
     def num_prompt_tokens(self) -> int:

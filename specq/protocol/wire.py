@@ -23,6 +23,7 @@ from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import Check, OutOfBoundsError, check_of
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Assign, JobInfo, Message, Open, Submit
 from specq.protocol.params import Values
+from specq.protocol.types import ModelInfo
 
 Frames = list[bytes]
 
@@ -70,7 +71,7 @@ def _header(message: Message) -> dict[str, Any]:
     for name, default in _LAYOUTS[type(message)].defaults:
         value = getattr(message, name)
         if value != default:
-            header[name] = value.to_dict() if isinstance(value, Values) else value
+            header[name] = value.to_dict() if isinstance(value, Values | ModelInfo) else value
     return header
 
 
