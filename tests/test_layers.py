@@ -81,6 +81,7 @@ DOORS = {
     *("specq.engines.vllm.installed", "specq.engines.vllm.versions"),
     *(
         "specq.verification.ahead",
+        "specq.verification.near_noise",
         "specq.verification.judge",
         "specq.verification.faults",
         "specq.verification.explain",

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from specq.checkpoints import gguf_ends, is_gguf, read_gguf, read_json, read_text
+from specq.protocol import ConfigError
 from specq.text import TextCodec, load_tokenizer_files, token_id
 
+MAX_ID = 2**31 - 1
 _CONFIGS = ("generation_config.json", "config.json")
 _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -52,9 +54,7 @@ def added_ends(model: Path) -> tuple[int, ...]:
 def former_ends(model: Path) -> tuple[int, ...]:
     """Return what older versions took for ends."""
     files = ("config.json",) if is_gguf(model) else _CONFIGS
-    return next(
-        (found for file in files if (found := _ids(read_json(model, file).get("eos_token_id"))) is not None), ()
-    )
+    return next((found for file in files if (found := _ids(model / file, read_json(model, file))) is not None), ())
 
 
 def _configured(model: Path) -> Iterator[tuple[int, str]]:
@@ -62,7 +62,7 @@ def _configured(model: Path) -> Iterator[tuple[int, str]]:
         said = read_json(model, file)
         text_config = said.get("text_config")  # of a model that reads images, too
         for part in (said, text_config if isinstance(text_config, dict) else {}):
-            yield from ((end, file) for end in _ids(part.get("eos_token_id")) or ())
+            yield from ((end, file) for end in _ids(model / file, part) or ())
 
 
 def _of_tokenizer(model: Path) -> Iterator[tuple[int, str]]:
@@ -75,6 +75,12 @@ def _of_tokenizer(model: Path) -> Iterator[tuple[int, str]]:
             yield end, file
 
 
-def _ids(value: Any) -> tuple[int, ...] | None:
-    """Return the ids that a configuration has for its end, None if it says nothing."""
-    return None if value is None else tuple(value) if isinstance(value, list) else (value,)
+def _ids(file: Path, said: dict[str, Any]) -> tuple[int, ...] | None:
+    """Return the ids that a configuration has for its end, None if it says nothing; ConfigError for what is no id."""
+    value = said.get("eos_token_id")
+    if value is None:
+        return None
+    ids = tuple(value) if isinstance(value, list) else (value,)
+    if not all(type(end) is int and 0 <= end <= MAX_ID for end in ids):
+        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}; it must be a token's id, or a list of ids")
+    return ids

@@ -14,6 +14,7 @@ from specq.engines import ends_told
 from specq.engines.checkpoint import describe
 from specq.engines.ends import added_ends, end_tokens
 from specq.engines.fingerprint import fingerprint, tensors_hash
+from specq.protocol import ConfigError
 from specq.testing.tokenizer import TEMPLATE, tokenizer_json
 
 GENERATION: tuple[Any, ...] = (None, 0, [0], [1, 0], [])
@@ -53,6 +54,14 @@ def test_all_files_count_whatever_they_say(tmp_path: Path) -> None:
         assert (case, {*found}) == (case, {*ids(generation), *ids(config), *by_tokenizer})
         assert (case, list(found)[: len(before)]) == (case, before)
         assert (case, {*added_ends(tmp_path)}) == (case, {*found} - {*before})
+
+
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+def test_what_is_no_id_is_refused_with_its_file(tmp_path: Path, name: str) -> None:
+    for value in (-1, 2**31, "2", True, 2.0, {}, [2, None], [[2]], [2, "x"]):
+        write(tmp_path, **{name: {"eos_token_id": value}})
+        with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id is .*; it must be a token's id"):
+            end_tokens(tmp_path)
 
 
 def test_the_ends_are_those_of_transformers(tmp_path: Path) -> None:

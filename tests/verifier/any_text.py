@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from specq.drafting.eagle3 import form as eagle_form
-from specq.engines.torch import EagleHead, EagleNetwork
+from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.network import EagleNetwork
 from specq.engines.torch.forward import tapped_rows
 from specq.models import Shape
 from specq.protocol import (

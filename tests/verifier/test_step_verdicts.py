@@ -21,7 +21,8 @@ from specq.protocol import (
     encode,
 )
 from specq.testing.toy import ToyEngine, toy_text
-from specq.verifier import StepCurve, Verifier, verdicts
+from specq.verifier import StepCurve, Verifier
+from specq.verifier.step import verdicts
 from tests.broker.desk import VERIFIER, Desk, token_ids
 
 NUM, LENGTH = 9, 12
