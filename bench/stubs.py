@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 
 from specq.protocol import (
+    CAPABILITIES,
     DRAFT_WORKER,
     ORIGIN_CODES,
     PLAIN,
@@ -158,7 +159,8 @@ def encode_key(session_id: int) -> bytes:
 def hello(role: str, endpoint: str = "", fingerprint: str = "stub") -> Message:
     """Return what a stub registers with."""
     model = replace(INFO, fingerprint=fingerprint)
-    return Hello(role=role, name=f"stub-{role}", incarnation=1, model=model, endpoint=endpoint)
+    name, known = f"stub-{role}", CAPABILITIES
+    return Hello(role=role, name=name, incarnation=1, model=model, endpoint=endpoint, capabilities=known)
 
 
 # --- drafter ------------------------------------------------------------------------------------------------------

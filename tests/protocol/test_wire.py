@@ -188,10 +188,10 @@ def test_hot_messages_are_small() -> None:
 
 
 def test_a_model_without_news_is_written_as_an_older_version_reads_it() -> None:
-    """As all fields of messages: those at their defaults are left out, since a version that lacks one refuses it."""
+    """Newer fields at their defaults are left out, since a version that lacks one refuses it."""
     plain = Hello(role="target", name="t", incarnation=1, model=toy_info())
     written = orjson.loads(encode(plain)[1])["model"]
-    assert not {"added_eos_ids", "former_fingerprint", "arithmetic"} & written.keys()
+    assert "added_eos_ids" not in written
     newer = replace(plain, model=replace(toy_info(), added_eos_ids=(1,)))
     assert decode(encode(newer)).model == newer.model
     assert decode(encode(plain)).model == toy_info()
