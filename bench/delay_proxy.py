@@ -25,7 +25,7 @@ import click
 from specq.config import check_bind, check_connect
 from specq.protocol import ConfigError, parse_address
 from specq.runtime import Number
-from specq.simulate.network import Line, LineSettings
+from specq.simulate.network import DelayLine, LineSettings
 
 _PIECE = 1 << 16  # bytes read at once
 _MOST_IN_FLIGHT = 4096  # pieces each way; then the sender waits, as it would for a full socket
@@ -57,7 +57,7 @@ class DelayProxy:
             writer.close()
             return
         self.num_connections += 1
-        up, down = (Line(self.line, f"{self.seed} {self.num_connections} {way}") for way in ("up", "down"))
+        up, down = (DelayLine(self.line, f"{self.seed} {self.num_connections} {way}") for way in ("up", "down"))
         ways = [self._carry(reader, far_writer, up), self._carry(far_reader, writer, down)]
         lifetime = self._random.expovariate(1 / self.cut_every_s) if self.cut_every_s else None
         try:
@@ -70,7 +70,7 @@ class DelayProxy:
             writer.close()
             far_writer.close()
 
-    async def _carry(self, reader: StreamReader, writer: StreamWriter, line: Line) -> None:
+    async def _carry(self, reader: StreamReader, writer: StreamWriter, line: DelayLine) -> None:
         """Send on what one end sends, each piece in its time, up to the end of the stream."""
         loop, ended, room = asyncio.get_running_loop(), asyncio.Event(), asyncio.Semaphore(_MOST_IN_FLIGHT)
         in_flight = deque[bytes]()

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bench.end_to_end.streams import Stream
-from specq.client import Client, Event, Job, NewTokens, Request, Result, Served
+from specq.client import Client, Event, Job, NewTokens, Request, Result, ServedModel
 
 
 class _ListeningJob(Job):
     """A job that knows when it was submitted and when tokens of it arrived, and says when it has ended."""
 
-    def __init__(self, client: ListeningClient, request: Request, served: Served) -> None:
+    def __init__(self, client: ListeningClient, request: Request, served: ServedModel) -> None:
         self.started, self.arrivals, self._all_ended = time.perf_counter(), list[float](), client.ended
         super().__init__(client, request, served)
 
@@ -65,5 +65,5 @@ class ListeningClient(Client):
             result = job.result()
             found[place] = Stream(result.token_ids, job.started, job.arrivals), result
 
-    def _job(self, request: Request, served: Served) -> Job:
+    def _job(self, request: Request, served: ServedModel) -> Job:
         return _ListeningJob(self, request, served)

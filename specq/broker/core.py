@@ -29,8 +29,8 @@ from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
 from specq.broker.jobs.records import restored
-from specq.broker.jobs.verdicts import Verdicts
-from specq.broker.state import GRACE_S, Clock, Settings, State
+from specq.broker.jobs.verdicts import VerdictHandler
+from specq.broker.state import GRACE_S, BrokerClock, BrokerSettings, BrokerState
 from specq.broker.tracing import Tracing
 from specq.broker.validation import validate
 from specq.broker.workers.heartbeats import Heartbeats
@@ -82,7 +82,7 @@ class Broker:
     epoch           epochs lie above this too: the journal's highest, which needs no clock
     offset          the journal's time = the caller's time + this; without a journal, any
     grants          the keys that are allowed, by name; None: there are no keys
-    traced_at_once  as in `Settings`
+    traced_at_once  as in `BrokerSettings`
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
 
@@ -103,9 +103,9 @@ class Broker:
         weights_wait_s: float = 600.0,
         traced_at_once: int = 0,
     ) -> None:
-        self.state = State(
-            Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
-            Clock(offset),
+        self.state = BrokerState(
+            BrokerSettings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
+            BrokerClock(offset),
             Ledger(has_journal=has_journal),
             Roles(grants),
             epoch=max(incarnation << 10, epoch),
@@ -120,7 +120,7 @@ class Broker:
         self.revocation = Revocation(self.state, self.placement, self.intake)
         self.tracing = Tracing(self.state)
         self.activations = ActivationRelay(self.state)
-        self.verdicts = Verdicts(self.state, self.placement, self.intake, self.delivery)
+        self.verdicts = VerdictHandler(self.state, self.placement, self.intake, self.delivery)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,

@@ -10,7 +10,7 @@ from specq.broker.admission.limits import Limits
 from specq.broker.admission.roles import Roles
 from specq.broker.effects import Outbox, Write
 from specq.broker.faults import FaultLog
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.request import JobRequest, sharers
 from specq.broker.jobs.rounds import RoundCounts
@@ -22,7 +22,7 @@ from specq.journal import Record
 GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
 
 
-class Settings(NamedTuple):
+class BrokerSettings(NamedTuple):
     """What the broker was started with.
 
     liveness_s  how long a worker may be silent
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 
 @dataclass(slots=True)
-class Clock:
+class BrokerClock:
     """The time of the message or tick that is being handled, in seconds of the caller's clock.
 
     offset       the journal's time (`specq.journal.clock`) = the caller's time + this
@@ -63,7 +63,7 @@ class Clock:
         self.grace_until = max(self.grace_until, self.now + seconds)
 
 
-class State:
+class BrokerState:
     """The broker's memory, in parts.
 
     ledger          which records of jobs the journal holds
@@ -74,7 +74,7 @@ class State:
     closing         why no new jobs are taken any more, or ""
     """
 
-    def __init__(self, settings: Settings, clock: Clock, ledger: Ledger, roles: Roles, epoch: int) -> None:
+    def __init__(self, settings: BrokerSettings, clock: BrokerClock, ledger: Ledger, roles: Roles, epoch: int) -> None:
         """`epoch`: all that the broker uses lie above it."""
         self.settings, self.clock = settings, clock
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
@@ -95,7 +95,7 @@ class State:
         """Return whose sessions a job shares KV and texts with; without keys and salts, all share."""
         return sharers(self.roles.seen_by(request.owner), request.submit.tenant, request.submit.cache_salt)
 
-    def record(self, record: Record, job: Job, *, ended: bool = False) -> None:
+    def record(self, record: Record, job: BrokerJob, *, ended: bool = False) -> None:
         """Journal a record of a job, which is as the record says."""
         sequence = self.ledger.mark(job, ended=ended)
         if sequence:

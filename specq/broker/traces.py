@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.trace import JobTrace
 from specq.protocol import TraceEvents
 
@@ -36,7 +36,7 @@ class TracedJob:
     model: str
     submitted: float
     trace: JobTrace
-    job: weakref.ref[Job]
+    job: weakref.ref[BrokerJob]
     finish: str = ""
 
     def report(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Traces:
         self._jobs: OrderedDict[int, TracedJob] = OrderedDict()
         self._sampled: set[int] = set()  # of the jobs that run, those that did not ask
 
-    def begin(self, job: Job, now: float, event: str = "submitted") -> None:
+    def begin(self, job: BrokerJob, now: float, event: str = "submitted") -> None:
         """Begin to trace a new job, or one that a broker before this one had taken."""
         request = job.request
         was_asked = request.submit.trace
@@ -79,7 +79,7 @@ class Traces:
             if (untraced := oldest.job()) is not None:
                 untraced.trace = None
 
-    def end(self, job: Job, now: float) -> None:
+    def end(self, job: BrokerJob, now: float) -> None:
         """Note that a job has ended."""
         self._sampled.discard(job.job_id)
         if (traced := self._jobs.get(job.job_id)) is not None:

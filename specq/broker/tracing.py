@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import orjson
 
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.broker.traces import MOST_TRACES, TracedJob
 from specq.protocol import Clock, GetClock, GetTrace, Trace, TraceEvents, trace_events
 
@@ -13,7 +13,7 @@ from specq.protocol import Clock, GetClock, GetTrace, Trace, TraceEvents, trace_
 class Tracing:
     """The broker's clock for whoever asks, events in, traces out."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def clock(self, identity: bytes, message: GetClock) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.lifecycle import JobState
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 
 _ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}
 
 
-def validate(state: State) -> None:
+def validate(state: BrokerState) -> None:
     """Raise AssertionError with all that does not fit together."""
     found = [*_jobs(state), *_workers(state), *_counts(state)]
     assert not found, "; ".join(found)
 
 
-def _jobs(state: State) -> Iterator[str]:
+def _jobs(state: BrokerState) -> Iterator[str]:
     for job in state.jobs.active.values():
         if job.state not in _ACTIVE:
             yield f"job {job.job_id} is active and {job.state}"
@@ -34,7 +34,7 @@ def _jobs(state: State) -> Iterator[str]:
             yield f"job {job.job_id} has ended and has a verifier"
 
 
-def _session(state: State, job: Job) -> Iterator[str]:
+def _session(state: BrokerState, job: BrokerJob) -> Iterator[str]:
     """A job that runs has a registered verifier that has it, and no other job has one."""
     worker = state.workers.get(job.session.verifier)
     if (job.state is JobState.RUNNING) != bool(job.session.verifier):
@@ -45,7 +45,7 @@ def _session(state: State, job: Job) -> Iterator[str]:
         yield f"job {job.job_id} has {job.transcript.num_tokens} tokens, and the journal {job.durable.num_tokens}"
 
 
-def _workers(state: State) -> Iterator[str]:
+def _workers(state: BrokerState) -> Iterator[str]:
     for worker in state.workers.verifiers():
         for job_id in worker.job_ids:
             job = state.jobs.active.get(job_id)
@@ -57,7 +57,7 @@ def _workers(state: State) -> Iterator[str]:
                 yield f"drafter {worker.name} has job {job.job_id}, which does not know of it"
 
 
-def _counts(state: State) -> Iterator[str]:
+def _counts(state: BrokerState) -> Iterator[str]:
     """What is summed up over the active jobs."""
     jobs = state.jobs
     if jobs.num_tokens != sum(job.request.max_length for job in jobs.active.values()):

@@ -11,9 +11,9 @@ In: a client of `specq.client`. To add a command: a line in `commands.COMMANDS` 
 """
 
 from specq.chat.chat import Chat
-from specq.chat.commands import MOST_TOKENS, Settings
+from specq.chat.commands import MOST_TOKENS, ChatSettings
 from specq.chat.pen import Pen, pen_for
 from specq.chat.reading import with_history
 from specq.chat.summary import summary
 
-__all__ = ["MOST_TOKENS", "Chat", "Pen", "Settings", "pen_for", "summary", "with_history"]
+__all__ = ["MOST_TOKENS", "Chat", "ChatSettings", "Pen", "pen_for", "summary", "with_history"]

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from specq.chat.commands import Settings, run_command
+from specq.chat.commands import ChatSettings, run_command
 from specq.chat.pen import Pen
 from specq.chat.reading import ReadLine, read_message
 from specq.chat.summary import summary
-from specq.client import AsyncClient, Result, Served
+from specq.client import AsyncClient, Result, ServedModel
 from specq.protocol import JobError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Chat:
     def __init__(
         self,
         client: AsyncClient,
-        settings: Settings,
+        settings: ChatSettings,
         pen: Pen,
         note: Callable[[str], object],
         tend: Callable[[], object] = bool,
@@ -41,7 +41,7 @@ class Chat:
         self._waiting: asyncio.Task[Any] | None = None  # what the loop was last run for
         self._text = ""  # of the answer that is being written
 
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         """Wait for the model; raises JobError if there is none, or if it cannot chat."""
         served = self._run(self._client.served())
         if not served.codec.has_chat_template:

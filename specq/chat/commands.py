@@ -19,7 +19,7 @@ MOST_TOKENS = 512  # of an answer, where nobody says otherwise: the 128 of other
 
 
 @dataclass(slots=True)
-class Settings:
+class ChatSettings:
     """What the next answers are made with. `parameters` as of `specq.Client.generate`."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Settings:
         self.parameters = changed
 
 
-def run_command(line: str, settings: Settings) -> str:
+def run_command(line: str, settings: ChatSettings) -> str:
     """Do what a line with a slash asks for; return what to show. Raises JobError for what is unknown or refused."""
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
@@ -46,7 +46,7 @@ def run_command(line: str, settings: Settings) -> str:
     return command.run(settings, rest.strip())
 
 
-def _help(_settings: Settings, _rest: str) -> str:
+def _help(_settings: ChatSettings, _rest: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values())
     return "\n".join(
         [
@@ -57,29 +57,29 @@ def _help(_settings: Settings, _rest: str) -> str:
     )
 
 
-def _system(settings: Settings, text: str) -> str:
+def _system(settings: ChatSettings, text: str) -> str:
     if text:
         settings.conversation.system = "" if text == OFF else text
     return f"system: {settings.conversation.system or 'as the template says'}"
 
 
-def _reset(settings: Settings, _rest: str) -> str:
+def _reset(settings: ChatSettings, _rest: str) -> str:
     settings.conversation.turns.clear()
     return "the conversation begins anew"
 
 
-def _quit(settings: Settings, _rest: str) -> str:
+def _quit(settings: ChatSettings, _rest: str) -> str:
     settings.ended = True
     return ""
 
 
-def _parameter(name: str, read: type, unset: str, default: Any = None) -> Callable[[Settings, str], str]:
+def _parameter(name: str, read: type, unset: str, default: Any = None) -> Callable[[ChatSettings, str], str]:
     """Return the command that sets a parameter, or shows it where no value is given; `unset`: what holds without one.
 
     `default` is what it is set to when it is taken back; None: left out.
     """
 
-    def run(settings: Settings, text: str) -> str:
+    def run(settings: ChatSettings, text: str) -> str:
         if text:
             settings.set(name, default if text == OFF else _read(name, read, text))
         return f"{name}: {settings.parameters.get(name, unset)}"
@@ -100,7 +100,7 @@ class Command(NamedTuple):
 
     usage: str
     text: str
-    run: Callable[[Settings, str], str]
+    run: Callable[[ChatSettings, str], str]
 
 
 COMMANDS = {

@@ -30,7 +30,7 @@ from specq.protocol import (
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextMark:
     """How text of one origin looks: its colour, or what stands around it where there are no colours."""
 
     meaning: str
@@ -41,24 +41,24 @@ class Mark:
 
 _ANGLES = ("\u2039", "\u203a")  # small ones, which look like < and >
 MARKS = {  # one for each name of `specq.protocol.ORIGINS`
-    OWN: Mark("the target's own", None, *_ANGLES),
-    PLAIN: Mark("the target's own, nothing was drafted here", None, *_ANGLES),
-    CORRECTED: Mark("corrected by the target", "yellow", "«", "»"),
-    DRAFTED: Mark("drafted and accepted", "green"),
-    COLOCATED: Mark(f"accepted: {SHOWN[COLOCATED]}", "green"),
-    DRAFT_WORKER: Mark(f"accepted: {SHOWN[DRAFT_WORKER]}", "cyan"),
-    LOOKUP: Mark(f"accepted: {SHOWN[LOOKUP]}", "bright_blue"),
-    LOOKAHEAD: Mark(f"accepted: {SHOWN[LOOKAHEAD]}", "magenta"),
-    SUFFIX: Mark(f"accepted: {SHOWN[SUFFIX]}", "bright_blue"),
-    MEDUSA: Mark(f"accepted: {SHOWN[MEDUSA]}", "bright_magenta"),
-    EAGLE: Mark(f"accepted: {SHOWN[EAGLE]}", "bright_cyan"),
+    OWN: TextMark("the target's own", None, *_ANGLES),
+    PLAIN: TextMark("the target's own, nothing was drafted here", None, *_ANGLES),
+    CORRECTED: TextMark("corrected by the target", "yellow", "«", "»"),
+    DRAFTED: TextMark("drafted and accepted", "green"),
+    COLOCATED: TextMark(f"accepted: {SHOWN[COLOCATED]}", "green"),
+    DRAFT_WORKER: TextMark(f"accepted: {SHOWN[DRAFT_WORKER]}", "cyan"),
+    LOOKUP: TextMark(f"accepted: {SHOWN[LOOKUP]}", "bright_blue"),
+    LOOKAHEAD: TextMark(f"accepted: {SHOWN[LOOKAHEAD]}", "magenta"),
+    SUFFIX: TextMark(f"accepted: {SHOWN[SUFFIX]}", "bright_blue"),
+    MEDUSA: TextMark(f"accepted: {SHOWN[MEDUSA]}", "bright_magenta"),
+    EAGLE: TextMark(f"accepted: {SHOWN[EAGLE]}", "bright_cyan"),
 }
 LEGENDS = {
     "plain": (),
     "marks": (DRAFTED, CORRECTED, PLAIN),
     "colours": (COLOCATED, DRAFT_WORKER, SUFFIX, LOOKAHEAD, CORRECTED, PLAIN),
 }
-NO_MARK = Mark("")
+NO_MARK = TextMark("")
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 _SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the other control characters, which some terminals obey
 
@@ -88,7 +88,7 @@ class Pen:
             click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
         click.echo("", nl=self.style != "plain")
 
-    def _change_to(self, mark: Mark) -> str:
+    def _change_to(self, mark: TextMark) -> str:
         """Return what ends the text so far and begins that of another mark."""
         before, self._mark = self._mark, mark
         if self.style == "colours":

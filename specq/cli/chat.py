@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from specq.chat import MOST_TOKENS, Chat, Settings, pen_for, with_history
+from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
 from specq.cli.choosing import choose
 from specq.cli.options import section_options
 from specq.cli.parameters import given
@@ -65,7 +65,7 @@ def chat(
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, so that no process is left behind
-    settings = Settings(given(parameters))
+    settings = ChatSettings(given(parameters))
     settings.conversation.system = system
     check_values(settings.parameters)
     asked = _question(question)
@@ -180,7 +180,7 @@ def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
 # --- what is said ---------------------------------------------------------------------------------------------------
 
 
-def _talk(place: _Place, settings: Settings, question: str, stack: ExitStack) -> None:
+def _talk(place: _Place, settings: ChatSettings, question: str, stack: ExitStack) -> None:
     """Answer one question or, without one, the user's until they end it."""
     pen = pen_for(sys.stdout)
     talking = Chat(place.client, settings, pen, _to_stderr if question else click.echo, place.tend)

@@ -18,7 +18,7 @@ from specq.cli.waiting import WaitReport, wait_options
 from specq.client import (
     Client,
     JobDesk,
-    Line,
+    PromptLine,
     Result,
     ResultsFile,
     check_values,
@@ -135,7 +135,7 @@ def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
 
 
 def _detach(
-    client: Client, config: ClientConfig, lines: Iterator[Line], defaults: dict[str, Any], *, as_chat: bool
+    client: Client, config: ClientConfig, lines: Iterator[PromptLine], defaults: dict[str, Any], *, as_chat: bool
 ) -> int:
     """Submit the lines, print the ids of their jobs, and return the exit status."""
     errors = []
@@ -158,7 +158,7 @@ class _Stream:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def remaining(self, lines: Iterator[Line]) -> Iterator[Line]:
+    def remaining(self, lines: Iterator[PromptLine]) -> Iterator[PromptLine]:
         """Return all lines: none is done."""
         return lines
 

@@ -50,9 +50,9 @@ def pair(stage: str, *, steps: int | None, device: str, compiled: bool, **option
         shard_paths(options["corpus"])
     if stage in (ALL_STAGES, "evaluate"):
         bench_paths(options["bench"])
-    from specq.training.settings import Settings, choose_device
+    from specq.training.settings import PairSettings, choose_device
 
     if steps is not None:
         options.update(target_steps=steps, draft_steps=steps)
-    settings = Settings(device=choose_device(device, compiled=compiled), compiled=compiled, **options)
+    settings = PairSettings(device=choose_device(device, compiled=compiled), compiled=compiled, **options)
     run_stages(stage, PAIR_STAGES, settings)

@@ -24,8 +24,8 @@ from specq.client.detached_files import detach_lines
 from specq.client.events import Event, FoundJob, NewTokens
 from specq.client.job_options import id_of
 from specq.client.prepared import PreparedClient
-from specq.client.prompt_files import Line, read_lines, result_line, run_lines
-from specq.client.request import Request, Served, check_values
+from specq.client.prompt_files import PromptLine, read_lines, result_line, run_lines
+from specq.client.request import Request, ServedModel, check_values
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
 from specq.client.sync import Client, Job
@@ -38,15 +38,15 @@ __all__ = [
     "FoundJob",
     "Job",
     "JobDesk",
-    "Line",
     "NewTokens",
     "Piece",
     "PieceStream",
     "PreparedClient",
+    "PromptLine",
     "Request",
     "Result",
     "ResultsFile",
-    "Served",
+    "ServedModel",
     "check_values",
     "count_ready",
     "detach_lines",

@@ -19,7 +19,7 @@ from typing import Any, Self, overload
 
 from specq.client.base import BaseClient, BaseJob
 from specq.client.events import Event
-from specq.client.request import Request, Served
+from specq.client.request import Request, ServedModel
 from specq.client.result import Piece, Result
 from specq.protocol import ModelInfo
 
@@ -82,7 +82,7 @@ class AsyncJob(BaseJob):
     As with an asyncio.Task, cancelling the task that waits for it cancels it (asyncio.shield prevents that).
     """
 
-    def __init__(self, client: AsyncClient, request: Request, served: Served) -> None:
+    def __init__(self, client: AsyncClient, request: Request, served: ServedModel) -> None:
         self._ended = _Flag()
         super().__init__(client, request, served, self._ended)
 
@@ -183,7 +183,7 @@ class AsyncClient(BaseClient):
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
-    async def served(self) -> Served:
+    async def served(self) -> ServedModel:
         """Return the model and its tokenizer, fetched when first needed."""
         return await self._get_served()
 
@@ -224,7 +224,7 @@ class AsyncClient(BaseClient):
     def _inbox(self) -> _Inbox:
         return _Inbox()
 
-    def _job(self, request: Request, served: Served) -> AsyncJob:
+    def _job(self, request: Request, served: ServedModel) -> AsyncJob:
         return AsyncJob(self, request, served)
 
     async def _results(self, job: AsyncJob) -> list[Result]:

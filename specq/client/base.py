@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 from specq.client.batch import read_requests
 from specq.client.completions import Completions
 from specq.client.connection import Connection
-from specq.client.events import Event, NewTokens, Waiting
-from specq.client.request import Request, Served, read_request
+from specq.client.events import AwaitedModel, Event, NewTokens
+from specq.client.request import Request, ServedModel, read_request
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
@@ -32,7 +32,7 @@ POLL_S = 0.1
 T = TypeVar("T")
 
 
-class Inbox(Protocol):
+class EventInbox(Protocol):
     """The events of a request, in order; any thread may call `put`."""
 
     def put(self, event: Event, /) -> None: ...
@@ -49,7 +49,7 @@ class Flag(Protocol):
 class BaseJob:
     """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
 
-    def __init__(self, client: BaseClient, request: Request, served: Served, ended: Flag) -> None:
+    def __init__(self, client: BaseClient, request: Request, served: ServedModel, ended: Flag) -> None:
         self.id = request.id
         self._client = client  # the client stays open as long as one of its jobs is referenced
         self._connection, self._request = client._connection, request  # noqa: SLF001 - they are one thing
@@ -89,8 +89,8 @@ class PieceStream:
         self,
         connection: Connection,
         requests: Sequence[Request],
-        served: Served,
-        inbox: Inbox,
+        served: ServedModel,
+        inbox: EventInbox,
         known: Sequence[int] = (),
     ) -> None:
         """`known`: of each completion, in order, how many tokens the reader has already."""
@@ -152,10 +152,10 @@ class BaseClient(ABC):
     # --- what a face defines ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _inbox(self) -> Inbox: ...
+    def _inbox(self) -> EventInbox: ...
 
     @abstractmethod
-    def _job(self, request: Request, served: Served) -> Any:
+    def _job(self, request: Request, served: ServedModel) -> Any:
         """Submit a request and return the face's job."""
 
     @abstractmethod
@@ -175,7 +175,7 @@ class BaseClient(ABC):
         is_single = len(requests) == 1 and not requests[0].in_batch
         return answers[0] if is_single else answers
 
-    async def _run(self, requests: Sequence[Request], served: Served) -> list[list[Result]]:
+    async def _run(self, requests: Sequence[Request], served: ServedModel) -> list[list[Result]]:
         """Return the results of each request; a failure of one that is not in a list stops all."""
         jobs: list[Any] = []
         try:
@@ -189,20 +189,20 @@ class BaseClient(ABC):
     async def _submit(self, arguments: dict[str, Any]) -> Any:
         return self._job(*await self._read(arguments))
 
-    async def _read(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
+    async def _read(self, arguments: dict[str, Any]) -> tuple[Request, ServedModel]:
         """Return the request of one prompt, and the model that it was checked against."""
         served = await self._get_served()
         return read_request(arguments, served), served
 
-    async def _read_all(self, arguments: dict[str, Any]) -> tuple[list[Request], Served]:
+    async def _read_all(self, arguments: dict[str, Any]) -> tuple[list[Request], ServedModel]:
         """Return the requests of one prompt or several, and the model that they were checked against."""
         served = await self._get_served()
         return read_requests(arguments, served), served
 
-    def _open_stream(self, requests: Sequence[Request], served: Served, known: Sequence[int]) -> PieceStream:
+    def _open_stream(self, requests: Sequence[Request], served: ServedModel, known: Sequence[int]) -> PieceStream:
         return PieceStream(self._connection, requests, served, self._inbox(), known)
 
-    async def _get_served(self) -> Served:
+    async def _get_served(self) -> ServedModel:
         """Return the model and its tokenizer, fetched when first needed."""
         if (served := self._connection.served) is not None:
             return served
@@ -211,7 +211,7 @@ class BaseClient(ABC):
                 return served
             inbox = self._inbox()
             self._connection.fetch_tokenizer(inbox.put)
-            while isinstance(event := await inbox.get(), Waiting):
+            while isinstance(event := await inbox.get(), AwaitedModel):
                 self._on_wait(event.what)
             return self._connection.take_tokenizer(event)
 

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from specq.client.request import CHAT_VARIABLES, SOURCES, Request, Served, check_values, not_one_source, read_request
+from specq.client.request import (
+    CHAT_VARIABLES,
+    SOURCES,
+    Request,
+    ServedModel,
+    check_values,
+    not_one_source,
+    read_request,
+)
 from specq.protocol import JobError
 
 
-def read_requests(arguments: dict[str, Any], served: Served) -> list[Request]:
+def read_requests(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
     """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
 
     The parameters hold for every prompt; `id` is a list too, or None. The error of one of several prompts has its place.

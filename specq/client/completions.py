@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed
-from specq.client.request import Request, Served
+from specq.client.request import Request, ServedModel
 from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
 from specq.protocol import BROKER_GONE
 
@@ -17,7 +17,7 @@ from specq.protocol import BROKER_GONE
 class Completions:
     """Turns the events of a request's jobs into pieces, and into results in order."""
 
-    def __init__(self, request: Request, served: Served, place: int = 0, num_known: Sequence[int] = ()) -> None:
+    def __init__(self, request: Request, served: ServedModel, place: int = 0, num_known: Sequence[int] = ()) -> None:
         """`place`: of the request among several; `num_known`: tokens of each completion of which nothing is to be shown."""
         self._request, self._codec = request, served.codec
         known = [*num_known, *(0,) * len(request.submits)]

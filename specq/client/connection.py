@@ -15,7 +15,7 @@ from specq.client.cache import TokenizerCache
 from specq.client.core import STATUS, TOKENIZER, TRACE, ClientCore
 from specq.client.events import Event, StatusReport, TokenizerReady, TraceReport, answered
 from specq.client.link import Action, Link, Sink
-from specq.client.request import Request, Served
+from specq.client.request import Request, ServedModel
 from specq.protocol import JobError, Submit
 from specq.text import TextCodec
 from specq.transport import Curve
@@ -35,20 +35,20 @@ class Connection:
     ) -> None:
         self.cache, self.model, self.wait_s = TokenizerCache(cache_dir), model, wait_s
         self.link = Link(ClientCore(broker, timeout_s, self.cache.recall), curve)
-        self.served: Served | None = None
+        self.served: ServedModel | None = None
 
     def fetch_tokenizer(self, sink: Sink) -> None:
         """Ask for the tokenizer; `sink` gets one event for `take_tokenizer`, before it perhaps some `Waiting`."""
         self.link.request(TOKENIZER, sink, lambda core, now: core.fetch_tokenizer(self.model, now, self.wait_s))
 
-    def take_tokenizer(self, event: Event) -> Served:
+    def take_tokenizer(self, event: Event) -> ServedModel:
         """Return the model; raises JobError if the event is a failure."""
         ready = answered(event, TokenizerReady)
         if "tokenizer.json" not in ready.files:
             reason = "its directory, where the verifier runs, needs the tokenizer.json that belongs to its weights"
             raise JobError(f"{ready.model.name} has no tokenizer: {reason}", "engine")
         self.cache.keep(ready.files)
-        self.served = Served(ready.model, TextCodec(ready.files), self.model)
+        self.served = ServedModel(ready.model, TextCodec(ready.files), self.model)
         return self.served
 
     def fetch_status(self, sink: Sink, num_sessions: int = 0) -> None:

@@ -19,19 +19,19 @@ from dataclasses import replace
 from typing import Any
 
 from specq.client.events import (
+    AwaitedModel,
     Event,
+    JobAccepted,
     JobDone,
     JobPage,
-    JobTaken,
+    ReceivedTranscript,
     RequestFailed,
     StatusReport,
     TokenizerReady,
     TraceReport,
-    Transcript,
-    Waiting,
 )
 from specq.client.pending import Pending, own_job, search
-from specq.client.requests import Requests
+from specq.client.requests import OpenRequests
 from specq.client.stops import Stops
 from specq.client.tokenizer_pieces import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
@@ -83,7 +83,7 @@ class ClientCore:
         self.address, self.timeout_s, self._pieces = address, timeout_s, TokenizerPieces(recall)
         self._patience = min(RETRY_S, timeout_s / 4)
         self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
-        self._requests = Requests()
+        self._requests = OpenRequests()
         self._stops, self.tracing = Stops(self._longest_patience), JobTracing()
         self._heard: float | None = None
         self._handlers: dict[type[Message], Callable[[Any, float], list[Event]]] = {
@@ -156,7 +156,7 @@ class ClientCore:
     def fetch_tokenizer(self, model: str, now: float, wait_s: float | None = None) -> None:
         """Ask for the tokenizer of a model ("": of the only one).
 
-        wait_s  how long to wait for a broker to answer and a verifier of the model to register, with an event `Waiting`
+        wait_s  how long to wait for a broker to answer and a verifier of the model to register, with an event `AwaitedModel`
                 when it comes to that; None: for a broker `timeout_s`, for a verifier VERIFIER_WAIT_S
         """
         self._pieces.clear()
@@ -220,7 +220,7 @@ class ClientCore:
         if request is None or request.transcript is not None:
             return []
         self._requests.forget(message.job_id)
-        return [JobTaken(message.job_id)]
+        return [JobAccepted(message.job_id)]
 
     def _info(self, message: JobInfo, now: float) -> list[Event]:
         """Note the description of a job that is looked up; its tokens follow."""
@@ -300,7 +300,7 @@ class ClientCore:
             end = self._finish(request, message, transcript, now)
         return [replace(new, ends=bool(end)), *end] if new else end
 
-    def _finish(self, request: Pending, message: Tokens, transcript: Transcript, now: float) -> list[Event]:
+    def _finish(self, request: Pending, message: Tokens, transcript: ReceivedTranscript, now: float) -> list[Event]:
         if message.finish == "error":
             request.doomed, request.sent = True, now
             return []
@@ -355,7 +355,7 @@ class ClientCore:
         if request.waits_for == (what, reason):
             return []
         request.waits_for = (what, reason)
-        return [Waiting(TOKENIZER, what)]
+        return [AwaitedModel(TOKENIZER, what)]
 
     @property
     def idle(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from specq.client.detached import JobDesk
-from specq.client.prompt_files import Line
+from specq.client.prompt_files import PromptLine
 from specq.client.request import Request, read_request
 from specq.client.sync import Client
 from specq.protocol import JobError
@@ -25,7 +25,7 @@ class Detached:
 
 
 def detach_lines(
-    client: Client, desk: JobDesk, lines: Iterable[Line], defaults: dict[str, Any], *, as_chat: bool = False
+    client: Client, desk: JobDesk, lines: Iterable[PromptLine], defaults: dict[str, Any], *, as_chat: bool = False
 ) -> Iterator[Detached]:
     """Submit all lines; yield the jobs of each line, in order, when the broker has taken them."""
     lines = iter(lines)
@@ -37,7 +37,7 @@ def detach_lines(
             yield _detached(line, request, refused)
 
 
-def _request(client: Client, line: Line, defaults: dict[str, Any], *, as_chat: bool) -> Request | str:
+def _request(client: Client, line: PromptLine, defaults: dict[str, Any], *, as_chat: bool) -> Request | str:
     """Return a line's request, or why there is none."""
     if line.error:
         return line.error
@@ -48,7 +48,7 @@ def _request(client: Client, line: Line, defaults: dict[str, Any], *, as_chat: b
         return f"line {line.number}: {error}"
 
 
-def _detached(line: Line, request: Request | str, refused: dict[int, JobError | None]) -> Detached:
+def _detached(line: PromptLine, request: Request | str, refused: dict[int, JobError | None]) -> Detached:
     if isinstance(request, str):
         return Detached(error=request)
     job_ids = [job.job_id for job in request.submits]

@@ -23,7 +23,7 @@ _OWN = bytes([ORIGIN_CODES[OWN]])
 
 
 @dataclass(slots=True)
-class Transcript:
+class ReceivedTranscript:
     """What is known of a job: tokens, where each comes from (`specq.protocol.origins`), and when (seconds of the caller's clock)."""
 
     started: float
@@ -81,11 +81,11 @@ class JobDone:
     """A job ended as its transcript says."""
 
     key: int
-    transcript: Transcript
+    transcript: ReceivedTranscript
 
 
 @dataclass(frozen=True, slots=True)
-class JobTaken:
+class JobAccepted:
     """The broker has a job that was left to it."""
 
     key: int
@@ -100,7 +100,7 @@ class FoundJob:
 
     key: int
     info: JobInfo | None
-    transcript: Transcript
+    transcript: ReceivedTranscript
     error: JobError | None = None
 
     @property
@@ -150,7 +150,7 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class AwaitedModel:
     """A request is not answered yet, since something must come first: a broker, a verifier."""
 
     key: int | str
@@ -160,7 +160,7 @@ class Waiting:
 E = TypeVar("E")
 LAST = (
     JobDone,
-    JobTaken,
+    JobAccepted,
     FoundJob,
     JobPage,
     TokenizerReady,
@@ -170,9 +170,9 @@ LAST = (
 )  # events that end a request
 Event = (
     NewTokens
-    | Waiting
+    | AwaitedModel
     | JobDone
-    | JobTaken
+    | JobAccepted
     | FoundJob
     | JobPage
     | TokenizerReady

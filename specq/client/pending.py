@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specq.client.events import Event, FoundJob, RequestFailed, Transcript
+from specq.client.events import Event, FoundJob, ReceivedTranscript, RequestFailed
 from specq.protocol import Follow, JobError, JobInfo, LogprobRecord, Message, Submit
 
 MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
@@ -22,7 +22,7 @@ class Pending:
 
     message: Callable[[], Message]
     patience: float  # silence after which it is sent again
-    transcript: Transcript | None = None  # of a job whose tokens are wanted
+    transcript: ReceivedTranscript | None = None  # of a job whose tokens are wanted
     is_own: bool = False  # a job that is waited for, and stopped when nobody does any more
     keep_running: bool = False  # then it is left to the broker instead
     until_end: bool = True  # whether a search waits for the end of the job
@@ -87,14 +87,14 @@ class Pending:
 
 def own_job(job: Submit, patience: float, now: float, *, keep_running: bool = False) -> Pending:
     """Return the request for a job that is submitted and waited for."""
-    transcript = Transcript(now, logprobs=LogprobRecord(job.params.logprobs))
+    transcript = ReceivedTranscript(now, logprobs=LogprobRecord(job.params.logprobs))
     message = lambda: replace(job, have=len(transcript.token_ids))  # noqa: E731 - what it has grows
     return Pending(message, patience, transcript, is_own=True, keep_running=keep_running)
 
 
 def search(job_id: int, patience: float, now: float, *, until_end: bool) -> Pending:
     """Return the request for a job that is looked up by its id."""
-    transcript = Transcript(now)
+    transcript = ReceivedTranscript(now)
     return Pending(
         lambda: Follow(job_id=job_id, have=len(transcript.token_ids)), patience, transcript, until_end=until_end
     )

@@ -34,7 +34,7 @@ Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PromptLine:
     """A line of a prompts file; `error` says why it cannot be used."""
 
     number: int
@@ -67,33 +67,33 @@ class Line:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
+def read_lines(raw_lines: Iterable[bytes]) -> Iterator[PromptLine]:
     """Yield the lines of a prompts file, numbered from 1, without blank ones."""
     for number, raw in enumerate(raw_lines, 1):
         if raw.removeprefix(BOM_UTF8).strip():
             yield parse_line(number, raw)
 
 
-def parse_line(number: int, raw: bytes) -> Line:
+def parse_line(number: int, raw: bytes) -> PromptLine:
     """Return a line as arguments of `Client.generate`, or with the reason why it is malformed."""
     try:
         values = json.loads(raw.decode("utf-8-sig").rstrip(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Line(number, error=f"line {number} {_unreadable(error)}")
+        return PromptLine(number, error=f"line {number} {_unreadable(error)}")
     if is_too_deep(raw, values):
-        return Line(number, error=f"line {number} is nested more than {MOST_LEVELS} levels deep")
+        return PromptLine(number, error=f"line {number} is nested more than {MOST_LEVELS} levels deep")
     if not isinstance(values, dict):
-        return Line(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
+        return PromptLine(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if name in _KEYS}
     unknown = [name for name in given if name not in known]
     if unknown:
-        return Line(
+        return PromptLine(
             number, known, f"line {number} has the unknown key {unknown[0]!r}; {known_names(unknown[0], _KEYS)}"
         )
     if not any(name in known for name in SOURCES):
-        return Line(number, known, f"line {number} has none of {', '.join(SOURCES)}")
-    return Line(number, known)
+        return PromptLine(number, known, f"line {number} has none of {', '.join(SOURCES)}")
+    return PromptLine(number, known)
 
 
 def _unreadable(error: Exception) -> str:
@@ -127,7 +127,7 @@ def result_line(result: Result, *, verbose: bool = False) -> bytes:
 
 def run_lines(
     client: Client,
-    lines: Iterable[Line],
+    lines: Iterable[PromptLine],
     defaults: dict[str, Any],
     write: Write,
     *,
@@ -167,7 +167,7 @@ class _Completer:
         self._client, self._defaults, self._as_chat, self._show = client, {"n": 1} | defaults, as_chat, show
         self._key = key
 
-    def __call__(self, line: Line) -> list[Result]:
+    def __call__(self, line: PromptLine) -> list[Result]:
         if line.error:
             return [failure(line, line.error)]
         try:
@@ -213,13 +213,13 @@ def _to_chat(arguments: dict[str, Any]) -> dict[str, Any]:
     return rest | {"messages": [{"role": "user", "content": prompt}]}
 
 
-def failure(line: Line, reason: str) -> Result:
+def failure(line: PromptLine, reason: str) -> Result:
     """Return the result of a line that has none."""
     return Result(line.id, line.prompt, error=reason)
 
 
 def _in_order(
-    complete: Callable[[Line], list[Result]], lines: Iterable[Line], concurrency: int
+    complete: Callable[[PromptLine], list[Result]], lines: Iterable[PromptLine], concurrency: int
 ) -> Iterator[list[Result]]:
     """Yield `complete` of each line, in order, while up to `concurrency` run."""
     waiting: deque[Future[list[Result]]] = deque()

@@ -32,7 +32,7 @@ CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messag
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model as the broker serves it, with its tokenizer; `asked` is the name that was asked for, "" the only model."""
 
     info: ModelInfo
@@ -45,7 +45,7 @@ class Served:
         return min(self.info.max_length, self.info.kv_slots or self.info.max_length)
 
 
-Reader = Callable[[Any, Served], tuple[str, Sequence[int]]]
+Reader = Callable[[Any, ServedModel], tuple[str, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Request:
     keep_running: bool = False
 
 
-def read_request(arguments: dict[str, Any], served: Served) -> Request:
+def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
     """Check the arguments of one prompt against the model that is served, and return the request."""
     given = _given(arguments)
     options, parameters = _read_values(given)
@@ -149,7 +149,7 @@ def _blaming(field: str) -> Iterator[None]:
         raise
 
 
-def _read_source(source: str, given: dict[str, Any], served: Served) -> tuple[str, Int32Array]:
+def _read_source(source: str, given: dict[str, Any], served: ServedModel) -> tuple[str, Int32Array]:
     """Return the prompt as text and as token ids i32[n], n >= 1."""
     variables = given.get(CHAT_VARIABLES, {})
     readers: dict[str, Reader] = {
@@ -163,7 +163,7 @@ def _read_source(source: str, given: dict[str, Any], served: Served) -> tuple[st
     return text, np.asarray(token_ids, np.int32)
 
 
-def _check_known(token_ids: Sequence[int], served: Served) -> None:
+def _check_known(token_ids: Sequence[int], served: ServedModel) -> None:
     """Raise JobError for an id that the tokenizer or the model does not have."""
     info, limit = served.info, served.info.num_prompt_tokens
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
@@ -177,7 +177,7 @@ def _check_known(token_ids: Sequence[int], served: Served) -> None:
         )
 
 
-def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
+def _from_text(prompt: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     if not isinstance(prompt, str):
         raise JobError(f"prompt is {shown(prompt)}; it must be a string")
     if not prompt:
@@ -187,7 +187,7 @@ def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
     return prompt, token_ids
 
 
-def _from_messages(variables: Any, messages: Any, served: Served) -> tuple[str, Sequence[int]]:
+def _from_messages(variables: Any, messages: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
         reason = f"{CHAT_VARIABLES} is a {type(variables).__name__}; it must be an object of the template's variables"
         raise JobError(reason, field=CHAT_VARIABLES)
@@ -199,7 +199,7 @@ def _from_messages(variables: Any, messages: Any, served: Served) -> tuple[str, 
     return text, token_ids
 
 
-def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
+def _from_ids(token_ids: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     """Take ids as they are: a list, a tuple or an integer array."""
     ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
@@ -208,7 +208,7 @@ def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
     return served.codec.decode(ids, skip_special=False), ids
 
 
-def _room(prompt_ids: Int32Array, served: Served) -> int:
+def _room(prompt_ids: Int32Array, served: ServedModel) -> int:
     """Return how many tokens the model can generate after the prompt, at least 1."""
     limit = served.context_length
     if len(prompt_ids) >= limit:
@@ -218,7 +218,7 @@ def _room(prompt_ids: Int32Array, served: Served) -> int:
     return limit - len(prompt_ids)
 
 
-def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams:
+def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingParams:
     """Return the sampling parameters for this model: bad words as token ids, `max_tokens` cut to the room."""
     asked = parameters.sampling
     _check_against(asked, served.info, room)
@@ -229,7 +229,7 @@ def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams
     return asked
 
 
-def _ending_turns(params: SamplingParams, served: Served) -> SamplingParams:
+def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams:
     """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn
     does. It stands in the job, which ends by it wherever it goes on."""
     turn_end = None if params.ignore_eos or served.info.eos_ids else served.codec.turn_end

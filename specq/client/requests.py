@@ -9,7 +9,7 @@ from specq.client.pending import Pending, Turns
 from specq.protocol import JobError, Message
 
 
-class Requests(dict[int | str, Pending]):
+class OpenRequests(dict[int | str, Pending]):
     """Requests for jobs (by job id) wait for their turn; others (by name) are sent at once."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from specq.client.events import NewTokens, Transcript
+from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.request import Request
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
 from specq.text import PromptIds, StopMatcher, TextCodec
@@ -165,7 +165,7 @@ def completion_text(
     return matcher.finish(), offsets
 
 
-def make_result(request: Request, position: int, transcript: Transcript, codec: TextCodec | None) -> Result:
+def make_result(request: Request, position: int, transcript: ReceivedTranscript, codec: TextCodec | None) -> Result:
     """Return the result of a completion that has ended; `position` is its place among the request's.
 
     Without a codec it has no text.
@@ -244,7 +244,7 @@ def _means(counts: dict[str, Any], rounds: int) -> dict[str, float]:
     }
 
 
-def _timing(transcript: Transcript) -> dict[str, float]:
+def _timing(transcript: ReceivedTranscript) -> dict[str, float]:
     elapsed = max((transcript.finished or transcript.started) - transcript.started, 1e-9)
     first = (transcript.first_token or transcript.started) - transcript.started
     return {

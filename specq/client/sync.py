@@ -19,7 +19,7 @@ from typing import Any, Self, overload
 
 from specq.client.base import BaseClient, BaseJob, run
 from specq.client.events import Event
-from specq.client.request import Request, Served
+from specq.client.request import Request, ServedModel
 from specq.client.result import Piece, Result
 from specq.protocol import ModelInfo
 
@@ -51,7 +51,7 @@ class _ThreadLock:
 class Job(BaseJob):
     """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
 
-    def __init__(self, client: Client, request: Request, served: Served) -> None:
+    def __init__(self, client: Client, request: Request, served: ServedModel) -> None:
         self._ended = threading.Event()
         super().__init__(client, request, served, self._ended)
 
@@ -170,7 +170,7 @@ class Client(BaseClient):
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         return self._pieces(*run(self._read_all(arguments)), resume_from)
 
-    def _pieces(self, requests: list[Request], served: Served, known: Sequence[int]) -> Iterator[Piece]:
+    def _pieces(self, requests: list[Request], served: ServedModel, known: Sequence[int]) -> Iterator[Piece]:
         stream = self._open_stream(requests, served, known)
         try:
             while not stream.ended:
@@ -181,7 +181,7 @@ class Client(BaseClient):
     # --- the broker -------------------------------------------------------------------------------------------------
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         """The model and its tokenizer, fetched when first needed."""
         return run(self._get_served())
 
@@ -223,7 +223,7 @@ class Client(BaseClient):
     def _inbox(self) -> _Inbox:
         return _Inbox()
 
-    def _job(self, request: Request, served: Served) -> Job:
+    def _job(self, request: Request, served: ServedModel) -> Job:
         return Job(self, request, served)
 
     async def _results(self, job: Job) -> list[Result]:

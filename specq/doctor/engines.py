@@ -24,7 +24,7 @@ TESTED_ONES = f"{TESTED[0]} to {TESTED[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm:
+class VllmReport:
     """What is known of vLLM on this machine.
 
     version             "" where it is not installed; with +cpu for a CPU build
@@ -62,11 +62,11 @@ def _problems(config: Config) -> list[str]:
         return [str(error)]
 
 
-def _vllm(config: Config, target: Path | None, num_gpus: int) -> Vllm:
+def _vllm(config: Config, target: Path | None, num_gpus: int) -> VllmReport:
     named = read_config(target).get("architectures") if target else None
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     wanted = num_devices(config)
-    return Vllm(installed_version(), architecture, lacks_architecture(architecture), num_gpus, wanted)
+    return VllmReport(installed_version(), architecture, lacks_architecture(architecture), num_gpus, wanted)
 
 
 def num_devices(config: Config) -> int:
@@ -83,7 +83,7 @@ def engine(name: str, problems: Sequence[str], version: str = "") -> Check:
     return Check("engine", OK, found)
 
 
-def chosen_vllm(problems: Sequence[str], vllm: Vllm) -> Check:
+def chosen_vllm(problems: Sequence[str], vllm: VllmReport) -> Check:
     """Check that vLLM, which is chosen, can start here, and that this vLLM was tested with specq."""
     wrong, doubts = [*problems, *_too_few(vllm)], [*_doubts(vllm)]
     if wrong:
@@ -91,14 +91,14 @@ def chosen_vllm(problems: Sequence[str], vllm: Vllm) -> Check:
     return Check("engine", NOTE if doubts else OK, about(vllm), numbered(doubts))
 
 
-def beside(problems: Sequence[str], vllm: Vllm) -> Check:
+def beside(problems: Sequence[str], vllm: VllmReport) -> Check:
     """Say what vLLM would need to run this model here. It is not chosen, so nothing is wrong with that."""
     wanted = [*problems, *_doubts(vllm)]
     further = f"it would need: {numbered(wanted)}" if wanted else "--engine vllm starts it"
     return Check("vllm engine", OK, f"not chosen; {about(vllm)}; {further}")
 
 
-def about(vllm: Vllm) -> str:
+def about(vllm: VllmReport) -> str:
     """Return which vLLM is here, and whether it was tested."""
     if not vllm.version:
         return "vllm is not installed"
@@ -106,12 +106,12 @@ def about(vllm: Vllm) -> str:
     return f"vllm {vllm.version}, which was {tested} with specq"
 
 
-def _too_few(vllm: Vllm) -> Iterator[str]:
+def _too_few(vllm: VllmReport) -> Iterator[str]:
     if 0 < vllm.num_gpus < vllm.num_wanted:
         yield f"tensor_parallel_size is {vllm.num_wanted}; this machine has {vllm.num_gpus}: give at most so many"
 
 
-def _doubts(vllm: Vllm) -> Iterator[str]:
+def _doubts(vllm: VllmReport) -> Iterator[str]:
     """Yield what may keep it from running well, in the order in which a user acts on it."""
     if vllm.lacks_architecture:
         yield f"this vLLM does not list {vllm.architecture} among its models: choose another model, or the torch engine"

@@ -21,7 +21,7 @@ from specq.runtime import Tell, available_cores
 from specq.runtime.machine import describe, gpu_free_bytes, gpus
 
 if TYPE_CHECKING:
-    from specq.doctor.measuring import Measured
+    from specq.doctor.measuring import MeasuredPair
 
 BUSY = 1.5  # times as long as those timed before, or the reverse: beyond that drafts and steps were not timed on the same machine
 MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is not quiet
@@ -42,7 +42,7 @@ class Examination:
     """What was found; `measured` is None where nothing was."""
 
     checks: tuple[Check, ...]
-    measured: Measured | None
+    measured: MeasuredPair | None
     predictions: tuple[Prediction, ...]
     advice: tuple[str, ...]
 
@@ -65,7 +65,7 @@ def _rounded(value: str | float) -> str | float:
     return significant(value) if isinstance(value, float) else value
 
 
-def measured_figures(measured: Measured) -> dict[str, Any]:
+def measured_figures(measured: MeasuredPair) -> dict[str, Any]:
     """Return what was measured, by name."""
     plain = measured.runs[0]
     runs = [
@@ -130,7 +130,7 @@ def _hinders(checks: Sequence[Check]) -> bool:
     return any(check.status == WRONG and check.name not in ("kernels", "broker", "state") for check in checks)
 
 
-def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: Tell) -> Measured:
+def _measured(config: Config, found: pair.ModelPair, sessions: Sequence[int], tell: Tell) -> MeasuredPair:
     from specq.doctor.measuring import measure  # brings torch
 
     assert found.target is not None, "nothing is measured without a target"
@@ -141,7 +141,7 @@ def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: T
     return measure(asked, max(sessions), tell, found.draft.num_places if found.draft else 1)
 
 
-def _attempt(measure: Callable[[], Measured], checks: list[Check], engine: str) -> Measured | None:
+def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: str) -> MeasuredPair | None:
     """Measure, and note what that raises as what is wrong with the pair."""
     try:
         return measure()
@@ -171,7 +171,7 @@ def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> 
     )
 
 
-def _same_text(measured: Measured) -> Check:
+def _same_text(measured: MeasuredPair) -> Check:
     """Check that drafts change no text; with rounding that depends on the batch, as on a GPU, near ties may."""
     plain, *others = measured.runs
     differ = [run.method for run in others if not run.agrees_with(plain)]
@@ -185,7 +185,7 @@ def _same_text(measured: Measured) -> Check:
     )
 
 
-def _situation(asked: Config, found: pair.Pair, here: str) -> Situation:
+def _situation(asked: Config, found: pair.ModelPair, here: str) -> Situation:
     engine = "" if asked.target.engine == TargetConfig().engine else asked.target.engine
     further = (("--engine-option", one) for one in asked.target.engine_options)
     named = (("--engine", engine), *further, ("--model", asked.target.model), ("--draft-model", asked.draft.model))

@@ -18,8 +18,8 @@ from typing import Any
 from specq.config import Config, options_of
 from specq.doctor.curves import MOST_ROWS, curves_in_turn
 from specq.doctor.hardware import foresight_times, load_proposer, pass_times, pinned, typical
-from specq.doctor.prediction import PLAIN, Costs, Method, significant
-from specq.doctor.watching import Prompt, Run, Stopwatch, Watched, opened
+from specq.doctor.prediction import PLAIN, Costs, PredictedMethod, significant
+from specq.doctor.watching import Prompt, StepWatch, Watched, WatchedRun, opened
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
@@ -35,12 +35,12 @@ PASSES, PASS_ROWS = 20, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPair:
     """What the pair did here; `runs` begin with plain decoding, of one prompt at a time and of all."""
 
     costs: Costs
-    runs: tuple[Run, ...]
-    methods: tuple[Method, ...]
+    runs: tuple[WatchedRun, ...]
+    methods: tuple[PredictedMethod, ...]
     device: str
 
     def figures(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _ms(seconds: float) -> float:
     return significant(1e3 * seconds)
 
 
-def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> Measured:
+def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> MeasuredPair:
     """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are of interest;
     `num_places`: tokens that a pass of its draft model foresees."""
     here = this_machine()
@@ -92,7 +92,7 @@ def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1)
     step, unhelped = (scaled(curve, slowness(runs)) for curve in (pair.curve, pair.unhelped))
     methods = tuple(_method(source, run, runs[0], step) for source, run in found if source is not None)
     costs = Costs(step, unhelped, *host_times(runs[0], runs[1]), pair.level(), pass_s, num_places)
-    return Measured(costs, runs, methods, pair.engine.info.arithmetic)
+    return MeasuredPair(costs, runs, methods, pair.engine.info.arithmetic)
 
 
 class _Pair:
@@ -103,7 +103,7 @@ class _Pair:
         self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.control.curves
         self.sources = [source for source in verifier.sources.sources if source is not verifier.sources.mailbox]
         self.max_sessions = verifier.max_sessions
-        self.watch = None if self.engine.overlaps else Stopwatch(self.engine)
+        self.watch = None if self.engine.overlaps else StepWatch(self.engine)
         self._ids = count()
 
     def level(self) -> StepCurve | None:
@@ -128,7 +128,7 @@ class _Pair:
         return [opened(next(self._ids), prompt) for prompt in prompts]
 
 
-def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, Run]]:
+def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, WatchedRun]]:
     """Let all methods complete each prompt in turn, since machines drift."""
     plain, at_once = pair.watched(), pair.watched()
     drafted = [(source, pair.watched(source)) for source in pair.sources]
@@ -141,17 +141,17 @@ def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, Run]]:
     return [*plainly, *((source, watched.run(source.name, 1)) for source, watched in drafted)]
 
 
-def _method(source: DraftSource, run: Run, plain: Run, step: StepCurve) -> Method:
+def _method(source: DraftSource, run: WatchedRun, plain: WatchedRun, step: StepCurve) -> PredictedMethod:
     levels = partial(_levels, source, step) if isinstance(source, ColocatedDrafter) else None
     own_s = max(run.own_s - plain.own_s, 0.0)
-    return Method(run.method, run.rounds, own_s, partial(scratch_rows, source, step), levels)
+    return PredictedMethod(run.method, run.rounds, own_s, partial(scratch_rows, source, step), levels)
 
 
 def _levels(source: ColocatedDrafter, step: StepCurve, num_sessions: int) -> int:
     return source.choice.best(num_sessions, step)
 
 
-def slowness(runs: Sequence[Run]) -> float:
+def slowness(runs: Sequence[WatchedRun]) -> float:
     """Return how many times longer steps took than the curve says: contexts are longer than when it was measured, and the machine may be
     slower than then."""
     curve_s = sum(run.curve_s for run in runs)
@@ -171,7 +171,7 @@ def scratch_rows(source: DraftSource | None, curve: StepCurve, num_sessions: int
     return source.free_columns(num_sessions, curve) * (source.ngram - 1)
 
 
-def host_times(one: Run, several: Run) -> tuple[float, float]:
+def host_times(one: WatchedRun, several: WatchedRun) -> tuple[float, float]:
     """Return the seconds that the host takes for a round of plain decoding: with one session, and more with each further one."""
     more_s = (several.own_s - one.own_s) / max(several.num_sessions - 1, 1)
     return max(one.own_s, 0.0), max(more_s, 0.0)

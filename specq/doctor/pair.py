@@ -27,7 +27,7 @@ SMALLER = 0.5  # of the target's bytes: a draft model beyond that costs too much
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PairModel:
     """A model on this machine: `name` as it was asked for, where it is, what its files say, and how large it is.
 
     num_bytes    of its weights in the files; num_params: numbers in them, 0 where the files do not tell
@@ -60,7 +60,7 @@ class Model:
         return max(self.num_bytes, HALF_BYTES * self.num_params)
 
 
-def find(name: str, role: str) -> Model:
+def find(name: str, role: str) -> PairModel:
     """Return a model that is on this machine; ConfigError, which says what is wrong, for one that is not, or is of no use."""
     resolved = resolve_model(name, role)
     path = local_checkpoint(resolved) or _cached(resolved)
@@ -76,7 +76,7 @@ def find(name: str, role: str) -> Model:
     info = read_info(path, name)
     params = num_params or num_bytes // item_bytes
     places = draft_form.num_places(path) if role == "draft" else 1
-    return Model(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
+    return PairModel(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
 
 
 def _cached(name: str) -> Path:
@@ -107,15 +107,15 @@ def slot_bytes(said: dict[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """What was found of a target and its draft model: None for one that is not there, or of no use."""
 
-    target: Model | None
-    draft: Model | None
+    target: PairModel | None
+    draft: PairModel | None
     checks: tuple[Check, ...]
 
 
-def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> Pair:
+def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
     """Look at a target, a draft model and heads, "" for none; `free_bytes` of memory, None where that is not known; `gpu_bytes` are free on
     the GPU that computes, 0: the CPU does."""
     checks: list[Check] = []
@@ -133,10 +133,10 @@ def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, he
     if found:
         models = [found, *([drafter] if drafter else [])]
         checks.append(room_on_gpu(models, gpu_bytes) if gpu_bytes else room(models, free_bytes))
-    return Pair(found, drafter, tuple(checks))
+    return ModelPair(found, drafter, tuple(checks))
 
 
-def _looked_up(find_it: Callable[[], Model], name: str, checks: list[Check]) -> Model | None:
+def _looked_up(find_it: Callable[[], PairModel], name: str, checks: list[Check]) -> PairModel | None:
     try:
         model = find_it()
     except ConfigError as error:
@@ -148,7 +148,7 @@ def _looked_up(find_it: Callable[[], Model], name: str, checks: list[Check]) -> 
     return model
 
 
-def ends(target: Model) -> Check:
+def ends(target: PairModel) -> Check:
     """Say which tokens end a text of the target, and what names each."""
     if told := ends_told(target.path):
         return Check("ends", OK, ", ".join(told))
@@ -156,7 +156,7 @@ def ends(target: Model) -> Check:
     return Check("ends", NOTE, "no file names a token that ends a text", advice)
 
 
-def fitting(target: Model, draft: Model) -> Iterator[Check]:
+def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
     """Yield whether drafts of one can be hints for the other, and whether it is small enough for that."""
     if not fits(draft.info, target.info):
         advice = "choose a draft model of the same family, or train one: specq train draft"
@@ -171,7 +171,7 @@ def fitting(target: Model, draft: Model) -> Iterator[Check]:
         yield Check("sizes", NOTE, found, "a draft should cost a small part of a step; choose a smaller draft model")
 
 
-def heads_fit(heads: str, target: Model) -> Check:
+def heads_fit(heads: str, target: PairModel) -> Check:
     """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and layers."""
     from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch
     from specq.drafting.medusa.network import load_heads  # brings torch
@@ -190,7 +190,7 @@ def heads_fit(heads: str, target: Model) -> Check:
     return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
 
 
-def room(models: Sequence[Model], free_bytes: int | None) -> Check:
+def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:
     """Check that weights and KV fit into the memory that is free, while they are loaded on a CPU."""
     needed = sum(model.peak_bytes for model in models)
     found = f"weights and KV take up to {megabytes(needed)} while they are loaded on a CPU"
@@ -199,7 +199,7 @@ def room(models: Sequence[Model], free_bytes: int | None) -> Check:
     return _room(needed, free_bytes, found, "choose a smaller model, a GGUF file of Q4_1 or Q8_0, or --kv-slots")
 
 
-def room_on_gpu(models: Sequence[Model], free_bytes: int) -> Check:
+def room_on_gpu(models: Sequence[PairModel], free_bytes: int) -> Check:
     """Check that the weights fit into the memory of a GPU; KV takes what is left."""
     needed = sum(model.device_bytes for model in models)
     found = f"weights take {megabytes(needed)} on a GPU, and KV what is left"

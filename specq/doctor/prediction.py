@@ -9,7 +9,7 @@ A round is a step of the target and what comes before it. For n sessions whose r
 
 and d is the depth with the most tokens a second; a colocated draft model's is the one that its own rule chooses for n sessions
 (`specq.drafting.draft_model.round_choice`), by what it learned in the measurement. Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d
-(`Rounds`), the step curve from steps of so many rows. So siblings, and that unlikely nodes are not verified, count as they were measured.
+(`PredictedRounds`), the step curve from steps of so many rows. So siblings, and that unlikely nodes are not verified, count as they were measured.
 
 A draft worker drafts while the target steps, so its own time costs nothing, but it may be late. Its rounds alternate between two states
 (`worker`): nothing is there, so the step gives one token, and the chain that is drafted meanwhile fits if its first token is that one; and
@@ -45,7 +45,7 @@ Curve = Callable[[int], float]  # rows, or sessions -> seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PredictedRound:
     """How many drafted tokens a round accepted, and how many nodes were verified at each depth, from the first on."""
 
     accepted: int
@@ -53,10 +53,10 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class PredictedRounds:
     """Measured rounds of one method."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[PredictedRound, ...]
 
     @property
     def deepest(self) -> int:
@@ -82,9 +82,9 @@ class Rounds:
         return sum(step(ceil(count - ROUNDING)) for count in together.tolist()) / len(nodes)
 
     @property
-    def drafted(self) -> Rounds:
+    def drafted(self) -> PredictedRounds:
         """Those in which something was drafted."""
-        return Rounds(tuple(one for one in self.rounds if one.nodes))
+        return PredictedRounds(tuple(one for one in self.rounds if one.nodes))
 
     def reach_probs(self) -> list[float]:
         """Return how often a round accepted so many levels at least, from 1 on."""
@@ -128,13 +128,13 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class PredictedMethod:
     """What was measured of a method with one session: its rounds; own_s: what one takes beyond plain decoding's and its rows; scratch: each
     session's rows besides its nodes, by the number of sessions; levels: how deep it drafts for so many sessions, where it decides that
     itself before it drafts."""
 
     name: str
-    rounds: Rounds
+    rounds: PredictedRounds
     own_s: float = 0.0
     scratch: Curve = lambda _: 0.0
     levels: Callable[[int], int] | None = None
@@ -156,12 +156,12 @@ class Prediction:
     depth: int = 0
 
 
-def predict(methods: Sequence[Method], costs: Costs, sessions: Sequence[int]) -> list[Prediction]:
+def predict(methods: Sequence[PredictedMethod], costs: Costs, sessions: Sequence[int]) -> list[Prediction]:
     """Return what each method, and plain decoding, would bring for these numbers of sessions."""
     return [found for count in sessions for found in _for_sessions(methods, costs, count)]
 
 
-def _for_sessions(methods: Sequence[Method], costs: Costs, num_sessions: int) -> list[Prediction]:
+def _for_sessions(methods: Sequence[PredictedMethod], costs: Costs, num_sessions: int) -> list[Prediction]:
     plain = num_sessions / (costs.step(num_sessions) + costs.host(num_sessions))
     most = max((_most_rows(method, num_sessions) for method in methods), default=num_sessions)
     bound = most_rows_per_s(costs.step, most)
@@ -174,7 +174,7 @@ def _for_sessions(methods: Sequence[Method], costs: Costs, num_sessions: int) ->
     return [Prediction(PLAIN, num_sessions, plain, 1.0), *found]
 
 
-def _most_rows(method: Method, num_sessions: int) -> int:
+def _most_rows(method: PredictedMethod, num_sessions: int) -> int:
     """Return the most rows that a step of so many sessions has with a method."""
     nodes = max((sum(one.nodes) for one in method.rounds.rounds), default=0)
     return ceil(num_sessions * (1 + method.scratch(num_sessions) + nodes))
@@ -185,7 +185,7 @@ def most_rows_per_s(step: Curve, most_rows: int) -> float:
     return max(rows / step(rows) for rows in range(1, most_rows + 1))
 
 
-def beside(method: Method, costs: Costs, num_sessions: int) -> tuple[float, int]:
+def beside(method: PredictedMethod, costs: Costs, num_sessions: int) -> tuple[float, int]:
     """Return tokens a second, and at which depth, of a method that drafts in the verifier's process before each step."""
     if method.levels is not None:
         depth = method.levels(num_sessions)
@@ -194,7 +194,7 @@ def beside(method: Method, costs: Costs, num_sessions: int) -> tuple[float, int]
     return max((_rate(method, costs, num_sessions, depth), depth) for depth in depths)
 
 
-def _rate(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
+def _rate(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> float:
     share = method.share(num_sessions)
     rows = num_sessions * (1 + method.scratch(num_sessions))
     tokens = 1 + share * (method.rounds.tokens(depth) - 1)
@@ -202,7 +202,7 @@ def _rate(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
     return num_sessions * tokens / (step_s + costs.host(num_sessions) + own_s(method, costs, num_sessions, depth))
 
 
-def own_s(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
+def own_s(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> float:
     """Return the seconds of a method's own for a round: of a draft model as its levels are, those of a parallel one in a single pass; of all
     else once for each session."""
     usual = method.levels(1) if method.levels is not None else 0
@@ -212,7 +212,7 @@ def own_s(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
     return method.own_s * passes * costs.level(num_sessions) / costs.level(1)
 
 
-def worker(rounds: Rounds, costs: Costs, num_sessions: int) -> tuple[float, int]:
+def worker(rounds: PredictedRounds, costs: Costs, num_sessions: int) -> tuple[float, int]:
     """Return tokens a second, and at which depth, with one draft worker of the draft model whose rounds these are."""
     rounds = rounds.drafted
     reach = rounds.reach_probs()
@@ -235,7 +235,7 @@ def _beyond(reach: Sequence[float]) -> float:
     return reach[-1] ** 2 / before if before else 0.0
 
 
-def nodes_a_level(rounds: Rounds) -> float:
+def nodes_a_level(rounds: PredictedRounds) -> float:
     """Return the mean number of nodes at a depth at which there are some."""
     levels = [count for one in rounds.rounds for count in one.nodes]
     return sum(levels) / max(len(levels), 1) or 1.0

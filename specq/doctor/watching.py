@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.doctor.prediction import Round, Rounds
+from specq.doctor.prediction import PredictedRound, PredictedRounds
 from specq.engines import Engine
 from specq.protocol import Close, EngineError, Message, Open, SamplingParams, SessionFailed, Verdict
 from specq.verifier import StepCurve, Verifier
@@ -26,7 +26,7 @@ Prompt = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WatchedRun:
     """What was measured of some prompts, so many at a time.
 
     texts       token ids of each prompt that was begun
@@ -36,7 +36,7 @@ class Run:
 
     method: str
     num_sessions: int
-    rounds: Rounds
+    rounds: PredictedRounds
     texts: tuple[tuple[int, ...], ...]
     seconds: float
     own_s: float
@@ -51,13 +51,13 @@ class Run:
     def num_tokens(self) -> int:
         return sum(1 + one.accepted for one in self.rounds.rounds)
 
-    def agrees_with(self, other: Run) -> bool:
+    def agrees_with(self, other: WatchedRun) -> bool:
         """Return whether the texts are the same, as far as both go."""
         pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(self.texts, other.texts, strict=False)]
         return all(ours == theirs for ours, theirs in pairs)
 
 
-class Stopwatch:
+class StepWatch:
     """An engine, and what its last step took."""
 
     def __init__(self, engine: Engine) -> None:
@@ -75,11 +75,11 @@ class Stopwatch:
 class Watched:
     """A verifier at work, and what its verdicts say."""
 
-    def __init__(self, verifier: Verifier, curve: StepCurve, rows_each: int, watch: Stopwatch | None) -> None:
+    def __init__(self, verifier: Verifier, curve: StepCurve, rows_each: int, watch: StepWatch | None) -> None:
         """`rows_each`: of each session besides its nodes; `watch`: None where steps overlap with what the host does."""
         self.verifier, self.curve, self._rows_each, self.watch = verifier, curve, rows_each, watch
         self.left_s = MOST_S
-        self.rounds: list[Round] = []
+        self.rounds: list[PredictedRound] = []
         self.texts: dict[int, list[int]] = {}
         self.seconds: list[float] = []  # of each turn that counts
         self.own_s: list[float] = []
@@ -122,11 +122,11 @@ class Watched:
         self.engine_s += engine_s
         self.curve_s += self.curve(rows)
 
-    def run(self, method: str, num_sessions: int) -> Run:
+    def run(self, method: str, num_sessions: int) -> WatchedRun:
         """Return what was seen."""
         texts = tuple(tuple(text) for text in self.texts.values())
-        rounds = Rounds(tuple(self.rounds))
-        return Run(
+        rounds = PredictedRounds(tuple(self.rounds))
+        return WatchedRun(
             method, num_sessions, rounds, texts, sum(self.seconds), usual(self.own_s), self.engine_s, self.curve_s
         )
 
@@ -156,10 +156,10 @@ def _verdict(message: Message) -> Verdict:
     return message
 
 
-def round_of(verdict: Verdict) -> Round:
+def round_of(verdict: Verdict) -> PredictedRound:
     """Return what a verdict says of its nodes: parents stand before their children."""
     depths: list[int] = []
     for parent in verdict.node_parents.tolist():
         depths.append(depths[parent] + 1 if parent >= 0 else 1)
     nodes = tuple(np.bincount(depths)[1:].tolist()) if depths else ()
-    return Round(len(verdict.token_ids) - 1, nodes)
+    return PredictedRound(len(verdict.token_ids) - 1, nodes)

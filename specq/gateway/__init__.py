@@ -18,7 +18,7 @@ from specq.gateway.api_keys import ApiKeys, make_key
 from specq.gateway.app import make_app
 from specq.gateway.connection import limited_protocol
 from specq.gateway.endpoint import Parts
-from specq.gateway.replies import Limits
+from specq.gateway.replies import BodyLimits
 from specq.gateway.upstream import Upstream
 
-__all__ = ["ApiKeys", "Limits", "Parts", "Upstream", "limited_protocol", "make_app", "make_key"]
+__all__ = ["ApiKeys", "BodyLimits", "Parts", "Upstream", "limited_protocol", "make_app", "make_key"]

@@ -11,7 +11,7 @@ from specq.gateway import sse
 from specq.gateway.calls import Call
 from specq.gateway.details import Details
 from specq.gateway.errors import ApiError
-from specq.gateway.shapes import Json, Shape
+from specq.gateway.shapes import AnswerShape, Json
 
 _SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
 
@@ -67,7 +67,7 @@ class Answering(Protocol):
 class Choices:
     """An answer that is a list of choices."""
 
-    def __init__(self, call: Call, shape: Shape, details: Details | None = None) -> None:
+    def __init__(self, call: Call, shape: AnswerShape, details: Details | None = None) -> None:
         self._call, self._shape, self.prefix, self._details = call, shape, shape.prefix, details
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
@@ -84,7 +84,7 @@ class Events:
     def __init__(
         self,
         call: Call,
-        shape: Shape,
+        shape: AnswerShape,
         head: Head,
         position: sse.Position,
         *,

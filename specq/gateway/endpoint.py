@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.metrics import Metrics
-from specq.gateway.replies import ClientGoneError, Limits, error_response
+from specq.gateway.replies import BodyLimits, ClientGoneError, error_response
 from specq.gateway.upstream import Upstream
 from specq.protocol import JobError
 from specq.runtime import traced
@@ -38,7 +38,7 @@ class Parts:
     """What the endpoints work with."""
 
     upstream: Upstream
-    limits: Limits
+    limits: BodyLimits
     metrics: Metrics = field(default_factory=Metrics)
 
 

@@ -26,7 +26,7 @@ class ClientGoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BodyLimits:
     """What one request may take: bytes and seconds of its body, seconds in all."""
 
     body_bytes: int
@@ -46,7 +46,7 @@ def error_response(error: ApiError) -> Response:
     return response
 
 
-async def read_json(request: Request, limits: Limits) -> tuple[Any, int]:
+async def read_json(request: Request, limits: BodyLimits) -> tuple[Any, int]:
     """Return the body as JSON, and its size; raises ApiError for one that is too large, too slow, or not JSON."""
     _check_form(request.headers)
     try:

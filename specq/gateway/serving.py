@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from specq.client import PieceStream, PreparedClient, Request, Served, check_values, read_requests
+from specq.client import PieceStream, PreparedClient, Request, ServedModel, check_values, read_requests
 from specq.gateway import sse
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
@@ -43,7 +43,7 @@ class Prepared:
 
     call: Call
     client: PreparedClient
-    served: Served
+    served: ServedModel
     requests: tuple[Request, ...]
     answering: Answering
     head: Head
@@ -75,7 +75,7 @@ async def prepare(
     return Prepared(call, client, served, requests, answering, head, repeatable)
 
 
-async def _in_thread(arguments: dict[str, Any], served: Served) -> list[Request]:
+async def _in_thread(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
     return await asyncio.to_thread(read_requests, arguments, served)
 
 
@@ -89,7 +89,7 @@ def _check_priority(priority: Any, caller: Caller) -> None:
         raise ApiError(message, 403, "priority", "priority_not_granted")
 
 
-def _head(requests: tuple[Request, ...], served: Served, prefix: str) -> Head:
+def _head(requests: tuple[Request, ...], served: ServedModel, prefix: str) -> Head:
     number = requests[0].submits[0].job_id
     lengths = tuple(len(request.submits[0].prompt_ids) for request in requests)
     return Head(f"{prefix}{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16], lengths)
@@ -108,7 +108,7 @@ async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json
     return prepared.answering.whole(prepared.head, flat)
 
 
-class Stream:
+class AnswerStream:
     """The answer as events. What fails before the first one is raised by `begin`, for a status of its own."""
 
     def __init__(self, prepared: Prepared, total_s: float, metrics: Metrics) -> None:

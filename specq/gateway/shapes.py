@@ -1,6 +1,6 @@
 """What answers look like: the JSON of a choice, whole or in pieces, for each endpoint; pure.
 
-To add an endpoint of the same kind: a class that fulfils `Shape`.
+To add an endpoint of the same kind: a class that fulfils `AnswerShape`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 Logprobs = Sequence[dict[str, Any]]
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """How one request's answer looks; `prefix` of its id, `whole_kind` and `chunk_kind`: its names of objects."""
 
     prefix: str

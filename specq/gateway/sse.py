@@ -27,7 +27,7 @@ def event(data: Any, event_id: str = "") -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ChoiceProgress:
     """What of one completion is sent: whether it was opened, how many tokens, whether its end."""
 
     is_open: bool = False
@@ -42,7 +42,7 @@ class Progress:
 class Position:
     """What of all completions of a stream is sent, and whether the numbers at the end are."""
 
-    choices: tuple[Progress, ...]
+    choices: tuple[ChoiceProgress, ...]
     has_usage: bool = False
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Position:
 
 def start(num_choices: int) -> Position:
     """Return the position before the first event."""
-    return Position((Progress(),) * num_choices)
+    return Position((ChoiceProgress(),) * num_choices)
 
 
 def read_position(event_id: str, num_choices: int) -> Position:
@@ -77,10 +77,10 @@ def read_position(event_id: str, num_choices: int) -> Position:
     return Position(tuple(map(_progress, parts)), has_usage=tail == "u")
 
 
-def _progress(part: str) -> Progress:
-    return Progress() if part == "-" else Progress(True, int(part.rstrip("e")), part.endswith("e"))
+def _progress(part: str) -> ChoiceProgress:
+    return ChoiceProgress() if part == "-" else ChoiceProgress(True, int(part.rstrip("e")), part.endswith("e"))
 
 
-def all_ended(choices: Sequence[Progress]) -> bool:
+def all_ended(choices: Sequence[ChoiceProgress]) -> bool:
     """Return whether the ends of all completions are sent."""
     return all(choice.ended for choice in choices)

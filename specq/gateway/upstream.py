@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from specq.client import PreparedClient, Served
+from specq.client import PreparedClient, ServedModel
 from specq.gateway.errors import ApiError
 from specq.protocol import JobError
 
@@ -56,7 +56,7 @@ class Upstream:
         """Return when this gateway first saw a model served, in seconds since 1970; 0: never."""
         return self._first_served.get(model, 0)
 
-    async def get(self, model: str) -> tuple[PreparedClient, Served]:
+    async def get(self, model: str) -> tuple[PreparedClient, ServedModel]:
         """Return a model's client, and the model ("": the only one); raises ApiError if it is not served."""
         client = self._clients.get(model)
         if client is None:
@@ -92,7 +92,7 @@ class Upstream:
         await asyncio.gather(*(client.close() for client in (*self._clients.values(), *self._retired)))
 
 
-def _is_served(served: Served, report: dict[str, Any]) -> bool:
+def _is_served(served: ServedModel, report: dict[str, Any]) -> bool:
     """Return whether a verifier still has this model with this tokenizer; so it is where there is none just now."""
     targets = [worker for worker in report["workers"] if worker["role"] == "target" and "tokenizer" in worker]
     found = [(worker["model"], worker["tokenizer"]) for worker in targets]

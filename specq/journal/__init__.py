@@ -13,7 +13,7 @@ Rules: a group of records is journaled whole or not at all, and only by the brok
 position, so tokens that are written twice change nothing.
 """
 
-from specq.journal.clock import Clocks, Machine, Noted, offset_of, read_clocks
+from specq.journal.clock import Clocks, MachineClock, Noted, offset_of, read_clocks
 from specq.journal.interface import EPOCHS, Journal, JournalReader, Kept, Opening, open_journal
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
@@ -48,7 +48,7 @@ __all__ = [
     "JournalWriter",
     "Keep",
     "Kept",
-    "Machine",
+    "MachineClock",
     "Noted",
     "Opening",
     "Question",

@@ -20,7 +20,7 @@ NOTE_S = 60.0  # between two notes of the time
 _BOOT, _UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 
-class Machine(NamedTuple):
+class MachineClock(NamedTuple):
     """How long the machine has been up, in seconds, since which boot ("": unknown)."""
 
     boot: str
@@ -32,14 +32,14 @@ class Clocks(NamedTuple):
 
     monotonic: float
     wall: float
-    machine: Machine
+    machine: MachineClock
 
 
 class Noted(NamedTuple):
     """A note in a journal: its time, and where the machine was then."""
 
     time: float
-    machine: Machine
+    machine: MachineClock
 
 
 def read_clocks() -> Clocks:
@@ -47,12 +47,12 @@ def read_clocks() -> Clocks:
     return Clocks(time.monotonic(), time.time(), read_machine())
 
 
-def read_machine() -> Machine:
+def read_machine() -> MachineClock:
     """Return the machine's boot and uptime; of the kernel, since processes may be run with other clocks."""
     try:
-        return Machine(_BOOT.read_text("ascii").strip(), float(_UPTIME.read_text("ascii").split()[0]))
+        return MachineClock(_BOOT.read_text("ascii").strip(), float(_UPTIME.read_text("ascii").split()[0]))
     except (OSError, ValueError, IndexError):
-        return Machine("", 0.0)
+        return MachineClock("", 0.0)
 
 
 def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
@@ -67,7 +67,7 @@ def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
     return noted.time + _up_between(noted.machine, clocks.machine) - clocks.monotonic
 
 
-def _up_between(before: Machine, now: Machine) -> float:
+def _up_between(before: MachineClock, now: MachineClock) -> float:
     """Return how long the machine was up between two moments, as far as that is known.
 
     Of a container the uptime may begin anew in the same boot.

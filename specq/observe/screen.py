@@ -20,7 +20,7 @@ from rich.text import Text
 
 from specq.observe.keyboard import Keyboard, keyboard
 from specq.observe.report import Report, Snapshot
-from specq.observe.sections import SORTS, Section, View, clean, headline, queues, sections, wrapped
+from specq.observe.sections import SORTS, View, ViewSection, clean, headline, queues, sections, wrapped
 from specq.protocol import JobError
 
 KEY_S = 0.1
@@ -113,7 +113,7 @@ class Screen:
             lines += [("", ""), *self._section(section, width, room)]
         return lines
 
-    def _section(self, section: Section, width: int, room: int) -> list[tuple[str, str]]:
+    def _section(self, section: ViewSection, width: int, room: int) -> list[tuple[str, str]]:
         """Return a section's title and at most `room` further lines."""
         header, *rows = section.lines(width)
         most = max(1, room - 1)

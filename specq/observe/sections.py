@@ -21,7 +21,7 @@ _FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those o
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ViewSection:
     """A title with a note, the names of the columns, and a row of texts or numbers for each thing; `optional`: the columns that
     are left out where a line is short, the first one first."""
 
@@ -68,7 +68,7 @@ def headline(snapshot: Snapshot) -> str:
     return f"{number(rate)} tokens/s; jobs: {jobs}" if rate is not None else f"jobs: {jobs}"
 
 
-def workers(snapshot: Snapshot, view: View) -> Section:
+def workers(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each worker."""
     header = ("WORKER", "ROLE", "MODEL", "STATE", "JOBS", "TOK/S", "STEP/S", "DRAFT/S", "FREE KV", "SEEN")
     rows = [
@@ -82,10 +82,10 @@ def workers(snapshot: Snapshot, view: View) -> Section:
         )
         for worker in snapshot.workers
     ]
-    return Section("workers", header, _filtered(rows, view), optional=("FREE KV", "MODEL", "SEEN"))
+    return ViewSection("workers", header, _filtered(rows, view), optional=("FREE KV", "MODEL", "SEEN"))
 
 
-def sessions(snapshot: Snapshot, view: View) -> Section:
+def sessions(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each session that the report lists."""
     found = sorted(snapshot.sessions, key=SORTS[view.sort_by], reverse=not view.reverse)
     rows = [
@@ -105,7 +105,7 @@ def sessions(snapshot: Snapshot, view: View) -> Section:
     listed, there = len(found), snapshot.num_sessions
     note = f"the busiest {listed} of {there}" if there > listed else ""
     header = ("JOB", "ID", "STATE", "VERIFIER", "DR", "TOKENS", "TOK/S", "ACC", "AGE")
-    return Section("sessions", header, _filtered(rows, view), note, optional=("AGE", "DR", "VERIFIER"))
+    return ViewSection("sessions", header, _filtered(rows, view), note, optional=("AGE", "DR", "VERIFIER"))
 
 
 def _by(name: str) -> Callable[[Report], float]:
@@ -120,7 +120,7 @@ SORTS: dict[str, Callable[[Report], float]] = {
 }
 
 
-def speculation(snapshot: Snapshot, view: View) -> Section:
+def speculation(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the report before, by all
     verifiers, and whether it is out of use, since it does not pay."""
     judged = snapshot.counted("judged")
@@ -134,10 +134,10 @@ def speculation(snapshot: Snapshot, view: View) -> Section:
         for source, count in sorted(verified.items())
         if ever.get(source)
     ]
-    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
+    return ViewSection("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
 
 
-def steps(snapshot: Snapshot, view: View) -> Section:
+def steps(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each verifier: what part of its steps' time went where since the report before."""
     split = [(one["name"], total([one["metrics"].get("step_us", {})])) for one in snapshot.of_role("target")]
     phases = tuple(dict.fromkeys(phase for _, parts in split for phase in parts))
@@ -147,10 +147,10 @@ def steps(snapshot: Snapshot, view: View) -> Section:
         if parts
     ]
     header = ("VERIFIER", *(clean(phase, 12).upper() for phase in phases))
-    return Section("step split", header, _filtered(rows, view))
+    return ViewSection("step split", header, _filtered(rows, view))
 
 
-def faults(snapshot: Snapshot, view: View) -> Section:
+def faults(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each of the last faults, the newest first."""
     rows = [
         (
@@ -162,7 +162,7 @@ def faults(snapshot: Snapshot, view: View) -> Section:
         )
         for one in snapshot.report.get("faults", ())
     ]
-    return Section("last faults", ("AGO", "FAULT", "WHO", "TIMES", "REASON"), _filtered(rows, view))
+    return ViewSection("last faults", ("AGO", "FAULT", "WHO", "TIMES", "REASON"), _filtered(rows, view))
 
 
 def queues(snapshot: Snapshot) -> str:
@@ -177,7 +177,7 @@ def queues(snapshot: Snapshot) -> str:
 SECTIONS = (workers, sessions, speculation, steps, faults)
 
 
-def sections(snapshot: Snapshot, view: View) -> list[Section]:
+def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
     """Return all sections that have a row, in their order."""
     return [section for make in SECTIONS if (section := make(snapshot, view)).rows]
 

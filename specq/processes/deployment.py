@@ -33,16 +33,16 @@ NOT_HOW = (
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Hardware:
     """What is here: its cores' numbers, and whether there is a GPU."""
 
     cores: tuple[int, ...]
     has_gpu: bool = False
 
 
-def this_machine() -> Machine:
+def this_machine() -> Hardware:
     """Return what this process may use; a GPU is one of NVIDIA's, looked for without loading what would use it."""
-    return Machine(available_cores(), any(Path("/dev").glob("nvidia[0-9]*")))
+    return Hardware(available_cores(), any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
     )
 
 
-def placed(config: Config, machine: Machine | None = None) -> Config:
+def placed(config: Config, machine: Hardware | None = None) -> Config:
     """Return a configuration that names its models and says who drafts where.
 
     A target without a draft model gets no drafters that would need one; nor are there any without a key of theirs where nobody asked
@@ -110,7 +110,7 @@ def _wants_workers(draft: DraftConfig) -> bool:
     return any(getattr(draft, name) != getattr(default, name) for name in names) or bool(options_of(draft))
 
 
-def _spare_workers(machine: Machine) -> int:
+def _spare_workers(machine: Hardware) -> int:
     """Return how many workers draft beside a verifier that drafts for itself; a GPU's drafts are none that a core could match."""
     if machine.has_gpu or len(machine.cores) < LEAST_CORES:
         return 0
@@ -152,14 +152,14 @@ def models_of(chosen: Config) -> list[tuple[str, str]]:
     return [(name, role) for name, role in named if name]
 
 
-def absent_sources(asked: Config, machine: Machine | None = None) -> frozenset[str]:
+def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[str]:
     """Return the sources of drafts that a user might expect, and that what is started for a configuration does not have."""
     chosen = placed(asked, machine)
     there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
     return frozenset(source for source, is_there in there.items() if not is_there)
 
 
-def notes(asked: Config, machine: Machine | None = None) -> list[str]:
+def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     """Return what a user should know of what `placed` chooses for a configuration."""
     chosen, said = placed(asked, machine), []
     if not asked.target.model and chosen.target.model != PREFERRED:

@@ -17,7 +17,7 @@ import structlog
 import uvicorn
 
 from specq.config import ServeConfig
-from specq.gateway import ApiKeys, Limits, Parts, Upstream, limited_protocol, make_app
+from specq.gateway import ApiKeys, BodyLimits, Parts, Upstream, limited_protocol, make_app
 from specq.protocol import Address, ConfigError, parse_address
 from specq.runtime import apply_cpu
 from specq.transport import calm_collector, keys_of_gateway, listener
@@ -47,7 +47,7 @@ class Gateway(uvicorn.Server):
 def make_server(config: ServeConfig) -> Gateway:
     """Return the server; raises ConfigError for keys or certificates that cannot be used. To be called in its loop."""
     keys = ApiKeys(Path(config.api_keys).expanduser()) if config.api_keys else None
-    limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
+    limits = BodyLimits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), parse_address(config.bind).host]
     upstream = Upstream(config.broker, keys_of_gateway(config.keys), config.timeout_s)
     most = most_connections(config.connections)

@@ -15,12 +15,12 @@ from specq.config import Config, own_options
 from specq.drafting import PROPOSERS, ProposerSpec
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import find_model
-from specq.processes.deployment import Machine, models_of, placed
+from specq.processes.deployment import Hardware, models_of, placed
 from specq.protocol import ConfigError
 from specq.runtime import how_to_install
 
 
-def check_can_start(asked: Config, machine: Machine | None = None) -> None:
+def check_can_start(asked: Config, machine: Hardware | None = None) -> None:
     """Raise ConfigError, which names all that is missing or wrong, unless the processes can start."""
     found = missing(placed(asked, machine))
     if len(found) > 1:

@@ -110,7 +110,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairBound:
     """Two values, each within its own bound."""
 
     first: Bound
@@ -313,7 +313,9 @@ SAMPLING: dict[str, Bound] = {
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "repetition_penalty": Range(0.01, 100, "in [0.01, 100]"),
-    "logit_bias": Items(Pair(_TOKEN, Range(-100, 100)), MAX_LISTED, "pairs of a token id and a bias in [-100, 100]"),
+    "logit_bias": Items(
+        PairBound(_TOKEN, Range(-100, 100)), MAX_LISTED, "pairs of a token id and a bias in [-100, 100]"
+    ),
     "bad_token_ids": Items(
         Items(_TOKEN, MAX_LISTED, "token ids", least=1), MAX_LISTED, "non-empty sequences of token ids"
     ),

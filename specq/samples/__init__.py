@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from specq.client import Line, read_lines
+from specq.client import PromptLine, read_lines
 from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
 from specq.text import TextCodec, load_tokenizer_files
@@ -78,7 +78,7 @@ def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
     return [_prompt(path.stem, line, codec) for line in lines]
 
 
-def _prompt(dataset: str, line: Line, codec: TextCodec) -> Prompt:
+def _prompt(dataset: str, line: PromptLine, codec: TextCodec) -> Prompt:
     if line.error:
         raise ConfigError(f"{dataset}: {line.error}")
     arguments = line.arguments

@@ -50,7 +50,7 @@ class Tenant:
         return owed_s
 
 
-class Machine:
+class SimulatedMachine:
     """Those who share it. Times are in seconds of the virtual clock; work is in seconds that it takes alone."""
 
     def __init__(self) -> None:

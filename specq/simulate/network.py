@@ -37,7 +37,7 @@ class LineSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a chance, from 0 to 1")
 
 
-class Line:
+class DelayLine:
     """One direction of a connection."""
 
     __slots__ = ("_busy_until", "_last", "_random", "num_bytes", "num_lost", "num_messages", "settings")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from specq.drafting.worker import Drafter
 from specq.protocol import SUFFIX, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.events import EventQueue
-from specq.simulate.machine import Machine, Tenant
+from specq.simulate.machine import SimulatedMachine, Tenant
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier
 
@@ -37,7 +37,7 @@ class Process:
     ) -> None:
         self.queue, self.identity, self.worker, self.model, self.hello = queue, identity, worker, model, hello
         self.host = host
-        self.place(Machine(), Tenant(core=0))  # of its own, unless it is put on another
+        self.place(SimulatedMachine(), Tenant(core=0))  # of its own, unless it is put on another
         self.transmit: Transmit
         self.beat_s = 0.5
         self.alive, self.registered, self.refusal = True, False, ""
@@ -45,7 +45,7 @@ class Process:
         self.num_dropped = 0
         self._turning = False  # a turn is in the queue
 
-    def place(self, machine: Machine, tenant: Tenant) -> None:
+    def place(self, machine: SimulatedMachine, tenant: Tenant) -> None:
         """Share a machine with other processes."""
         self.machine, self.tenant = machine, machine.add(tenant)
 

@@ -10,7 +10,7 @@ import numpy as np
 from specq.drafting import Children, Expansion
 from specq.protocol import EngineError, Int32Array, ModelInfo, SamplingParams
 from specq.simulate.curve import HardwareCurve
-from specq.simulate.settings import DraftSettings
+from specq.simulate.settings import DrafterSettings
 from specq.simulate.stub_text import StubGuesses
 
 CONTEXT = -1  # the node id that stands for the committed context
@@ -32,7 +32,7 @@ class TimedProposer:
     """Proposes by the stub guesses. `busy_s` grows by what each pass takes: its curve's time for the rows (nodes to be
     expanded, and committed tokens that have no KV yet)."""
 
-    def __init__(self, settings: DraftSettings, guesses: StubGuesses, info: ModelInfo) -> None:
+    def __init__(self, settings: DrafterSettings, guesses: StubGuesses, info: ModelInfo) -> None:
         self.settings, self.guesses, self.info = settings, guesses, info
         self.busy_s = 0.0
         self.num_passes = self.num_rows = 0

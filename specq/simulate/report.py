@@ -9,7 +9,7 @@ from typing import Any
 
 from specq.runtime import log
 from specq.simulate.figures import Figures
-from specq.simulate.run import Speed, simulate_timed
+from specq.simulate.run import SimulatedSpeed, simulate_timed
 from specq.simulate.settings import Scenario
 from specq.simulate.sweep import Label, Point
 
@@ -37,7 +37,7 @@ class Outcome:
     labels: dict[str, Label]
     scenario: Scenario
     figures: Figures
-    speed: Speed
+    speed: SimulatedSpeed
 
     @property
     def is_plain(self) -> bool:

@@ -28,7 +28,7 @@ _MOST_DRAIN_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SimulatedSpeed:
     """What the simulator itself took, in processor time: no part of the figures, since it differs from run to run."""
 
     cpu_s: float
@@ -172,13 +172,13 @@ def simulate(scenario: Scenario, *, drain: bool = False) -> Figures:
 
 def simulate_timed(
     scenario: Scenario, *, drain: bool = False, clock: Callable[[], float] = time.process_time
-) -> tuple[Figures, Speed]:
+) -> tuple[Figures, SimulatedSpeed]:
     """Run a scenario; return its figures, and how long that took."""
     with _calm_collector():
         started = clock()
         simulation = Simulation(scenario)
         found = simulation.run(drain=drain)
-        return found, Speed(clock() - started, simulation.world.queue.num_events)
+        return found, SimulatedSpeed(clock() - started, simulation.world.queue.num_events)
 
 
 @contextmanager

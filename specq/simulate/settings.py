@@ -25,7 +25,7 @@ def _option(default: Any, low: float = 0, high: float = _UNLIMITED) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ScenarioSection:
     """Base of the sections: types and ranges are checked when one is made."""
 
     NAME: ClassVar[str] = ""
@@ -43,7 +43,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings(Section):
+class EngineSettings(ScenarioSection):
     """The target's hardware.
 
     verifiers      how many there are
@@ -63,14 +63,14 @@ class EngineSettings(Section):
     max_step_rows: int = _option(512, low=1, high=65_536)
 
     def __post_init__(self) -> None:
-        Section.__post_init__(self)
+        ScenarioSection.__post_init__(self)
         _check_points("engine.step_ms", self.step_ms)
         if self.helped_ms:
             _check_points("engine.helped_ms", self.helped_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSettings(Section):
+class DrafterSettings(ScenarioSection):
     """The drafters' hardware, model and options.
 
     drafters     how many there are; 0: none. models: how many draft models they are spread over; each errs by itself
@@ -91,14 +91,14 @@ class DraftSettings(Section):
     max_ahead: int = _option(32, low=1, high=1024)
 
     def __post_init__(self) -> None:
-        Section.__post_init__(self)
+        ScenarioSection.__post_init__(self)
         _check_points("draft.pass_ms", self.pass_ms)
         if not self.acceptance:
             raise ConfigError("draft.acceptance is empty; it must be a chance, or a list of them, from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkSettings(Section):
+class NetworkSettings(ScenarioSection):
     """The lines between the processes; all in order, as TCP.
 
     rtt_ms         drafter to broker and back; jitter_ms: mean of what each way is late by
@@ -118,7 +118,7 @@ class NetworkSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class HostSettings(Section):
+class HostSettings(ScenarioSection):
     """What the processes themselves take, in microseconds.
 
     broker_us    the broker, for a message that it takes; for verdicts that came as one, as often
@@ -143,7 +143,7 @@ class HostSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSettings(Section):
+class MachineSettings(ScenarioSection):
     """The one machine that all processes share, if they do; `specq.simulate.machine` says what of each other they feel.
 
     draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them; each verifier
@@ -161,7 +161,7 @@ class MachineSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficSettings(Section):
+class TrafficSettings(ScenarioSection):
     """What users do, and what of it is measured.
 
     sessions        jobs in flight: a new one is submitted when one ends; without effect where jobs_per_s > 0
@@ -188,7 +188,7 @@ class Scenario:
     """One setting of everything."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
-    draft: DraftSettings = field(default_factory=DraftSettings)
+    draft: DrafterSettings = field(default_factory=DrafterSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     host: HostSettings = field(default_factory=HostSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
@@ -210,9 +210,9 @@ class Scenario:
         return cls(**sections, speculation=speculation)
 
 
-SECTIONS: dict[str, type[Section]] = {
+SECTIONS: dict[str, type[ScenarioSection]] = {
     kind.NAME: kind
-    for kind in (EngineSettings, DraftSettings, NetworkSettings, HostSettings, MachineSettings, TrafficSettings)
+    for kind in (EngineSettings, DrafterSettings, NetworkSettings, HostSettings, MachineSettings, TrafficSettings)
 }
 
 

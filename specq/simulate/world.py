@@ -15,8 +15,8 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.drafting.worker import Drafter
 from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
-from specq.simulate.machine import Machine, Tenant
-from specq.simulate.network import Line, LineSettings
+from specq.simulate.machine import SimulatedMachine, Tenant
+from specq.simulate.network import DelayLine, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings, MachineSettings
 from specq.verifier import DraftSource, StepCurve, Verifier
@@ -44,12 +44,12 @@ class World:
         self.queue = EventQueue()
         self.broker = Broker(incarnation=1, heartbeat_ms=heartbeat_ms, liveness_ms=liveness_ms, max_jobs=max_jobs)
         self.processes: dict[bytes, Process] = {}
-        self.lines: dict[bytes, tuple[Line, Line]] = {}  # up to the broker, down from it
+        self.lines: dict[bytes, tuple[DelayLine, DelayLine]] = {}  # up to the broker, down from it
         self._beat_s = heartbeat_ms / 1000
         self._clients: dict[bytes, Hear] = {}
         self._incarnations = count(1)
         self._sharing = machine or MachineSettings()
-        self._machine, self._num_placed = Machine(), Counter[str]()
+        self._machine, self._num_placed = SimulatedMachine(), Counter[str]()
         own, apart = self._sharing.draft_cores - 1, -2  # where clients have a machine of their own
         self._broker_at = self._machine.add(Tenant(own, has_model=False))
         self._clients_at = self._machine.add(Tenant(own if self._sharing.draft_cores else apart, has_model=False))
@@ -118,7 +118,7 @@ class World:
 
     def _connect(self, identity: bytes, line: LineSettings) -> None:
         name = identity.hex()
-        self.lines[identity] = (Line(line, f"{self.seed} up {name}"), Line(line, f"{self.seed} down {name}"))
+        self.lines[identity] = (DelayLine(line, f"{self.seed} up {name}"), DelayLine(line, f"{self.seed} down {name}"))
 
     # --- messages ---------------------------------------------------------------------------------------------------
 

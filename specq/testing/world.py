@@ -44,7 +44,7 @@ NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_u
 
 
 @dataclass
-class Received:
+class ReceivedText:
     """What a client has heard of one job."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Received:
     stats: dict[str, object] = field(default_factory=dict)
 
 
-class Timed:
+class TimedToy:
     """A model that does not know the virtual clock: here its steps and passes take time by it."""
 
     def __init__(self, model: Any) -> None:
@@ -93,7 +93,7 @@ class World:
         self.broker = self.simulated.broker
         self.verifiers: dict[bytes, Verifier] = {}
         self.drafters: dict[bytes, Drafter] = {}
-        self.received: dict[int, Received] = {}
+        self.received: dict[int, ReceivedText] = {}
         self.others: list[Message] = []  # what the client heard besides its jobs
         spoilt = bool(loss or double)
         self.line = LineSettings(
@@ -152,7 +152,7 @@ class World:
 
     def submit(
         self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: Any
-    ) -> Received:
+    ) -> ReceivedText:
         """Submit a job; return where its tokens will appear."""
         message = Submit(
             job_id=job_id,
@@ -160,7 +160,7 @@ class World:
             speculation=speculation or Speculation(),
             prompt_ids=np.array(prompt, np.int32),
         )
-        received = self.received.setdefault(job_id, Received())
+        received = self.received.setdefault(job_id, ReceivedText())
         self.send(message)
         return received
 
@@ -191,4 +191,4 @@ class World:
 
 
 def _timed(model: Any) -> Any:
-    return model if hasattr(model, "busy_s") else Timed(model)
+    return model if hasattr(model, "busy_s") else TimedToy(model)

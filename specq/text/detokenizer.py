@@ -16,7 +16,7 @@ from typing import Protocol
 from specq.protocol import Int32Array
 from specq.text.codec import TextCodec
 from specq.text.stop_strings import StopSearch
-from specq.text.token_texts import Piece, Token, TokenTexts, common_start
+from specq.text.token_texts import TextPiece, Token, TokenTexts, common_start
 
 PromptIds = Sequence[int] | Int32Array
 _CONTEXT = 4  # tokens of a prompt that are read again: most bytes of a character, and so most tokens
@@ -111,7 +111,7 @@ class _Pieces:
         self._utf8.reset()
         return self._add(run) if run and not is_broken else ""
 
-    def _add(self, spellings: list[str], piece: Piece | None = None) -> str:
+    def _add(self, spellings: list[str], piece: TextPiece | None = None) -> str:
         """Add tokens that stand together, with their piece if it is known; return the text that is certain now."""
         owed, piece = self._after(spellings, piece)
         if self._head is not None:
@@ -119,7 +119,7 @@ class _Pieces:
         self.owed, self._last = piece.followed, piece.last
         return owed + piece.sure
 
-    def _after(self, spellings: list[str], piece: Piece | None = None) -> tuple[str, Piece]:
+    def _after(self, spellings: list[str], piece: TextPiece | None = None) -> tuple[str, TextPiece]:
         """Return the text that is owed before some tokens, and their piece."""
         if self._head is not None:
             return "", self._texts.piece([*self._head, *spellings], is_first=True)

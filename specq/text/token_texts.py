@@ -19,7 +19,7 @@ _BEFORE, _AFTER = "a", "b"  # tokens that no decoder changes
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """What some tokens add to a text: `sure` in any case, then `followed` if a token comes after them, else `last`."""
 
     sure: str = ""
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     last: str = ""
 
 
-NO_PIECE = Piece()
+NO_PIECE = TextPiece()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Token:
     data: bytes = b""
     is_special: bool = False
     is_byte: bool = False
-    piece: Piece = NO_PIECE
+    piece: TextPiece = NO_PIECE
 
     @property
     def text(self) -> str:
@@ -104,15 +104,15 @@ class TokenTexts:
             spelling = spelling.replace(pattern, content) if pattern else spelling
         return spelling
 
-    def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> Piece:
+    def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> TextPiece:
         """Return what tokens that are not byte-level add to a text, together; `is_first`: they are its beginning."""
         before, start = ([], 0) if is_first else ([_BEFORE], len(_BEFORE))
         last = self._decoded([*before, *spellings])[start:]
         followed = self._decoded([*before, *spellings, _AFTER])[start : -self._num_after]
         if followed == last:
-            return Piece(last)
+            return TextPiece(last)
         sure = common_start(followed, last)
-        return Piece(sure, followed[len(sure) :], last[len(sure) :])
+        return TextPiece(sure, followed[len(sure) :], last[len(sure) :])
 
     def _decoded(self, spellings: list[str]) -> str:
         return str(self._decoder.decode(spellings)) if self._decoder else " ".join(spellings)

@@ -23,7 +23,7 @@ from specq.training.architecture import hidden_states
 from specq.training.decoding import generate
 from specq.training.progress import Progress
 from specq.training.records import PROMPTS, bench_paths, read_records
-from specq.training.settings import Settings
+from specq.training.settings import PairSettings
 from specq.training.vocabulary import stop_ids
 
 DRAFT_LENGTH = 5
@@ -32,7 +32,7 @@ SAMPLED_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
-class Rounds:
+class PlayedRounds:
     """What speculative rounds over some texts would have done."""
 
     draft_length: int
@@ -55,7 +55,7 @@ class Rounds:
         }
 
 
-def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> Rounds:
+def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> PlayedRounds:
     """Play rounds of `draft_length` drafts over texts. hits[i][j]: the draft's choice for token j of text i was the target's."""
     accepted, full, num_tokens = [], [], 0
     for text in hits:
@@ -68,7 +68,7 @@ def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> Ro
             if False in window or len(window) == draft_length:
                 full.append(run)
             place += run + 1
-    return Rounds(draft_length, num_tokens, tuple(accepted), tuple(full))
+    return PlayedRounds(draft_length, num_tokens, tuple(accepted), tuple(full))
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
@@ -138,7 +138,7 @@ def measure(
 
 
 def measure_benchmarks(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: PairSettings
 ) -> dict[str, Any]:
     """Measure every *.jsonl of the benchmark directory, greedily and sampled; print two answers of each."""
     torch.manual_seed(settings.seed + 3)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specq.training.acceptance import SAMPLED_TEMPERATURE
-from specq.training.chat_prompts import Chat, corpus_prompts
+from specq.training.chat_prompts import PromptFormat, corpus_prompts
 from specq.training.decoding import generate
 from specq.training.draft import load_target
 from specq.training.draft_settings import RunSettings
@@ -42,7 +42,7 @@ def roll_out(settings: RunSettings) -> None:
 class _Answering:
     """A run under way."""
 
-    def __init__(self, target: Any, chat: Chat, settings: RunSettings, num_parts: int) -> None:
+    def __init__(self, target: Any, chat: PromptFormat, settings: RunSettings, num_parts: int) -> None:
         self._target, self._chat, self._settings, self._num_parts = target, chat, settings, num_parts
         self._started, self._progress, self.num_new = time.monotonic(), Progress(), 0
 
@@ -85,7 +85,11 @@ class _Answering:
 
 
 def answer(
-    target: Any, chat: Chat, prompts: list[list[int]], num_new: int, goes_on: Callable[[int], bool] = lambda _: True
+    target: Any,
+    chat: PromptFormat,
+    prompts: list[list[int]],
+    num_new: int,
+    goes_on: Callable[[int], bool] = lambda _: True,
 ) -> list[tuple[list[int], list[int]]]:
     """Return prompts with their answers, every other one greedy; `goes_on`: as of `generate`."""
     answers = generate(

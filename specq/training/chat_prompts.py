@@ -37,7 +37,7 @@ REQUESTS = (
 
 
 @dataclass(frozen=True)
-class Chat:
+class PromptFormat:
     """How a target is spoken to, and what ends its answers."""
 
     codec: TextCodec
@@ -48,12 +48,12 @@ class Chat:
         return self.codec.encode_chat([{"role": "user", "content": words}])
 
 
-def chat_of(target: Path, stops: tuple[int, ...]) -> Chat:
+def chat_of(target: Path, stops: tuple[int, ...]) -> PromptFormat:
     """Return how a checkpoint is spoken to; ConfigError if it has no chat template or nothing that ends an answer."""
     codec = TextCodec(load_tokenizer_files(target))
     if not codec.has_chat_template or not stops:
         raise ConfigError(f"{target} has no chat template or no end token; a draft is trained on chats")
-    return Chat(codec, stops)
+    return PromptFormat(codec, stops)
 
 
 def is_held_out(number: int) -> bool:
@@ -61,7 +61,7 @@ def is_held_out(number: int) -> bool:
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
-def corpus_prompts(settings: RunSettings, chat: Chat, rng: np.random.Generator) -> list[list[int]]:
+def corpus_prompts(settings: RunSettings, chat: PromptFormat, rng: np.random.Generator) -> list[list[int]]:
     """Return the prompts that a corpus gives, in random order, without doubles and those that are too long."""
     paths = prompt_paths(settings.corpus)
     asked = dict.fromkeys(words for path in paths for words in _words(path, settings, rng))
@@ -93,7 +93,7 @@ def _of_text(text: str, rng: np.random.Generator) -> str:
     return asked[0] if asked else f"{rng.choice(REQUESTS)}\n\n{text[: rng.integers(*PASSAGE_SIZES)]}"
 
 
-def bench_prompts(path: Path, chat: Chat, settings: RunSettings) -> list[list[int]]:
+def bench_prompts(path: Path, chat: PromptFormat, settings: RunSettings) -> list[list[int]]:
     """Return the first prompts of a benchmark."""
     if not settings.is_split:
         records = list(read_records(path, PROMPTS, settings.bench_prompts))

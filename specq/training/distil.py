@@ -25,7 +25,7 @@ from specq.training.dataset import load_dataset
 from specq.training.optimizer import apply_gradients, build_optimizers, schedule
 from specq.training.packing import row_batches
 from specq.training.rollouts import Rollouts, load_rollouts
-from specq.training.settings import BatchSettings, Settings
+from specq.training.settings import BatchSettings, PairSettings
 from specq.training.vocabulary import load_tokenizer
 
 ROW_LENGTHS = (128, 192, 256, 320, 384, 512)  # rollouts are padded to one of these
@@ -36,7 +36,7 @@ REPORT_EVERY = 200
 
 
 @dataclass(frozen=True)
-class Batch:
+class RolloutBatch:
     """Rows to distil on, and the positions that count."""
 
     token_ids: torch.Tensor  # [num_rows, length] int64
@@ -44,7 +44,7 @@ class Batch:
     on_host: np.ndarray  # the same: what is read there makes nobody wait for a device
 
 
-def distil_draft(settings: Settings) -> float:
+def distil_draft(settings: PairSettings) -> float:
     """Distil and save the draft; return its last loss."""
     torch.manual_seed(settings.seed + 2)
     tokenizer, rollouts = load_tokenizer(settings.tokenizer_folder), load_rollouts(settings.rollouts_file)
@@ -68,7 +68,9 @@ def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
     draft.model.embed_tokens.weight.copy_(embeddings @ directions.T)
 
 
-def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings: BatchSettings, pad_id: int) -> Batch:
+def make_batch(
+    rollouts: Rollouts, indices: Sequence[int], length: int, settings: BatchSettings, pad_id: int
+) -> RolloutBatch:
     """Lay rollouts out one a row, exactly as they were generated, cut or padded to `length`."""
     rows = np.full((len(indices), length), pad_id, dtype=np.int64)
     counted = np.zeros((len(indices), length), dtype=np.float32)
@@ -76,7 +78,7 @@ def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings
         rollout = rollouts.rollout(index)[:length]
         row[: len(rollout)] = rollout
         mask[rollouts.prompt_sizes[index] - 1 : len(rollout) - 1] = 1
-    return Batch(send(rows, settings.device), send(counted, settings.device), counted)
+    return RolloutBatch(send(rows, settings.device), send(counted, settings.device), counted)
 
 
 def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -85,7 +87,7 @@ def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterator[Batch]:
+def draw_batches(rollouts: Rollouts, settings: PairSettings, pad_id: int) -> Iterator[RolloutBatch]:
     """Yield `draft_steps` batches: `CORPUS_SHARE` of them packed corpus rows, the others rollouts of like length."""
     rng = np.random.default_rng(settings.seed + 2)
     corpus = row_batches(
@@ -101,14 +103,14 @@ def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterato
         if rng.random() < CORPUS_SHARE:
             rows = next(corpus)
             counted = (rows != pad_id).astype(np.float32)
-            yield Batch(send(rows, settings.device), send(counted, settings.device), counted)
+            yield RolloutBatch(send(rows, settings.device), send(counted, settings.device), counted)
         else:
             yield next(outputs)
 
 
 def rollout_batches(
     rollouts: Rollouts, settings: BatchSettings, pad_id: int, rng: np.random.Generator
-) -> Iterator[Batch]:
+) -> Iterator[RolloutBatch]:
     """Yield batches of rollouts for ever, each of one row length, all lengths mixed; the checked ones are left out."""
     sizes = np.diff(rollouts.bounds)
     buckets = np.searchsorted(ROW_LENGTHS[:-1], sizes)
@@ -155,7 +157,9 @@ def divergences(of_logs: torch.Tensor, from_logs: torch.Tensor) -> torch.Tensor:
     return (of_logs.exp() * (of_logs - from_logs)).sum(-1)
 
 
-def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterator[Batch], settings: Settings) -> float:
+def fit_draft(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterator[RolloutBatch], settings: PairSettings
+) -> float:
     """Run the distillation loop over the batches; return the loss of the last one."""
     optimizers = build_optimizers(draft, settings.draft_lr, weight_decay=0.01)
     loss_of = distil_loss
@@ -180,7 +184,7 @@ def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterat
 
 
 @torch.no_grad()
-def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, batch: Batch) -> float:
+def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, batch: RolloutBatch) -> float:
     """Return how often both models' first choices agree over the counted positions."""
     choices = [
         functional.linear(hidden_states(model, batch.token_ids), model.lm_head.weight).argmax(-1)

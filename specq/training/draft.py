@@ -25,8 +25,8 @@ from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.acceptance import SAMPLED_TEMPERATURE, measure
 from specq.training.architecture import ROPE_THETA, fuse_norms, hidden_states
-from specq.training.chat_prompts import Chat, bench_prompts, chat_of
-from specq.training.distil import Batch, distil_loss, rollout_batches
+from specq.training.chat_prompts import PromptFormat, bench_prompts, chat_of
+from specq.training.distil import RolloutBatch, distil_loss, rollout_batches
 from specq.training.draft_network import build_draft, save_draft
 from specq.training.draft_settings import DraftSettings, RunSettings
 from specq.training.optimizer import apply_gradients, build_optimizers, check_losses
@@ -41,7 +41,7 @@ DRAFT_LENGTHS = (1, 3, 4, 5, 8)
 REPORT_EVERY_S = 20.0
 
 
-def load_target(settings: RunSettings) -> tuple[Any, Chat]:
+def load_target(settings: RunSettings) -> tuple[Any, PromptFormat]:
     """Return the target's network, without gradients, and how it is spoken to."""
     if not settings.target.exists():
         raise ConfigError(f"there is no {settings.target}; a draft is trained for a model that lies on this machine")
@@ -136,7 +136,11 @@ def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_f
 
 
 def fit(
-    network: LlamaForCausalLM, target: Any, token_ids: Int32Array, batches: Iterator[Batch], settings: DraftSettings
+    network: LlamaForCausalLM,
+    target: Any,
+    token_ids: Int32Array,
+    batches: Iterator[RolloutBatch],
+    settings: DraftSettings,
 ) -> None:
     """Run the distillation loop until the time is over: warm up, hold, and fall over the closing share of the time."""
     optimizers = build_optimizers(network, settings.lr, weight_decay=0.01, matrix_lr=settings.matrix_lr)
@@ -164,7 +168,7 @@ def rate(step: int, done: float) -> float:
 
 
 def loss_of(
-    network: LlamaForCausalLM, target: Any, target_head: torch.Tensor, batch: Batch, settings: DraftSettings
+    network: LlamaForCausalLM, target: Any, target_head: torch.Tensor, batch: RolloutBatch, settings: DraftSettings
 ) -> torch.Tensor:
     """Return the mean loss at the counted positions of a batch."""
     counted = batch.counted > 0
@@ -205,7 +209,7 @@ def keep_report(report: dict[str, Any], settings: RunSettings) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _acceptance(target: Any, draft: Any, chat: Chat, path: Path, settings: DraftSettings) -> dict[str, Any]:
+def _acceptance(target: Any, draft: Any, chat: PromptFormat, path: Path, settings: DraftSettings) -> dict[str, Any]:
     """Return the figures of one benchmark: for each way of choosing tokens, the rounds of each length of a chain."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):

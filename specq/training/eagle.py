@@ -23,7 +23,7 @@ from specq.drafting.eagle3.network import EagleNetwork
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
-from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches
+from specq.training.distil import ROW_LENGTHS, RolloutBatch, make_batch, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_settings import EagleSettings
 from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, start_eagle, trained_states
@@ -31,7 +31,7 @@ from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
 from specq.training.rollouts import Rollouts
-from specq.training.runs import Run, depth_weights
+from specq.training.runs import TrainingRun, depth_weights
 from specq.training.teaching import mean_loss, teach
 
 __all__ = ["evaluate", "train_head"]
@@ -68,7 +68,7 @@ def train_head(settings: EagleSettings) -> None:
         start_eagle(network, start, scales, Path(str(settings.start)))
     rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
     optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
-    run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
+    run = TrainingRun(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
     run.resume(settings.device)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
@@ -151,7 +151,7 @@ def step_losses(
     target: Any,
     output: torch.Tensor,
     scales: torch.Tensor,
-    batch: Batch,
+    batch: RolloutBatch,
     settings: EagleSettings,
 ) -> torch.Tensor:
     """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""

@@ -15,7 +15,7 @@ import torch
 from specq.engines import describe
 from specq.protocol import Int32Array, Int64Array, ModelInfo
 from specq.training.acceptance import SAMPLED_TEMPERATURE
-from specq.training.chat_prompts import Chat, bench_prompts
+from specq.training.chat_prompts import PromptFormat, bench_prompts
 from specq.training.draft import keep_report
 from specq.training.draft_settings import RunSettings
 from specq.training.ranks import BEYOND, TREES, Trees, answer_with_noise, rank_figures, ranks_of, show_figures
@@ -50,7 +50,7 @@ def info_of(target: Any, checkpoint: Path) -> ModelInfo:
 def measure_heads(
     target: Any,
     heads: Foresight,
-    chat: Chat,
+    chat: PromptFormat,
     settings: RunSettings,
     trees: Trees = TREES,
 ) -> None:
@@ -68,7 +68,7 @@ def measure_heads(
 def _benchmark_figures(
     target: Any,
     heads: Foresight,
-    chat: Chat,
+    chat: PromptFormat,
     path: Path,
     settings: RunSettings,
     trees: Trees,
@@ -84,7 +84,7 @@ def _benchmark_figures(
 
 @torch.no_grad()
 def measure_ranks(
-    target: Any, heads: Foresight, prompts: list[list[int]], chat: Chat, num_new: int, temperature: float
+    target: Any, heads: Foresight, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
 ) -> list[Int64Array]:
     """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state that made token
     p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""

@@ -20,14 +20,14 @@ from specq.drafting.medusa import form as medusa_form
 from specq.protocol import Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import hidden_states
-from specq.training.distil import Batch, rollout_batches, token_losses
+from specq.training.distil import RolloutBatch, rollout_batches, token_losses
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_settings import MedusaSettings
 from specq.training.medusa_evaluation import evaluate
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import Rollouts
-from specq.training.runs import Run, depth_weights
+from specq.training.runs import TrainingRun, depth_weights
 
 __all__ = ["evaluate", "train_heads"]
 
@@ -46,7 +46,7 @@ def train_heads(settings: MedusaSettings) -> None:
     check_rollouts(rollouts, settings.target, target, settings.num_heads + 1, f"{settings.num_heads} heads")
     network, output, token_ids = new_heads(settings, target, rollouts)
     click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
-    run = Run(network, heads_optimizers(network, settings), settings.state_file, about(settings, token_ids))
+    run = TrainingRun(network, heads_optimizers(network, settings), settings.state_file, about(settings, token_ids))
     run.resume(settings.device)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
@@ -91,7 +91,7 @@ def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape
 
 
 def heads_losses(
-    network: HeadsNetwork, target: Any, output: torch.Tensor, batch: Batch, settings: MedusaSettings
+    network: HeadsNetwork, target: Any, output: torch.Tensor, batch: RolloutBatch, settings: MedusaSettings
 ) -> torch.Tensor:
     """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same one."""
     is_said = batch.counted > 0  # [rows, length]: the next token is the target's own

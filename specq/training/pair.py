@@ -8,17 +8,17 @@ import click
 
 from specq.protocol import ConfigError
 from specq.training import dataset, distil, pretrain, report, rollouts, vocabulary
-from specq.training.settings import Settings
+from specq.training.settings import PairSettings
 
 
-def train_tokenizer(settings: Settings) -> None:
+def train_tokenizer(settings: PairSettings) -> None:
     """Train the tokenizer on the corpus."""
     settings.work.mkdir(parents=True, exist_ok=True)
     tokenizer = vocabulary.train_tokenizer(settings.corpus, settings.limit)
     vocabulary.save_tokenizer(tokenizer, settings.tokenizer_folder)
 
 
-def tokenize_corpus(settings: Settings) -> None:
+def tokenize_corpus(settings: PairSettings) -> None:
     """Turn the corpus into token ids."""
     _require("tokenizer", settings.tokenizer_folder)
     tokenizer = vocabulary.load_tokenizer(settings.tokenizer_folder)
@@ -27,31 +27,31 @@ def tokenize_corpus(settings: Settings) -> None:
     click.echo(f"{len(built.token_ids)} tokens in {len(built.held_out)} documents")
 
 
-def train_target(settings: Settings) -> None:
+def train_target(settings: PairSettings) -> None:
     """Train the target."""
     _require("data", settings.dataset_file)
     click.echo(f"target loss {pretrain.train_target(settings):.4f}")
 
 
-def roll_out(settings: Settings) -> None:
+def roll_out(settings: PairSettings) -> None:
     """Generate the target's answers to prompts of the corpus."""
     _require("target", settings.target_folder)
     click.echo(f"{rollouts.roll_out(settings)} new tokens")
 
 
-def distil_draft(settings: Settings) -> None:
+def distil_draft(settings: PairSettings) -> None:
     """Distil the draft."""
     _require("rollouts", settings.rollouts_file)
     click.echo(f"draft loss {distil.distil_draft(settings):.4f}")
 
 
-def evaluate(settings: Settings) -> None:
+def evaluate(settings: PairSettings) -> None:
     """Measure losses and acceptance."""
     _require("draft", settings.draft_folder)
     report.evaluate_pair(settings)
 
 
-def export(settings: Settings) -> None:
+def export(settings: PairSettings) -> None:
     """Copy both models to the export directory."""
     _require("draft", settings.draft_folder)
     report.export_pair(settings)

@@ -21,14 +21,14 @@ import torch
 
 from specq.protocol import Int64Array
 from specq.training.architecture import hidden_states
-from specq.training.distil import Batch, rollout_batches, send
+from specq.training.distil import RolloutBatch, rollout_batches, send
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.draft_network import save_draft
 from specq.training.draft_settings import ParallelSettings
 from specq.training.optimizer import build_optimizers
 from specq.training.parallel_evaluation import evaluate
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft, share
-from specq.training.runs import Run, depth_weights
+from specq.training.runs import TrainingRun, depth_weights
 from specq.training.teaching import fill_up, mean_loss, teach
 
 __all__ = ["evaluate", "train_draft"]
@@ -56,7 +56,7 @@ def train_draft(settings: ParallelSettings) -> None:
     click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
     optimizers = build_optimizers(network, settings.lr, weight_decay=0.01, matrix_lr=settings.matrix_lr)
-    run = Run(network, optimizers, settings.state_file, _about(settings, draft))
+    run = TrainingRun(network, optimizers, settings.state_file, _about(settings, draft))
     run.resume(settings.device)
     rng = np.random.default_rng([settings.seed, run.step])
     batches = rollout_batches(rollouts, settings, chat.stops[0], rng)
@@ -105,7 +105,7 @@ def place_losses(
     draft: ParallelDraft,
     target: Any,
     output: torch.Tensor,
-    batch: Batch,
+    batch: RolloutBatch,
     settings: ParallelSettings,
     rng: np.random.Generator,
 ) -> torch.Tensor:
@@ -130,7 +130,7 @@ def place_losses(
         return torch.stack(losses)
 
 
-def _lessons(masks: Int64Array, place: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _lessons(masks: Int64Array, place: int, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return which of the masks [rows * n] stand at a place, which of the places that `teach` gives each is to say, and which of these count."""
     anchors, places = masks
     rows, slots = (places == place).nonzero()

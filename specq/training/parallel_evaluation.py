@@ -16,7 +16,7 @@ from specq.checkpoints import draft_form
 from specq.engines.torch import load_network
 from specq.protocol import ConfigError, Int64Array
 from specq.training.acceptance import SAMPLED_TEMPERATURE, count_rounds, draft_hits
-from specq.training.chat_prompts import Chat, bench_prompts
+from specq.training.chat_prompts import PromptFormat, bench_prompts
 from specq.training.draft import keep_report, load_target
 from specq.training.draft_settings import ParallelSettings
 from specq.training.parallel_network import Masks, foresee
@@ -44,7 +44,7 @@ def evaluate(settings: ParallelSettings) -> None:
 
 
 def _of_benchmark(
-    target: Any, draft: Any, start: Any, chat: Chat, path: Path, settings: ParallelSettings
+    target: Any, draft: Any, start: Any, chat: PromptFormat, path: Path, settings: ParallelSettings
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of one benchmark, for each way of choosing tokens; "start": the chain of the model that it was started from."""
     prompts, found = bench_prompts(path, chat, settings), {}

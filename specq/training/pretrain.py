@@ -21,13 +21,13 @@ from specq.training.architecture import (
 from specq.training.dataset import Dataset, load_dataset
 from specq.training.optimizer import apply_gradients, build_optimizers, schedule
 from specq.training.packing import pack_rows, row_batches
-from specq.training.settings import Settings
+from specq.training.settings import PairSettings
 from specq.training.vocabulary import load_tokenizer
 
 REPORT_EVERY = 100
 
 
-def train_target(settings: Settings) -> float:
+def train_target(settings: PairSettings) -> float:
     """Train and save the target; return its last training loss."""
     torch.manual_seed(settings.seed)
     tokenizer, dataset = load_tokenizer(settings.tokenizer_folder), load_dataset(settings.dataset_file)
@@ -40,7 +40,7 @@ def train_target(settings: Settings) -> float:
     return last_loss
 
 
-def two_phases(dataset: Dataset, settings: Settings, pad_id: int) -> Iterator[np.ndarray]:
+def two_phases(dataset: Dataset, settings: PairSettings, pad_id: int) -> Iterator[np.ndarray]:
     """Yield the batches of the main phase, then those of the closing phase while the learning rate falls."""
     rng = np.random.default_rng(settings.seed)
     main_steps = round(settings.target_steps * (1 - settings.closing_share))
@@ -59,7 +59,7 @@ def two_phases(dataset: Dataset, settings: Settings, pad_id: int) -> Iterator[np
     return islice(chain(islice(main, main_steps), closing), settings.target_steps)
 
 
-def fit(model: LlamaForCausalLM, batches: Iterator[np.ndarray], settings: Settings, pad_id: int) -> float:
+def fit(model: LlamaForCausalLM, batches: Iterator[np.ndarray], settings: PairSettings, pad_id: int) -> float:
     """Run the training loop over the batches; return the loss of the last one."""
     optimizers = build_optimizers(model, settings.target_lr, settings.weight_decay)
     loss_of = token_loss
@@ -83,7 +83,7 @@ def fit(model: LlamaForCausalLM, batches: Iterator[np.ndarray], settings: Settin
 
 
 @torch.no_grad()
-def held_out_losses(model: LlamaForCausalLM, dataset: Dataset, settings: Settings, pad_id: int) -> dict[str, float]:
+def held_out_losses(model: LlamaForCausalLM, dataset: Dataset, settings: PairSettings, pad_id: int) -> dict[str, float]:
     """Return the mean loss a token on each shard's held-out documents, NaN where there is none."""
     losses = {}
     for shard in dataset.shards:
@@ -92,7 +92,7 @@ def held_out_losses(model: LlamaForCausalLM, dataset: Dataset, settings: Setting
     return losses
 
 
-def _mean_loss(model: LlamaForCausalLM, documents: list[np.ndarray], settings: Settings, pad_id: int) -> float:
+def _mean_loss(model: LlamaForCausalLM, documents: list[np.ndarray], settings: PairSettings, pad_id: int) -> float:
     """Return the mean loss over documents packed into rows."""
     total, count = 0.0, 0
     rows = pack_rows(documents, settings.row_length, pad_id)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from specq.protocol import Int32Array, Int64Array
-from specq.training.acceptance import Rounds
-from specq.training.chat_prompts import Chat
+from specq.training.acceptance import PlayedRounds
+from specq.training.chat_prompts import PromptFormat
 from specq.training.decoding import generate
 from specq.training.progress import Progress
 
@@ -29,7 +29,7 @@ SHOWN_RANKS = (1, 3, 10)
 
 
 def answer_with_noise(
-    target: Any, prompts: list[list[int]], chat: Chat, num_new: int, temperature: float
+    target: Any, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
 ) -> tuple[list[list[int]], torch.Tensor | None]:
     """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose them."""
     noise = None
@@ -80,7 +80,7 @@ def show_figures(name: str, temperature: float, figures: dict[str, Any]) -> None
     click.echo(f"{name} T={temperature:g}: tokens a round {lengths}, accepted by depth {depths}")
 
 
-def count_rounds(ranks: list[Int64Array], width: int) -> Rounds:
+def count_rounds(ranks: list[Int64Array], width: int) -> PlayedRounds:
     """Play rounds with the tree of a width, over texts; the first token of each is the target's alone."""
     accepted, full, num_tokens = [], [], 0
     for of_text in ranks:
@@ -94,7 +94,7 @@ def count_rounds(ranks: list[Int64Array], width: int) -> Rounds:
             if is_there.all() or (~fits & is_there).any():
                 full.append(run)
             place += run + 1
-    return Rounds(ranks[0].shape[1] if ranks else 0, num_tokens, tuple(accepted), tuple(full))
+    return PlayedRounds(ranks[0].shape[1] if ranks else 0, num_tokens, tuple(accepted), tuple(full))
 
 
 def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:

@@ -17,7 +17,7 @@ from specq.training.acceptance import DRAFT_LENGTH, measure_benchmarks
 from specq.training.architecture import load_model, weight_bytes
 from specq.training.dataset import load_dataset
 from specq.training.pretrain import held_out_losses
-from specq.training.settings import Settings
+from specq.training.settings import PairSettings
 from specq.training.vocabulary import load_tokenizer
 
 
@@ -26,7 +26,7 @@ def hardware_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}"
 
 
-def evaluate_pair(settings: Settings) -> dict[str, Any]:
+def evaluate_pair(settings: PairSettings) -> dict[str, Any]:
     """Evaluate the rounded weights and write the report into the work directory (and to `results`, if given)."""
     tokenizer = load_tokenizer(settings.tokenizer_folder)
     target, draft = (load_model(folder, settings.device) for folder in (settings.target_folder, settings.draft_folder))
@@ -58,7 +58,7 @@ def conditions(device: torch.device) -> dict[str, Any]:
 
 
 def _figures(
-    model: LlamaForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerFast, settings: Settings
+    model: LlamaForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerFast, settings: PairSettings
 ) -> dict[str, Any]:
     """Return the size of a model and its losses on held-out documents."""
     losses = held_out_losses(model, load_dataset(settings.dataset_file), settings, tokenizer.pad_token_id)
@@ -69,7 +69,7 @@ def _figures(
     }
 
 
-def write_report(report: dict[str, Any], settings: Settings) -> None:
+def write_report(report: dict[str, Any], settings: PairSettings) -> None:
     """Write the report as JSON."""
     text = json.dumps(report, indent=2) + "\n"
     (settings.work / f"results-{settings.draft_shape}.json").write_text(text, encoding="utf-8")
@@ -78,7 +78,7 @@ def write_report(report: dict[str, Any], settings: Settings) -> None:
         settings.results.write_text(text, encoding="utf-8")
 
 
-def export_pair(settings: Settings) -> None:
+def export_pair(settings: PairSettings) -> None:
     """Copy the two model directories to `out`/target and `out`/draft."""
     for source, name in ((settings.target_folder, "target"), (settings.draft_folder, "draft")):
         destination = settings.out / name

@@ -20,7 +20,7 @@ from specq.training.architecture import load_model
 from specq.training.corpus import END_OF_TEXT
 from specq.training.dataset import Dataset, load_dataset
 from specq.training.decoding import generate
-from specq.training.settings import Settings
+from specq.training.settings import PairSettings
 from specq.training.vocabulary import load_tokenizer, stop_ids, token_id
 
 # shard -> share of the rollouts; shards without a prompt get none, unnamed ones 0.02
@@ -70,7 +70,7 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RolloutPrompt:
     """A prompt to roll out: ids, and whether it is cut so that only <|endoftext|> ends it."""
 
     token_ids: tuple[int, ...]
@@ -80,12 +80,12 @@ class Prompt:
 
 def draw_prompts(
     dataset: Dataset, tokenizer: PreTrainedTokenizerFast, count: int, rng: np.random.Generator
-) -> list[Prompt]:
+) -> list[RolloutPrompt]:
     """Draw about `count` prompts by `ROLLOUT_SHARES`, dropping repeated greedy ones."""
     digits = np.asarray(tokenizer.convert_tokens_to_ids(list("0123456789")))
     prompted = [name for name in dataset.shards if dataset.context_sizes[dataset.members(name, held_out=False)].any()]
     shares = np.asarray([ROLLOUT_SHARES.get(shard, DEFAULT_SHARE) for shard in prompted])
-    prompts: dict[Prompt, None] = {}
+    prompts: dict[RolloutPrompt, None] = {}
     for shard, share in zip(prompted, shares / shares.sum(), strict=True):
         for index in rng.choice(dataset.members(shard, held_out=False), max(round(count * share), 1)):
             renumber = shard.startswith("math") and rng.random() < RENUMBER_SHARE
@@ -95,7 +95,7 @@ def draw_prompts(
     return list(prompts)
 
 
-def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generator) -> Prompt:
+def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generator) -> RolloutPrompt:
     """Redraw the digits of a prompt, if they are given, and cut it at times."""
     if digits is not None:
         is_digit = np.isin(context, digits)
@@ -103,10 +103,10 @@ def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generat
     is_cut = len(context) == LONGEST_PROMPT or rng.random() < CUT_SHARE
     if is_cut:
         context = context[: rng.integers(4, len(context))]
-    return Prompt(tuple(context.tolist()), is_cut, float(rng.choice(TEMPERATURES)))
+    return RolloutPrompt(tuple(context.tolist()), is_cut, float(rng.choice(TEMPERATURES)))
 
 
-def roll_out(settings: Settings) -> int:
+def roll_out(settings: PairSettings) -> int:
     """Generate and save the rollouts; return how many new tokens there are."""
     torch.manual_seed(settings.seed + 1)
     rng = np.random.default_rng(settings.seed + 1)

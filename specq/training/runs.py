@@ -45,7 +45,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """A training under way, and how far it is.
 
     path    where it is kept

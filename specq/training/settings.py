@@ -31,7 +31,7 @@ class BatchSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class PairSettings:
     """One run's settings; `specq train pair --help` explains each."""
 
     corpus: Path

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from specq.protocol import Int64Array
-from specq.training.distil import Batch, send
+from specq.training.distil import RolloutBatch, send
 
 BLOCKS = 16  # the rows of a batch are filled up to a multiple of this part of its tokens
 
@@ -38,7 +38,7 @@ class Taught:
     floor: torch.Tensor
 
 
-def fill_up(indices: Int64Array, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def fill_up(indices: Int64Array, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one another), and f32[n], 1
     where they are not filled up."""
     block = -(-batch.on_host.size // BLOCKS)
@@ -51,7 +51,7 @@ def fill_up(indices: Int64Array, batch: Batch) -> tuple[torch.Tensor, torch.Tens
 
 
 @torch.no_grad()
-def teach(hidden: torch.Tensor, output: torch.Tensor, batch: Batch, hard_weight: float) -> Taught:
+def teach(hidden: torch.Tensor, output: torch.Tensor, batch: RolloutBatch, hard_weight: float) -> Taught:
     """Return what a target says, given its hidden states [rows, length, hidden] and its head over some columns [columns, hidden]."""
     places, counted = fill_up(batch.on_host.ravel().nonzero()[0], batch)
     logits = functional.linear(hidden.flatten(0, 1).index_select(0, places), output)

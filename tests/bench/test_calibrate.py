@@ -23,7 +23,7 @@ from specq.runtime.usage import Usage, busy_s, cpu_s
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
-from specq.simulate.settings import DraftSettings, EngineSettings, HostSettings
+from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings
 from specq.simulate.stub_text import StubGuesses, StubText
 from specq.simulate.sweep import points
 from specq.testing.toy import toy_info
@@ -50,7 +50,7 @@ def here() -> list[int]:
 
 def nobody() -> TimedProposer:
     """A proposer whose times do not matter."""
-    return TimedProposer(DraftSettings(), StubGuesses(TEXT, (0.5,), (0.5,) * 20), toy_info())
+    return TimedProposer(DrafterSettings(), StubGuesses(TEXT, (0.5,), (0.5,) * 20), toy_info())
 
 
 def test_steps_are_timed_by_rows_and_sessions(stub_clock):
@@ -106,7 +106,7 @@ def test_what_disturbs_some_times_spoils_no_others():
 
 def test_passes_are_timed_by_rows(stub_clock):
     guesses = StubGuesses(TEXT, (0.5,), (0.5,) * 20)
-    settings = DraftSettings(pass_ms=((1, 1.0), (16, 16.0)))
+    settings = DrafterSettings(pass_ms=((1, 1.0), (16, 16.0)))
     proposer = stub_clock(TimedProposer(settings, guesses, toy_info()))
     models = hardware.Models(TimedEngine(EngineSettings(), TEXT, toy_info()), proposer, here(), here())
     models.sweep(3)
@@ -116,7 +116,7 @@ def test_passes_are_timed_by_rows(stub_clock):
 
 def test_choices_tell_the_drafters_chances():
     """Along the target's own texts: claims and ranks of a stub drafter, whose chances come back."""
-    proposer = TimedProposer(DraftSettings(), StubGuesses(TEXT, (0.7,), (0.5, 0.5)), toy_info())
+    proposer = TimedProposer(DrafterSettings(), StubGuesses(TEXT, (0.7,), (0.5, 0.5)), toy_info())
     texts = []
     for _ in range(10):  # session 0 is the one that is opened
         prompt, tokens = TEXT.prompt(0, 4 + len(texts)).tolist(), []

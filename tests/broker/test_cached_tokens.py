@@ -31,7 +31,7 @@ from specq.protocol import (
 )
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import ToyEngine, toy_info
-from specq.testing.world import Received, World
+from specq.testing.world import ReceivedText, World
 from tests.broker.desk import VERIFIER, Desk
 
 PROMPT = list(range(3, 43))
@@ -65,16 +65,16 @@ def make_world(verifiers: tuple[bytes, ...] = (b"v0",)) -> World:
     return world
 
 
-def completed(world: World, job_id: int, **fields: Any) -> Received:
+def completed(world: World, job_id: int, **fields: Any) -> ReceivedText:
     received = begin(world, job_id, **fields)
     world.run_until(lambda: received.finish or received.failed)
     assert received.finish, received.failed
     return received
 
 
-def begin(world: World, job_id: int, *, max_tokens: int = 6, **fields: Any) -> Received:
+def begin(world: World, job_id: int, *, max_tokens: int = 6, **fields: Any) -> ReceivedText:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=4, ignore_eos=True)
-    world.received[job_id] = Received()
+    world.received[job_id] = ReceivedText()
     world.send(Submit(job_id=job_id, params=params, prompt_ids=np.array(PROMPT, np.int32), **fields))
     return world.received[job_id]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specq.broker.core import Broker
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.workers.quarantine import CLEARED_AFTER
 from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Failed, Heartbeat, Hello, Open
@@ -142,7 +142,7 @@ def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
     assert [record.crashes.total for record in received if record.job_id == job.job_id] == [1, 2, 0]
 
 
-def running(desk: Desk) -> Job:
+def running(desk: Desk) -> BrokerJob:
     (job,) = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier]
     return job
 

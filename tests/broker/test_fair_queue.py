@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.broker.jobs.fair_queue import AGED_S, FairQueue
-from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.job import BrokerJob, Requirements
 from specq.broker.jobs.request import JobRequest
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
@@ -17,22 +17,22 @@ from specq.protocol.params import SamplingParams
 
 def job(
     job_id: int, owner: str = "a", *, tokens: int = 10, priority: int = 0, model: str = "m", at: float = 0.0
-) -> Job:
+) -> BrokerJob:
     """Return a job that costs `tokens` tokens, one of them the prompt's, and was submitted at that time."""
     params = SamplingParams(max_tokens=tokens - 1)
     prompt = np.ones(1, np.int32)
     submit = Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=prompt)
-    return Job(JobRequest(submit, owner, at))
+    return BrokerJob(JobRequest(submit, owner, at))
 
 
-def filled(*jobs: Job) -> FairQueue:
+def filled(*jobs: BrokerJob) -> FairQueue:
     queue = FairQueue()
     for one in jobs:
         queue.add(one)
     return queue
 
 
-def taken(queue: FairQueue, most: int = 1000, models: str = "m") -> list[Job]:
+def taken(queue: FairQueue, most: int = 1000, models: str = "m") -> list[BrokerJob]:
     """Take jobs while there are any that can be placed with these models."""
     found = []
     while len(found) < most and (
@@ -111,7 +111,7 @@ def test_a_job_with_tokens_wants_the_weights_that_they_came_from() -> None:
     assert one.requirements == Requirements("m", "w")
 
 
-def serve(queue: FairQueue, now: float, model: str = "m") -> Job:
+def serve(queue: FairQueue, now: float, model: str = "m") -> BrokerJob:
     entry = queue.take(lambda requirements: requirements.model if requirements.model == model else None, now)
     assert entry is not None
     return entry[0]

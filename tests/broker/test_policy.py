@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.request import JobRequest
 from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVE_INTERVAL_S, MOVES_AT_ONCE, choose, moves
 from specq.broker.workers.registry import Worker
@@ -22,15 +22,15 @@ def worker(name: str, num_jobs: int = 0, *, joined_at: float = LONG_AGO, **field
     return Worker(name.encode(), hello, NOW, joined_at=joined_at, job_ids=jobs, **({"free_slots": 10_000} | fields))
 
 
-def job(job_id: int, prompt_len: int = 20, *, verifier: str = "", max_tokens: int = 100) -> Job:
+def job(job_id: int, prompt_len: int = 20, *, verifier: str = "", max_tokens: int = 100) -> BrokerJob:
     prompt = np.arange(1, prompt_len + 1, dtype=np.int32)
     submit = Submit(job_id=job_id, params=SamplingParams(max_tokens=max_tokens), prompt_ids=prompt)
-    made = Job(JobRequest(submit))
+    made = BrokerJob(JobRequest(submit))
     made.session.verifier = verifier.encode()
     return made
 
 
-def jobs_of(holder: Worker) -> list[Job]:
+def jobs_of(holder: Worker) -> list[BrokerJob]:
     return [job(i, verifier=holder.name) for i in holder.job_ids]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.jobs.session import Mark
+from specq.broker.jobs.session import HeartbeatMark
 from specq.broker.workers.reconcile import Action, Expected, Kind, Reported, reconcile
 
 
 def session(length: int = 10, at_last: int = -1, *, is_missing: bool = False) -> dict[int, Expected]:
     """Return one session of epoch 7, with these committed lengths now and at the worker's last heartbeat."""
-    return {1: Expected(7, length, Mark(at_last, is_missing))}
+    return {1: Expected(7, length, HeartbeatMark(at_last, is_missing))}
 
 
 def test_nothing_expected_and_nothing_reported_is_nothing_to_do() -> None:
@@ -60,11 +60,11 @@ def test_a_session_that_comes_back_is_no_longer_missing() -> None:
 
 def test_each_session_has_one_action_and_nothing_is_changed() -> None:
     """Reported ones first, in their order; the arguments stay as they are, so that the same call gives the same answer."""
-    expected = {i: Expected(i, 10, Mark(10)) for i in (1, 2, 3)}
+    expected = {i: Expected(i, 10, HeartbeatMark(10)) for i in (1, 2, 3)}
     reported = {2: Reported(2, 9), 9: Reported(5, 1), 1: Reported(1, 10)}
     first = reconcile(expected, reported)
     assert first == [
         Action("behind", 2, 2, 9), Action("close", 9, 5, 1), Action("keep", 1, 1, 10), Action("missing", 3, 3),
     ]  # fmt: skip
-    assert expected == {i: Expected(i, 10, Mark(10)) for i in (1, 2, 3)}
+    assert expected == {i: Expected(i, 10, HeartbeatMark(10)) for i in (1, 2, 3)}
     assert reconcile(expected, reported) == first

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specq.broker.jobs.commits import read_commit
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.relay import MOST_HELD, relay
 from specq.broker.jobs.request import JobRequest
 from specq.protocol.messages import Submit, Verdict
@@ -14,19 +14,19 @@ from specq.protocol.wire import decode, encode
 PROMPT_LEN = 3
 
 
-def make_job(mode: str = "async") -> Job:
+def make_job(mode: str = "async") -> BrokerJob:
     """Return a job with a prompt of three tokens and two drafters."""
     prompt = np.arange(PROMPT_LEN, dtype=np.int32)
     submit = Submit(
         job_id=9, params=SamplingParams(max_tokens=1000), speculation=Speculation(mode=mode), prompt_ids=prompt
     )
-    job = Job(JobRequest(submit))
+    job = BrokerJob(JobRequest(submit))
     for drafter in (b"d0", b"d1"):
         job.drafters.add(drafter, PROMPT_LEN)
     return job
 
 
-def relayed(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
+def relayed(job: BrokerJob, min_accept_probs: list[int]) -> list[Verdict]:
     """Commit one token a verdict, with these `min_accept_prob`; return what the first drafter receives, the second the same."""
     found: list[Verdict] = []
     for min_accept_prob in min_accept_probs:

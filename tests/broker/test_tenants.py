@@ -6,7 +6,7 @@ import pytest
 from specq.broker.admission.overload import overload
 from specq.broker.admission.roles import Roles
 from specq.broker.jobs.fair_queue import FairQueue
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.request import JobRequest
 from specq.protocol import SamplingParams, Submit
 from specq.testing.world import World
@@ -22,7 +22,7 @@ def test_tenants_of_one_connection_take_turns():
     """One tenant's second job waits for the other's first, though it came earlier."""
     queue = FairQueue()
     for job_id, tenant in [(1, "ann"), (2, "ann"), (3, "ann"), (4, "ben")]:
-        queue.add(Job(JobRequest(submit(job_id, tenant), owner="gateway")))
+        queue.add(BrokerJob(JobRequest(submit(job_id, tenant), owner="gateway")))
     order = []
     while (taken := queue.take(lambda _: True)) is not None:
         order.append(taken[0].job_id)
@@ -50,9 +50,9 @@ def test_a_tenant_leaves_room_for_others():
 
 
 def _nothing():
-    from specq.testing.world import Received
+    from specq.testing.world import ReceivedText
 
-    return Received()
+    return ReceivedText()
 
 
 @pytest.mark.parametrize(("tenants", "refused"), [(True, False), (False, True)])

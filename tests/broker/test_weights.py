@@ -10,7 +10,7 @@ import pytest
 
 from specq.broker.core import Broker
 from specq.broker.effects import Effect, Send, Write
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.workers.unserved import Missing
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
@@ -33,7 +33,7 @@ def wait(desk: Desk, seconds: float) -> None:
         desk.take(desk.broker.tick(desk.now))
 
 
-def begun(**options: object) -> tuple[Desk, Job]:
+def begun(**options: object) -> tuple[Desk, BrokerJob]:
     """Return a broker whose only verifier has left in the midst of a text."""
     desk = Desk(**options)
     desk.submit(1)

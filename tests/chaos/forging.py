@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.protocol.bounds import Elements, Items, Json, OneOf, Pair, Range, Text
+from specq.protocol.bounds import Elements, Items, Json, OneOf, PairBound, Range, Text
 from specq.protocol.layout import is_array
 from specq.protocol.messages import Message
 from specq.protocol.params import SamplingParams, Speculation, Values
@@ -150,7 +150,7 @@ class Forger:
         choices: dict[type, Any] = {
             OneOf: lambda: bound.values,
             Text: lambda: ["x" * bound.least, "deterministic", "é\u2028😀", "x" * min(bound.most, 2000)],
-            Pair: lambda: [[self._within(bound.first), self._within(bound.second)]],
+            PairBound: lambda: [[self._within(bound.first), self._within(bound.second)]],
             Items: lambda: [
                 [self._within(bound.of) for _ in range(max(bound.least, rng.choice([0, 1, 2, min(bound.most, 70)])))]
             ],

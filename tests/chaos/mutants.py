@@ -13,9 +13,9 @@ from specq.broker.core import Broker
 from specq.broker.effects import Effect
 from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.table import Jobs
-from specq.broker.jobs.verdicts import Added, Verdicts
+from specq.broker.jobs.verdicts import Added, VerdictHandler
 from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.reconcile import Expected, Reported
@@ -32,11 +32,11 @@ Patch = pytest.MonkeyPatch
 def no_fencing_by_epoch(patch: Patch) -> None:
     """Take a verdict of an earlier session of the same verifier for one of the present session."""
 
-    def unfenced(self: Verdicts, verifier: bytes, commit: Commit) -> Job | None:
+    def unfenced(self: VerdictHandler, verifier: bytes, commit: Commit) -> BrokerJob | None:
         job = self.state.jobs.active.get(commit.session_id)
         return job if job is not None and job.session.verifier == verifier else None
 
-    patch.setattr(Verdicts, "_job_of", unfenced)
+    patch.setattr(VerdictHandler, "_job_of", unfenced)
 
 
 def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
@@ -50,7 +50,7 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
         return heard(self, identity, frames, now, **how)
 
     heard = Broker.from_back
-    patch.setattr(Verdicts, "_job_of", lambda self, _, commit: self.state.jobs.active.get(commit.session_id))
+    patch.setattr(VerdictHandler, "_job_of", lambda self, _, commit: self.state.jobs.active.get(commit.session_id))
     patch.setattr(Broker, "from_back", from_back)
 
 
@@ -129,19 +129,19 @@ def sent_before_it_is_journaled(patch: Patch) -> None:
     """Send clients their tokens at once."""
     update = Delivery.update
 
-    def eager(self: Delivery, jobs: Sequence[Job]) -> None:
+    def eager(self: Delivery, jobs: Sequence[BrokerJob]) -> None:
         for job in jobs:
             job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
         update(self, jobs)
 
-    journal = Verdicts._journal
+    journal = VerdictHandler._journal
 
-    def journal_later(self: Verdicts, added: Sequence[Added]) -> None:
+    def journal_later(self: VerdictHandler, added: Sequence[Added]) -> None:
         journal(self, added)
         self.delivery.update([one.job for one in added])
 
     patch.setattr(Delivery, "update", eager)
-    patch.setattr(Verdicts, "_journal", journal_later)
+    patch.setattr(VerdictHandler, "_journal", journal_later)
 
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:

@@ -23,7 +23,7 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.events import EventQueue
-from specq.simulate.network import Line, LineSettings
+from specq.simulate.network import DelayLine, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.world import NO_HOST
@@ -51,7 +51,7 @@ class ChaosWorld:
         self.processes: dict[bytes, Process] = {}
         self.clients: dict[bytes, Client] = {}  # by identity
         self.line = LineSettings(DELAY_S)
-        self.lines: defaultdict[tuple[bytes, str], Line] = defaultdict(self._new_line)
+        self.lines: defaultdict[tuple[bytes, str], DelayLine] = defaultdict(self._new_line)
         self.stalled: dict[bytes, float] = {}  # peer -> until when what it and the broker say does not arrive
         self.broker: Broker | None = None
         self.life = self.crash_in = self.num_boundaries = 0
@@ -66,8 +66,8 @@ class ChaosWorld:
     def now(self) -> float:
         return self.queue.now
 
-    def _new_line(self) -> Line:
-        return Line(self.line, self.random.random())
+    def _new_line(self) -> DelayLine:
+        return DelayLine(self.line, self.random.random())
 
     def set_line(self, line: LineSettings) -> None:
         """Change what all lines are like."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specq.chat import Chat, Pen, Settings
+from specq.chat import Chat, ChatSettings, Pen
 from specq.client import Piece, Result
 from specq.protocol import CORRECTED, LOOKUP, EngineError, JobError
 
@@ -59,7 +59,7 @@ class Session:
     """A chat with a fake client, and what it has noted."""
 
     def __init__(self, client: FakeClient, tend=bool, **parameters):
-        self.client, self.notes, self.settings = client, [], Settings(parameters)
+        self.client, self.notes, self.settings = client, [], ChatSettings(parameters)
         self.chat = Chat(client, self.settings, Pen("marks"), self.notes.append, tend)
 
     def talk(self, *lines: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specq.chat import MOST_TOKENS, Settings
+from specq.chat import MOST_TOKENS, ChatSettings
 from specq.chat.commands import COMMANDS, run_command
 from specq.chat.conversation import Conversation
 from specq.chat.reading import read_message
@@ -13,8 +13,8 @@ from tests.each import each
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
+def settings() -> ChatSettings:
+    return ChatSettings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_wrong_is_said_and_changes_nothing(line, said, settings):
     with pytest.raises(JobError) as raised:
         run_command(line, settings)
     assert said in str(raised.value)
-    assert settings == Settings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
+    assert settings == ChatSettings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
 
 
 def test_the_conversation(settings):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specq.client.core import LISTING, ClientCore
-from specq.client.events import FoundJob, JobPage, JobTaken, RequestFailed
+from specq.client.events import FoundJob, JobAccepted, JobPage, RequestFailed
 from specq.protocol.messages import Accepted, Cancel, Failed, Follow, JobInfo, JobList, ListJobs, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import STATS, tokens
@@ -24,7 +24,7 @@ def test_a_detached_job_is_left_to_the_broker(answer):
     core.submit_detached(job, 0.0)
     core.tick(1.0)
     assert core.take_outbox() == [job, job]
-    assert core.receive(answer, 1.1) == [JobTaken(7)]
+    assert core.receive(answer, 1.1) == [JobAccepted(7)]
     assert core.receive(answer, 1.2) == []
     core.submit_detached(job, 2.0)
     core.take_outbox()

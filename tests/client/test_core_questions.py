@@ -3,7 +3,7 @@
 import numpy as np
 
 from specq.client.core import STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
-from specq.client.events import StatusReport, TokenizerReady, Waiting
+from specq.client.events import AwaitedModel, StatusReport, TokenizerReady
 from specq.protocol.messages import Failed, FetchTokenizer, GetStatus, Status, TokenizerChunk
 from specq.testing.fake_broker import INFO
 
@@ -21,7 +21,7 @@ def test_a_verifier_is_waited_for():
         questions = core.take_outbox().count(FetchTokenizer())
         asked += questions
         events += core.receive(NO_VERIFIER, now) if questions else []
-    assert events == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
+    assert events == [AwaitedModel(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
     assert 40 <= asked <= 60
     assert [type(event) for event in core.receive(chunks(b'{"a":"b"}')[0], 55.0)] == [TokenizerReady]
 
@@ -30,7 +30,7 @@ def test_the_wait_for_a_verifier_is_bounded():
     """Then the broker's reason is the error."""
     core = ClientCore("", 10.0)
     core.fetch_tokenizer("", 0.0, wait_s=5.0)
-    assert [type(event) for event in core.receive(NO_VERIFIER, 4.9)] == [Waiting]
+    assert [type(event) for event in core.receive(NO_VERIFIER, 4.9)] == [AwaitedModel]
     (failed,) = core.receive(NO_VERIFIER, 5.0)
     assert (failed.error.code, str(failed.error)) == ("no_verifier", "none is registered")
 
@@ -43,7 +43,7 @@ def test_a_broker_is_waited_for():
     for tenth in range(1, 300):
         events += core.tick(tenth / 10)
         sent += core.take_outbox()
-    assert events == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
+    assert events == [AwaitedModel(TOKENIZER, "a broker at tcp://there:1")]
     assert sent.count(FetchTokenizer()) == 1
     assert sent.count(GetStatus()) == len(sent) - 1 > 5
     (failed,) = core.tick(30.0)
@@ -133,4 +133,4 @@ def test_a_verifier_of_a_model_is_waited_for_by_name():
     core.fetch_tokenizer("m", 0.0)
     for now, reason in enumerate(("none", "none", "served are n", "served are n")):
         said += core.receive(Failed(job_id=0, code="no_verifier", reason=reason), float(now))
-    assert said == [Waiting(TOKENIZER, "a verifier of model 'm' to register with the broker at tcp://there:1")] * 2
+    assert said == [AwaitedModel(TOKENIZER, "a verifier of model 'm' to register with the broker at tcp://there:1")] * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.client.core import ClientCore
-from specq.client.events import JobDone, JobTaken, NewTokens
+from specq.client.events import JobAccepted, JobDone, NewTokens
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Follow, JobInfo, JobTokens, Submit
 from specq.protocol.origins import CORRECTED, DRAFT_WORKER, PLAIN
@@ -87,7 +87,7 @@ def test_jobs_that_are_left_or_looked_up() -> None:
     job = Submit(job_id=5, params=SamplingParams(max_tokens=20), prompt_ids=np.array([1], np.int32))
     core.submit_detached(job, 0.0)
     core.find(6, 0.0, until_end=True)
-    assert core.receive(together((5, 0, [1]), (6, 0, [2])), 0.1) == [JobTaken(5)]
+    assert core.receive(together((5, 0, [1]), (6, 0, [2])), 0.1) == [JobAccepted(5)]
     core.receive(JobInfo(job_id=6, params=SamplingParams(), prompt_ids=np.array([1], np.int32)), 0.2)
     assert text(core.receive(together((6, 0, [2]), (5, 1, [1])), 0.3), 6) == [2]
     core.tick(1.5)

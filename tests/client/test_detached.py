@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.client import Client, Line, detach_lines
+from specq.client import Client, PromptLine, detach_lines
 from specq.client.detached import JobDesk
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, JobList, ListJobs, Submit
@@ -42,7 +42,7 @@ def test_lines_that_are_left_to_the_broker_name_the_model_that_their_client_asks
         return answer(message)
 
     with FakeBroker(reply) as broker, Client(broker.address, model="toy") as client, JobDesk(broker.address) as desk:
-        (detached,) = detach_lines(client, desk, [Line(1, {"token_ids": [5]})], {})
+        (detached,) = detach_lines(client, desk, [PromptLine(1, {"token_ids": [5]})], {})
     assert [(detached.job_ids, "toy")] == [((job.job_id,), job.model) for job in jobs]
 
 

@@ -3,7 +3,7 @@
 import json
 import threading
 
-from specq.client.prompt_files import Line, failure, parse_line, read_lines, result_line, run_lines
+from specq.client.prompt_files import PromptLine, failure, parse_line, read_lines, result_line, run_lines
 from specq.protocol.errors import JobError
 from tests.each import each
 
@@ -55,7 +55,7 @@ def test_unknown_keys_are_refused(key, hint):
 @each("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
 def test_result_lines_hold_anything(bad):
     """Whatever a line said can be echoed."""
-    assert json.loads(result_line(failure(Line(1, bad), "no")))["prompt"] == bad["prompt"]
+    assert json.loads(result_line(failure(PromptLine(1, bad), "no")))["prompt"] == bad["prompt"]
 
 
 # --- running ------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class SlowClient:
             self.missing -= arguments["id"] != 1
             if self.missing == 0:
                 self.all_done.set()
-        return [failure(Line(arguments["id"]), "")] if arguments["id"] % 2 else _raise()
+        return [failure(PromptLine(arguments["id"]), "")] if arguments["id"] % 2 else _raise()
 
 
 def _raise():
@@ -89,7 +89,7 @@ def _raise():
 def test_order_and_concurrency():
     """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
     client, written = SlowClient(11), []
-    lines = [Line(n, {"prompt": "a"}) for n in range(1, 13)]
+    lines = [PromptLine(n, {"prompt": "a"}) for n in range(1, 13)]
     num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)
     assert [result.id for result in written] == list(range(1, 13))
     assert client.most <= 3

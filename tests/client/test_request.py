@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, processors
 
 from specq.client.job_options import read_job_options
 from specq.client.parameters import read_parameters, seed_used
-from specq.client.request import Served, read_request
+from specq.client.request import ServedModel, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
 from specq.testing.fake_broker import CODEC, INFO
@@ -21,7 +21,7 @@ from specq.text.codec import TextCodec
 from specq.verification.seeds import derived_seed
 from tests.each import each
 
-SERVED = Served(INFO, CODEC)
+SERVED = ServedModel(INFO, CODEC)
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
@@ -177,7 +177,7 @@ def test_a_token_that_the_model_does_not_have_is_refused():
         (replace(INFO, vocab_size=limit), rf"the prompt has the token .* \(id {limit}\), which fake does not have"),
         (replace(INFO, num_tokens=limit), f"token id {limit} is outside the vocabulary of fake"),
     ):
-        served = Served(info, CODEC)
+        served = ServedModel(info, CODEC)
         for source in (
             {"prompt": word},
             {"messages": [{"role": "user", "content": word}]},
@@ -188,7 +188,7 @@ def test_a_token_that_the_model_does_not_have_is_refused():
             assert (caught.value.field, caught.value.code) == (next(iter(source)), "invalid")
         assert read_request({"token_ids": [limit - 1]}, served).submits[0].prompt_ids.tolist() == [limit - 1]
     with pytest.raises(JobError, match="bad_words names token id") as caught:
-        read_request({"token_ids": [1], "bad_words": [word]}, Served(replace(INFO, vocab_size=limit), CODEC))
+        read_request({"token_ids": [1], "bad_words": [word]}, ServedModel(replace(INFO, vocab_size=limit), CODEC))
     assert caught.value.field == "bad_words"
 
 
@@ -209,7 +209,7 @@ def test_max_tokens_is_cut_to_what_fits():
     """A prompt that leaves room for fewer tokens than asked for gets those; KV room counts too."""
     ids = {"token_ids": [5] * 90}
     assert read_request(ids | {"max_tokens": 50}, SERVED).submits[0].params.max_tokens == 10
-    small = Served(replace(INFO, kv_slots=95), CODEC)
+    small = ServedModel(replace(INFO, kv_slots=95), CODEC)
     assert read_request(ids | {"max_tokens": 50}, small).submits[0].params.max_tokens == 5
     assert read_request({"token_ids": [5] * 99}, SERVED).submits[0].params.max_tokens == 1
 
@@ -298,7 +298,7 @@ def test_bad_words_have_no_special_tokens():
     )
     marked = TextCodec({"tokenizer.json": tokenizer.to_str()})
     assert marked.encode("eggs") == [1, *spelled("eggs")]
-    (submit,) = read_request({"prompt": "a", "bad_words": "eggs"}, Served(INFO, marked)).submits
+    (submit,) = read_request({"prompt": "a", "bad_words": "eggs"}, ServedModel(INFO, marked)).submits
     assert set(submit.params.bad_token_ids) == banned("eggs")
 
 

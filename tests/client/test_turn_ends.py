@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from specq.broker.jobs.intake import misfit
-from specq.client.request import Served, read_request
+from specq.client.request import ServedModel, read_request
 from specq.protocol import JobError, SamplingParams
 from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.tokenizer import TEMPLATE, tokenizer_files
@@ -37,7 +37,7 @@ def codec_of(template: str) -> TextCodec:
     return TextCodec({**tokenizer_files(), "tokenizer_config.json": json.dumps(settings)})
 
 
-def stops(served: Served, **arguments: Any) -> tuple[int, ...]:
+def stops(served: ServedModel, **arguments: Any) -> tuple[int, ...]:
     return read_request(arguments, served).submits[0].params.stop_token_ids
 
 
@@ -48,13 +48,13 @@ def test_the_end_of_a_turn_is_the_token_behind_an_answer() -> None:
 
 def test_it_ends_chats_and_nothing_else() -> None:
     """It stands in the job, so that journal and verifiers know it; a model whose files name an end has its own."""
-    served = Served(UNNAMED, CODEC)
+    served = ServedModel(UNNAMED, CODEC)
     assert stops(served, messages=CHAT) == (TURN_END,)
     assert stops(served, messages=CHAT, stop_token_ids=[7]) == (7, TURN_END)
     assert stops(served, messages=CHAT, stop_token_ids=[TURN_END, 7]) == (TURN_END, 7)
     assert stops(served, messages=CHAT, ignore_eos=True) == ()
     assert stops(served, prompt="Hi") == stops(served, token_ids=[3]) == ()
-    assert stops(Served(INFO, CODEC), messages=CHAT) == ()
+    assert stops(ServedModel(INFO, CODEC), messages=CHAT) == ()
 
 
 def test_a_token_that_the_model_has_no_row_for_is_named() -> None:
@@ -64,7 +64,7 @@ def test_a_token_that_the_model_has_no_row_for_is_named() -> None:
     tokenizer.add_tokens([AddedToken("<extra>", normalized=False)])
     codec = TextCodec({**tokenizer_files(), "tokenizer.json": tokenizer.to_str()})
     info = replace(INFO, vocab_size=size, num_tokens=size + 1)
-    served = Served(info, codec)
+    served = ServedModel(info, codec)
     for arguments in (
         {"prompt": "a<extra>"},
         {"messages": [{"role": "user", "content": "a<extra>"}]},

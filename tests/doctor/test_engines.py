@@ -13,10 +13,10 @@ from specq.config import Config, TargetConfig, free_address
 from specq.doctor import engines
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG
-from specq.doctor.engines import Vllm
+from specq.doctor.engines import VllmReport
 from specq.processes.missing import missing
 
-GOOD = Vllm("0.32.0", "LlamaForCausalLM", num_gpus=2)
+GOOD = VllmReport("0.32.0", "LlamaForCausalLM", num_gpus=2)
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_the_vllm_that_is_chosen_is_looked_at(vllm, status, said):
 
 
 def test_what_keeps_it_from_starting_stands_before_what_may():
-    check = engines.chosen_vllm(["a wrong model", "a package"], Vllm(""))
+    check = engines.chosen_vllm(["a wrong model", "a package"], VllmReport(""))
     assert (check.status, check.found) == (WRONG, "vllm is not installed; it cannot start")
     assert check.advice.startswith("(1) a wrong model; (2) a package; (3) this machine has no GPU")
 
 
 def test_beside_another_engine_nothing_is_wrong_with_vllm():
-    assert engines.beside(["a package"], Vllm("", num_gpus=1)).status == OK
-    said = engines.beside(["a package"], Vllm("", num_gpus=1)).found
+    assert engines.beside(["a package"], VllmReport("", num_gpus=1)).status == OK
+    said = engines.beside(["a package"], VllmReport("", num_gpus=1)).found
     assert said == "not chosen; vllm is not installed; it would need: a package"
     assert engines.beside([], GOOD).found.endswith("tested with specq; --engine vllm starts it")
 

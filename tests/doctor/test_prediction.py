@@ -18,10 +18,10 @@ from specq.doctor.prediction import (
     SUFFIX,
     WORKER,
     Costs,
-    Method,
+    PredictedMethod,
+    PredictedRound,
+    PredictedRounds,
     Prediction,
-    Round,
-    Rounds,
     most_rows_per_s,
     predict,
     significant,
@@ -52,7 +52,9 @@ def rates(found: list[Prediction]) -> dict[tuple[str, int], float]:
     return {(one.method, one.num_sessions): one.tokens_per_second for one in found}
 
 
-ROUNDS = Rounds((Round(2, (3, 3, 1)), Round(0, (3, 1)), Round(1, (2,)), Round(0)))
+ROUNDS = PredictedRounds(
+    (PredictedRound(2, (3, 3, 1)), PredictedRound(0, (3, 1)), PredictedRound(1, (2,)), PredictedRound(0))
+)
 
 
 def test_rounds_are_cut_at_a_depth():
@@ -71,8 +73,8 @@ def test_plain_decoding_is_a_step_and_the_host():
 
 
 def test_a_method_pays_its_rows_and_its_own_time():
-    rounds = Rounds((Round(1, (1,)), Round(0, (1,))))
-    found = predict([Method(SUFFIX, rounds, own_s=0.001)], costs(by_rows(0.010, 0.002)), [1, 2])
+    rounds = PredictedRounds((PredictedRound(1, (1,)), PredictedRound(0, (1,))))
+    found = predict([PredictedMethod(SUFFIX, rounds, own_s=0.001)], costs(by_rows(0.010, 0.002)), [1, 2])
     assert rates(found)[SUFFIX, 1] == pytest.approx(1.5 / (0.012 + 0.001))
     assert rates(found)[SUFFIX, 2] == pytest.approx(3.0 / (0.016 + 0.002))
     assert found[1].ratio == pytest.approx(1.5 * 0.010 / 0.013)
@@ -80,31 +82,31 @@ def test_a_method_pays_its_rows_and_its_own_time():
 
 def test_steps_of_few_and_of_many_rows_are_not_steps_of_some():
     """With one session rounds of 0 and of 8 nodes alternate; with two each step has both."""
-    rounds = Rounds((Round(0), Round(1, (8,))) * 4)
+    rounds = PredictedRounds((PredictedRound(0), PredictedRound(1, (8,))) * 4)
     times = {1: 0.004, 9: 0.012, 10: 0.013, 11: 0.02}
 
     def curve(rows: int) -> float:
         return times.get(rows, 1.0)
 
-    found = rates(predict([Method(SUFFIX, rounds)], costs(curve), [1]))
+    found = rates(predict([PredictedMethod(SUFFIX, rounds)], costs(curve), [1]))
     assert found[SUFFIX, 1] == pytest.approx(1.5 / 0.008)
-    assert Rounds(rounds.rounds[:2]).step_s(curve, 2, 2, 1) == pytest.approx(0.013)
-    assert Rounds(rounds.rounds[:2]).step_s(curve, 2, 3, 1) == pytest.approx(0.02)
+    assert PredictedRounds(rounds.rounds[:2]).step_s(curve, 2, 2, 1) == pytest.approx(0.013)
+    assert PredictedRounds(rounds.rounds[:2]).step_s(curve, 2, 3, 1) == pytest.approx(0.02)
 
 
 def test_the_depth_with_the_most_tokens_a_second_is_taken():
     """Of chains whose second token is never right, the second level is left out."""
-    rounds = Rounds((Round(1, (1, 1)),) * 3)
-    (_, found) = predict([Method(SUFFIX, rounds)], costs(by_rows(0.010, 0.002)), [1])
+    rounds = PredictedRounds((PredictedRound(1, (1, 1)),) * 3)
+    (_, found) = predict([PredictedMethod(SUFFIX, rounds)], costs(by_rows(0.010, 0.002)), [1])
     assert found.depth == 1
     assert found.tokens_per_second == pytest.approx(2 / 0.012)
 
 
 def test_a_draft_model_drafts_as_deep_as_its_own_rule_says():
     """Its own time is that of its levels, which take longer for more sessions."""
-    rounds = Rounds((Round(2, (1, 1)),))
+    rounds = PredictedRounds((PredictedRound(2, (1, 1)),))
     depths = {1: 2, 3: 1, 9: 0}
-    method = Method(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
+    method = PredictedMethod(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
     found = rates(predict([method], costs(level=by_rows(0.001, 0.0005)), [1, 3, 9]))
     assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)
     assert found[COLOCATED, 3] == pytest.approx(6 / 0.012)  # half as many levels, each of twice the time
@@ -113,7 +115,9 @@ def test_a_draft_model_drafts_as_deep_as_its_own_rule_says():
 
 def test_a_window_of_fewer_columns_brings_as_much_less():
     rows = {1: 60, 2: 30, 4: 0}
-    method = Method(LOOKAHEAD, Rounds((Round(1, (1,)),)), scratch=lambda sessions: rows[sessions])
+    method = PredictedMethod(
+        LOOKAHEAD, PredictedRounds((PredictedRound(1, (1,)),)), scratch=lambda sessions: rows[sessions]
+    )
     found = rates(predict([method], costs(by_rows(0.010, 0.0001)), [1, 2, 4]))
     assert found[LOOKAHEAD, 1] == pytest.approx(2 / (0.010 + 0.0001 * 61))
     assert found[LOOKAHEAD, 2] == pytest.approx(3 / (0.010 + 0.0001 * 62))  # 2 * (1 + 0.5 + 30) rows
@@ -121,21 +125,23 @@ def test_a_window_of_fewer_columns_brings_as_much_less():
 
 
 def test_a_method_that_drafted_nothing_is_plain_decoding():
-    found = rates(predict([Method(COLOCATED, Rounds((Round(0),) * 5))], costs(level=flat(0.001)), [1]))
+    found = rates(
+        predict([PredictedMethod(COLOCATED, PredictedRounds((PredictedRound(0),) * 5))], costs(level=flat(0.001)), [1])
+    )
     assert found[COLOCATED, 1] == found[PLAIN, 1]
 
 
 # --- a draft worker ---------------------------------------------------------------------------------------------------
 
 
-def chain(probs: list[float], count: int = 4000) -> Rounds:
+def chain(probs: list[float], count: int = 4000) -> PredictedRounds:
     """Return rounds of chains whose levels are accepted as likely as that."""
     rng = random.Random(1)
     found = []
     for _ in range(count):
         accepted = next((i for i, prob in enumerate(probs) if rng.random() >= prob), len(probs))
-        found.append(Round(accepted, (1,) * len(probs)))
-    return Rounds(tuple(found))
+        found.append(PredictedRound(accepted, (1,) * len(probs)))
+    return PredictedRounds(tuple(found))
 
 
 @pytest.mark.parametrize("prob", [0.3, 0.6, 0.9])
@@ -157,7 +163,7 @@ def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
 
 def test_a_draft_workers_rows_cost_only_where_there_is_a_chain():
     """Half of its chains are right, so half of all rounds find one, of two levels."""
-    rounds = Rounds((Round(0, (1, 1)), Round(2, (1, 1))))
+    rounds = PredictedRounds((PredictedRound(0, (1, 1)), PredictedRound(2, (1, 1))))
     rate, depth = worker(rounds, costs(by_rows(0.010, 0.001), pass_s=0.0025), 1)
     assert depth == 2
     assert rate == pytest.approx(1.5 / (0.5 * 0.012 + 0.5 * 0.010))
@@ -170,7 +176,7 @@ def test_a_draft_worker_that_is_too_slow_brings_nothing():
 
 
 def test_a_draft_workers_passes_serve_all_sessions():
-    drafted = Method(COLOCATED, chain([0.8] * 8))
+    drafted = PredictedMethod(COLOCATED, chain([0.8] * 8))
     found = predict([drafted], costs(flat(0.010), level=flat(0.001), pass_s=0.001), [1, 64])
     depths = {one.num_sessions: one.depth for one in found if one.method == WORKER}
     assert depths == {1: 8, 64: 0}
@@ -178,7 +184,7 @@ def test_a_draft_workers_passes_serve_all_sessions():
 
 def test_a_draft_workers_tokens_and_rows_come_from_the_same_rounds():
     """Where the draft model went four levels deep it was always right, and where it went one level deep never: half of the chains, not all."""
-    rounds = Rounds((Round(4, (1,) * 4), Round(0, (1,))) * 8)
+    rounds = PredictedRounds((PredictedRound(4, (1,) * 4), PredictedRound(0, (1,))) * 8)
     assert rounds.accept_probs() == [0.5, 1.0, 1.0, 1.0]
     assert rounds.reach_probs() == [0.5] * 4
     rows_per_s = 100.0
@@ -189,9 +195,9 @@ def test_a_draft_workers_tokens_and_rows_come_from_the_same_rounds():
 
 def test_rounds_without_drafts_say_nothing_of_a_draft_worker():
     drafted = chain([0.8] * 4, 50)
-    mixed = Rounds((*drafted.rounds, *[Round(0)] * 200))
+    mixed = PredictedRounds((*drafted.rounds, *[PredictedRound(0)] * 200))
     assert worker(mixed, costs(pass_s=0.002), 1) == worker(drafted, costs(pass_s=0.002), 1)
-    assert worker(Rounds((Round(0),)), costs(pass_s=0.001), 1) == (pytest.approx(100.0), 0)
+    assert worker(PredictedRounds((PredictedRound(0),)), costs(pass_s=0.001), 1) == (pytest.approx(100.0), 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -199,9 +205,13 @@ def test_no_prediction_needs_more_rows_a_second_than_steps_compute(seed):
     """Of any rounds, on any curve: `predict` asserts it, and here it is looked at from outside."""
     rng = random.Random(seed)
     rounds = [tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 8))) for _ in range(60)]
-    found = Rounds(tuple(Round(rng.randint(0, len(nodes)), nodes) for nodes in rounds))
+    found = PredictedRounds(tuple(PredictedRound(rng.randint(0, len(nodes)), nodes) for nodes in rounds))
     step = by_rows(rng.uniform(0.001, 0.02), rng.uniform(0.0, 0.01))
-    methods = [Method(COLOCATED, found), Method(SUFFIX, found), Method(LOOKAHEAD, found, scratch=lambda n: 7 // n)]
+    methods = [
+        PredictedMethod(COLOCATED, found),
+        PredictedMethod(SUFFIX, found),
+        PredictedMethod(LOOKAHEAD, found, scratch=lambda n: 7 // n),
+    ]
     for one in predict(methods, costs(step, level=flat(0.001), pass_s=0.0005), [1, 2, 8]):
         most = one.num_sessions * 25
         assert one.tokens_per_second <= 1.000001 * most_rows_per_s(step, one.num_sessions * 8 + most)
@@ -211,7 +221,7 @@ def test_curves_that_cannot_be_compared_are_a_mistake_of_ours():
     """As where steps seem to be quicker while others have the cores: curves that were not measured together."""
     quick = Costs(by_rows(0.02, 0.01), by_rows(0.005, 0.0005), 0.0, 0.0, flat(0.001), 0.0005)
     with pytest.raises(AssertionError, match="a token needs a row"):
-        predict([Method(COLOCATED, chain([0.9] * 8))], quick, [1, 8])
+        predict([PredictedMethod(COLOCATED, chain([0.9] * 8))], quick, [1, 8])
 
 
 def test_figures_have_the_digits_that_mean_something():
@@ -220,7 +230,7 @@ def test_figures_have_the_digits_that_mean_something():
 
 
 def test_without_a_free_core_no_draft_worker_is_predicted():
-    found = predict([Method(COLOCATED, chain([0.8]))], costs(level=flat(0.001)), [1])
+    found = predict([PredictedMethod(COLOCATED, chain([0.8]))], costs(level=flat(0.001)), [1])
     assert WORKER not in {one.method for one in found}
 
 
@@ -229,9 +239,9 @@ def test_without_a_free_core_no_draft_worker_is_predicted():
 
 def test_a_parallel_draft_model_needs_one_pass_for_all_of_its_levels():
     """In the verifier's process its time is that of a pass, however deep; in a worker a pass gives several levels."""
-    rounds = Rounds((Round(2, (1, 1)),))
+    rounds = PredictedRounds((PredictedRound(2, (1, 1)),))
     depths = {1: 2, 2: 1, 9: 0}
-    method = Method(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
+    method = PredictedMethod(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
     one_pass = replace(costs(flat(0.010), level=flat(0.001)), num_places=4)
     found = rates(predict([method], one_pass, [1, 2, 9]))
     assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)

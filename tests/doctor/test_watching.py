@@ -9,13 +9,20 @@ import pytest
 
 from specq.doctor.curves import comparable
 from specq.doctor.measuring import host_times, scaled, slowness
-from specq.doctor.prediction import Round, Rounds
-from specq.doctor.watching import Run, round_of, usual
+from specq.doctor.prediction import PredictedRound, PredictedRounds
+from specq.doctor.watching import WatchedRun, round_of, usual
 from specq.protocol import Verdict
 from specq.verifier import StepCurve
 
-RUN = Run(
-    "plain", 1, Rounds((Round(0),) * 4), ((1, 2, 3), (4,)), seconds=0.04, own_s=0.001, engine_s=0.03, curve_s=0.02
+RUN = WatchedRun(
+    "plain",
+    1,
+    PredictedRounds((PredictedRound(0),) * 4),
+    ((1, 2, 3), (4,)),
+    seconds=0.04,
+    own_s=0.001,
+    engine_s=0.03,
+    curve_s=0.02,
 )
 
 
@@ -23,8 +30,8 @@ def test_a_round_counts_nodes_by_depth():
     """Two children of the text, a child of the first, and one of that; the first and its child were accepted."""
     arrays = {"node_ids": np.arange(4, dtype=np.int32), "node_parents": np.array([-1, -1, 0, 2], np.int32)}
     verdict = Verdict(session_id=1, epoch=1, base_len=9, token_ids=np.array([5, 6, 7], np.int32), **arrays)
-    assert round_of(verdict) == Round(2, (2, 1, 1))
-    assert round_of(Verdict(session_id=1, epoch=1, base_len=9, token_ids=np.array([5], np.int32))) == Round(0)
+    assert round_of(verdict) == PredictedRound(2, (2, 1, 1))
+    assert round_of(Verdict(session_id=1, epoch=1, base_len=9, token_ids=np.array([5], np.int32))) == PredictedRound(0)
 
 
 def test_the_largest_tenth_does_not_count():

@@ -11,7 +11,7 @@ import pytest
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
 from specq.processes.deployment import (
     CoreShares,
-    Machine,
+    Hardware,
     divide_cores,
     models_of,
     notes,
@@ -24,7 +24,7 @@ from specq.protocol import ConfigError
 from specq.testing.secured import make_all
 from tests.each import each
 
-LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
+LAPTOP, WORKSTATION, GPU_BOX = Hardware((0, 1)), Hardware(tuple(range(8))), Hardware(tuple(range(16)), has_gpu=True)
 
 
 @each(
@@ -62,7 +62,7 @@ def with_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specq.models.find_packaged", lambda name: (Path("/there.gguf"), "fetched"))
 
 
-def who_drafts(config: Config, machine: Machine) -> tuple[str, int]:
+def who_drafts(config: Config, machine: Hardware) -> tuple[str, int]:
     """Return the draft model in the verifier's process, and how many workers draft."""
     chosen = placed(config, machine)
     return chosen.target.draft_model, chosen.up.drafters
@@ -75,15 +75,15 @@ def who_drafts(config: Config, machine: Machine) -> tuple[str, int]:
 @each(
     ("machine", "expected"),
     [
-        (Machine((0,)), ("smollm2", 0)),
+        (Hardware((0,)), ("smollm2", 0)),
         (LAPTOP, ("smollm2", 0)),
-        (Machine((2, 3, 4, 5)), ("smollm2", 1)),
+        (Hardware((2, 3, 4, 5)), ("smollm2", 1)),
         (WORKSTATION, ("smollm2", 2)),
         (GPU_BOX, ("smollm2", 0)),
     ],
 )
 def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
-    machine: Machine, expected: tuple[str, int]
+    machine: Hardware, expected: tuple[str, int]
 ) -> None:
     assert who_drafts(Config(), machine) == expected
     assert notes(Config(), machine) == []
@@ -107,7 +107,7 @@ def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
         ]
     ],
 )
-def test_what_is_said_is_done(machine: Machine, config: Config, expected: tuple[str, int]) -> None:
+def test_what_is_said_is_done(machine: Hardware, config: Config, expected: tuple[str, int]) -> None:
     assert who_drafts(config, machine) == expected
 
 
@@ -190,7 +190,7 @@ def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Co
     ],
 )
 def test_without_a_draft_model_none_drafts_and_nothing_is_missed(
-    machine: Machine, config: Config, expected: tuple[str, int]
+    machine: Hardware, config: Config, expected: tuple[str, int]
 ) -> None:
     config = without_draft_model(config)
     assert who_drafts(config, machine) == expected
@@ -278,14 +278,14 @@ def test_a_draft_worker_of_another_vocabulary_is_told_the_target() -> None:
     ],
 )
 def test_the_brokers_core_helps_a_lone_target(config: Config, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Machine((5, 7)))
+    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Hardware((5, 7)))
     target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
     assert helpers in target
     assert target.count("helper_cores") == bool(helpers)
 
 
 def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Machine((5,)))
+    monkeypatch.setattr("specq.processes.up.this_machine", lambda: Hardware((5,)))
     assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 
 

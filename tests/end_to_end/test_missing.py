@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.config import Config, DraftConfig, TargetConfig, UpConfig
-from specq.processes.deployment import Machine, placed
+from specq.processes.deployment import Hardware, placed
 from specq.processes.missing import check_can_start, missing
 from specq.protocol import ConfigError
 from specq.runtime import how_to_install
 
-LAPTOP = Machine((0, 1))
+LAPTOP = Hardware((0, 1))
 TINY_WITH_VLLM = Config(
     target=TargetConfig(model="tiny", engine="vllm"), draft=DraftConfig(model="tiny"), up=UpConfig(drafters=1)
 )

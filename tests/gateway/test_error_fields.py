@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from specq.client import Served, read_requests
+from specq.client import ServedModel, read_requests
 from specq.gateway import chat_call, completion_call, responses_call, token_call
 from specq.gateway.errors import ApiError, of_job
 from specq.gateway.fields import IGNORED
@@ -143,7 +143,7 @@ def test_messages_that_the_template_refuses_are_named():
         module, body = ENDPOINTS[path]
         call = module.read(body)
         with pytest.raises(JobError, match="roles must alternate") as refused_job:
-            read_requests(dict(call.arguments), Served(INFO, codec))
+            read_requests(dict(call.arguments), ServedModel(INFO, codec))
         named[path] = of_job(refused_job.value, call.names).param
     with pytest.raises(ApiError, match="roles must alternate") as refused_text:
         token_call.encode(token_call.read_tokenize(CHAT), codec)

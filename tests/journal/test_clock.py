@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specq.broker.core import Broker
-from specq.journal import Clocks, Journal, Machine, Noted, Opening, offset_of, open_journal
+from specq.journal import Clocks, Journal, MachineClock, Noted, Opening, offset_of, open_journal
 from specq.journal.clock import NOTE_S
 from specq.journal.sqlite.connection import connect
 from specq.testing.journal_records import ended, taken
@@ -32,7 +32,7 @@ class Computer:
         self.rng, self.up_s, self.boot, self.since_boot, self.wall = rng, 5e3, 1, 5e3, 1.78e9
 
     def clocks(self) -> Clocks:
-        return Clocks(self.since_boot, self.wall, Machine(f"boot {self.boot}", self.since_boot + SLEPT_S))
+        return Clocks(self.since_boot, self.wall, MachineClock(f"boot {self.boot}", self.since_boot + SLEPT_S))
 
     def run(self, seconds: float) -> None:
         self.up_s, self.since_boot, self.wall = self.up_s + seconds, self.since_boot + seconds, self.wall + seconds
@@ -176,13 +176,13 @@ def test_how_the_time_goes_on() -> None:
     """By the uptime of a boot, and never back; from times of the wall clock, or from now if that is earlier."""
 
     def start(noted: Noted | None, newest: float = 0.0, boot: str = "b") -> float:
-        return offset_of(Clocks(100.0, 1e9, Machine(boot, 900.0)), noted, newest) + 100.0
+        return offset_of(Clocks(100.0, 1e9, MachineClock(boot, 900.0)), noted, newest) + 100.0
 
     assert [start(None), start(None, 9e8), start(None, 2e9)] == [1e9, 9e8, 1e9]
-    assert start(Noted(7e8, Machine("b", 850.0))) == 7e8 + 50.0
-    assert start(Noted(7e8, Machine("b", 5000.0))) == 7e8  # a container whose uptime began anew
-    assert start(Noted(7e8, Machine("a", 850.0)), 2e9) == 7e8
-    assert start(Noted(7e8, Machine("", 850.0)), 0.0, boot="") == 7e8  # a system that names no boots
+    assert start(Noted(7e8, MachineClock("b", 850.0))) == 7e8 + 50.0
+    assert start(Noted(7e8, MachineClock("b", 5000.0))) == 7e8  # a container whose uptime began anew
+    assert start(Noted(7e8, MachineClock("a", 850.0)), 2e9) == 7e8
+    assert start(Noted(7e8, MachineClock("", 850.0)), 0.0, boot="") == 7e8  # a system that names no boots
 
 
 def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) ->
     Jobs keep their order, and what is left until their deadlines.
     """
     path, real = tmp_path / "journal", 1.78e9
-    old = open_journal(str(path), Opening(clocks=Clocks(1.0, real, Machine("a", 1.0))))
+    old = open_journal(str(path), Opening(clocks=Clocks(1.0, real, MachineClock("a", 1.0))))
     old.write([taken(1, real), ended(1, [5], at=real + 1.0)])
     ahead = real + MONTH_S
     old.write([taken(2, ahead)._replace(deadline=ahead + 50.0), taken(3, ahead + 9.0)._replace(deadline=0.0)])
@@ -202,7 +202,7 @@ def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) ->
     connection.close()
 
     now = real + 60.0
-    journal = open_journal(str(path), Opening(clocks=Clocks(500.0, now, Machine("b", 500.0))))
+    journal = open_journal(str(path), Opening(clocks=Clocks(500.0, now, MachineClock("b", 500.0))))
     assert journal.offset + 500.0 == now
     assert journal.keep_to(1 << 40, now - KEEP_S).num_forgotten == 0
     assert [one.job_id for one in journal.reader().finished(10)] == [5, 4, 1]

@@ -11,7 +11,7 @@ import pytest
 
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
 from specq.protocol.messages import Follow
@@ -97,12 +97,12 @@ def send_at_once(patch: pytest.MonkeyPatch) -> None:
     """Send clients their tokens before the journal has them."""
     update, finish = Delivery.update, Intake.finish
 
-    def eager(self: Delivery, jobs: Sequence[Job]) -> None:
+    def eager(self: Delivery, jobs: Sequence[BrokerJob]) -> None:
         for job in jobs:
             job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
         update(self, jobs)
 
-    def eager_finish(self: Intake, job: Job) -> None:
+    def eager_finish(self: Intake, job: BrokerJob) -> None:
         finish(self, job)
         self.delivery.update([job])
 
@@ -112,13 +112,13 @@ def send_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def accept_at_once(patch: pytest.MonkeyPatch) -> None:
     """Say that a job is taken before the journal has it."""
-    init = Job.__init__
+    init = BrokerJob.__init__
 
-    def registered(self: Job, *args: object, **kwargs: object) -> None:
+    def registered(self: BrokerJob, *args: object, **kwargs: object) -> None:
         init(self, *args, **kwargs)
         self.durable.is_registered = True
 
-    patch.setattr(Job, "__init__", registered)
+    patch.setattr(BrokerJob, "__init__", registered)
 
 
 def replay_doubled(patch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def end_unwritten(patch: pytest.MonkeyPatch) -> None:
     """Take a job for ended once its tokens are journaled."""
     settle = Ledger.settle
 
-    def ended_early(self: Ledger, sequence: int) -> list[Job]:
+    def ended_early(self: Ledger, sequence: int) -> list[BrokerJob]:
         jobs = settle(self, sequence)
         for job in jobs:
             job.durable.note(0, ended=bool(job.transcript.finish))

@@ -15,7 +15,7 @@ from specq.broker.core import Broker
 from specq.broker.effects import Find, FindFinished, Write
 from specq.broker.journal_link import JournalLink
 from specq.config.sections import BrokerConfig
-from specq.journal import Clocks, Machine, Opening, open_journal
+from specq.journal import Clocks, MachineClock, Opening, open_journal
 from specq.journal.interface import Kept
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
@@ -239,6 +239,6 @@ def test_the_writer_has_the_time_of_the_journal(
     reader.close()
     ended_at = journal.offset + time.monotonic()
     writer.close()
-    other_boot = open_journal(str(path), Opening(clocks=Clocks(0.0, 0.0, Machine("another boot", 0.0))))
+    other_boot = open_journal(str(path), Opening(clocks=Clocks(0.0, 0.0, MachineClock("another boot", 0.0))))
     assert ended_at <= other_boot.offset <= journal.offset + time.monotonic()
     other_boot.close()

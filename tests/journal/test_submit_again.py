@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specq.client.job_options import id_of, label_of
-from specq.client.request import Served, read_request
+from specq.client.request import ServedModel, read_request
 from specq.client.results_file import SUFFIX
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit
@@ -155,7 +155,7 @@ def test_job_options_that_cannot_be(tmp_path: Path, options: list[str], said: st
 
 
 def submitted(**values: Any) -> Submit:
-    (submit,) = read_request({"token_ids": [5], **values}, Served(INFO, CODEC)).submits
+    (submit,) = read_request({"token_ids": [5], **values}, ServedModel(INFO, CODEC)).submits
     return submit
 
 

@@ -15,7 +15,7 @@ import pytest
 from specq.broker.jobs.commits import fits_logprobs, read_commit
 from specq.client.parameters import read_parameters
 from specq.protocol import bounds
-from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, Pair, Range, Text
+from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, PairBound, Range, Text
 from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import check_of
 from specq.protocol.layout import is_array
@@ -66,7 +66,7 @@ def outside(bound: Any) -> list[Any]:
         return [value for value in found if value != bound.extra]
     if isinstance(bound, OneOf | Text):
         return ["nobody's", "x" * 5000] if isinstance(bound, OneOf) else ["x" * (bound.most + 1)]
-    if isinstance(bound, Pair):
+    if isinstance(bound, PairBound):
         good = inside(bound.first), inside(bound.second)
         return [[wrong, good[1]] for wrong in outside(bound.first)] + [
             [good[0], wrong] for wrong in outside(bound.second)
@@ -84,7 +84,7 @@ def outside(bound: Any) -> list[Any]:
 def inside(bound: Any) -> Any:
     if isinstance(bound, Range):
         return bound.high if isinstance(bound.high, float) else int(bound.high)
-    if isinstance(bound, Pair):
+    if isinstance(bound, PairBound):
         return [inside(bound.first), inside(bound.second)]
     if isinstance(bound, Items):
         return [inside(bound.of)] * max(bound.least, 1)

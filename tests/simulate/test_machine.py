@@ -7,12 +7,12 @@ import pytest
 
 from specq.protocol.params import Speculation
 from specq.simulate import Scenario, simulate
-from specq.simulate.machine import Machine, Tenant
+from specq.simulate.machine import SimulatedMachine, Tenant
 from specq.simulate.run import Simulation
-from specq.simulate.settings import DraftSettings, EngineSettings, HostSettings, MachineSettings, TrafficSettings
+from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings, MachineSettings, TrafficSettings
 
 
-def busy_for(machine: Machine, tenants: dict[Tenant, float], seconds: float) -> dict[Tenant, float]:
+def busy_for(machine: SimulatedMachine, tenants: dict[Tenant, float], seconds: float) -> dict[Tenant, float]:
     """Let processes begin their next work (of so many seconds alone) whenever they are done; return what each got done."""
     done = dict.fromkeys(tenants, 0.0)
     while (tenant := min(tenants, key=lambda t: t.busy_until)).busy_until < seconds:
@@ -21,19 +21,19 @@ def busy_for(machine: Machine, tenants: dict[Tenant, float], seconds: float) -> 
     return done
 
 
-def on(machine: Machine, *tenants: Tenant) -> tuple[Tenant, ...]:
+def on(machine: SimulatedMachine, *tenants: Tenant) -> tuple[Tenant, ...]:
     return tuple(machine.add(tenant) for tenant in tenants)
 
 
 def test_alone_work_takes_its_time():
-    machine = Machine()
+    machine = SimulatedMachine()
     (one,) = on(machine, Tenant(0, stretch=3.0))
     assert machine.compute(one, 5.0, 2.0) == 7.0
 
 
 def test_two_that_stream_from_memory_take_longer_beside_each_other():
     """Both use all bandwidth: two cores get done what one does."""
-    machine = Machine()
+    machine = SimulatedMachine()
     one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
     done = busy_for(machine, {one: 0.003, two: 0.0007}, 30.0)
     assert done[one] == pytest.approx(15.0, rel=0.001)
@@ -43,21 +43,21 @@ def test_two_that_stream_from_memory_take_longer_beside_each_other():
 def test_on_two_machines_they_do_not():
     one, two = Tenant(0, stretch=2.0), Tenant(1, stretch=2.0)
     for tenant in (one, two):
-        machine = Machine()
+        machine = SimulatedMachine()
         on(machine, tenant)
         assert busy_for(machine, {tenant: 0.003}, 30.0)[tenant] == pytest.approx(30.0, rel=0.001)
 
 
 @pytest.mark.parametrize("stretches", [(1.2, 1.5), (1.0, 2.0), (3.0, 1.1)])
 def test_each_is_slowed_by_its_own_stretch(stretches):
-    machine = Machine()
+    machine = SimulatedMachine()
     tenants = on(machine, *(Tenant(core, stretch) for core, stretch in enumerate(stretches)))
     done = busy_for(machine, dict(zip(tenants, (0.002, 0.0005), strict=True)), 20.0)
     assert [20.0 / done[tenant] for tenant in tenants] == pytest.approx(stretches, rel=0.002)
 
 
 def test_three_cores_slow_each_other_more():
-    machine = Machine()
+    machine = SimulatedMachine()
     tenants = on(machine, *(Tenant(core, 1.5) for core in range(3)))
     done = busy_for(machine, dict(zip(tenants, (0.002, 0.001, 0.0007), strict=True)), 20.0)
     assert [20.0 / done[tenant] for tenant in tenants] == pytest.approx([2.0] * 3, rel=0.005)
@@ -65,7 +65,7 @@ def test_three_cores_slow_each_other_more():
 
 def test_what_begins_later_takes_from_what_computes_and_owes_it():
     """A second of work; half-way another begins half a second of its own, at half the pace of each: 0.25 are owed."""
-    machine = Machine()
+    machine = SimulatedMachine()
     first, second = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
     assert machine.compute(first, 0.0, 1.0) == 1.0
     assert machine.compute(second, 0.5, 0.5) == pytest.approx(1.25)  # half of it until 1.0, the rest alone
@@ -75,7 +75,7 @@ def test_what_begins_later_takes_from_what_computes_and_owes_it():
 
 
 def test_processes_of_one_core_take_turns():
-    machine = Machine()
+    machine = SimulatedMachine()
     one, two = on(machine, Tenant(0, stretch=9.0), Tenant(0, stretch=9.0))  # nobody is on another core
     done = busy_for(machine, {one: 0.003, two: 0.001}, 20.0)
     assert list(done.values()) == pytest.approx([10.0, 10.0], rel=0.002)
@@ -83,7 +83,7 @@ def test_processes_of_one_core_take_turns():
 
 def test_who_gives_way_stands_still_meanwhile():
     """The broker computes at once; the drafter on its core gets what is left, whoever began first."""
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, drafter = on(machine, Tenant(0, has_model=False), Tenant(0, gives_way=True))
     assert machine.compute(drafter, 0.0, 1.0) == 1.0
     assert machine.compute(broker, 0.5, 0.2) == pytest.approx(0.7)
@@ -93,7 +93,7 @@ def test_who_gives_way_stands_still_meanwhile():
 
 
 def test_what_has_no_model_slows_no_other_core():
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), Tenant(1, stretch=2.0))
     machine.compute(broker, 0.0, 1.0)
     assert machine.compute(verifier, 0.0, 1.0) == 1.0
@@ -103,7 +103,7 @@ def test_work_is_conserved_whatever_comes_when():
     """Processes of all kinds at random times: a core gives no more than a second of work a second, and nobody is done earlier
     than alone; what they lose to each other on one core without a stretch is exactly the others' work."""
     draw = random.Random(3)
-    machine = Machine()
+    machine = SimulatedMachine()
     tenants = on(machine, Tenant(0), Tenant(0, gives_way=True), Tenant(0, gives_way=True))
     done, now = dict.fromkeys(tenants, 0.0), 0.0
     while now < 50.0:
@@ -125,7 +125,7 @@ def helped_verifier(helped_stretch: float = 1.0, stretch: float = 1.0) -> Tenant
 def test_a_helper_takes_turns_with_the_broker_on_its_core(stretch):
     """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of the other. That
     others would slow it is no matter: a step is not slowed by its own helper."""
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier(stretch=stretch))
     assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == 1.0
     assert machine.compute(broker, 0.5, 0.1) == pytest.approx(0.7)
@@ -134,14 +134,14 @@ def test_a_helper_takes_turns_with_the_broker_on_its_core(stretch):
 
 def test_a_step_does_not_wait_for_its_helper():
     """While the broker computes, the helper does half of its half: three quarters of the pace."""
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
     machine.compute(broker, 0.0, 0.5)
     assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(0.5 + (1 - 0.375))
 
 
 def test_a_step_without_help_leaves_the_other_core_alone():
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, drafter, verifier = on(machine, Tenant(0, has_model=False), Tenant(0, gives_way=True), helped_verifier(9.0))
     assert machine.compute(verifier, 0.0, 1.0) == 1.0
     assert machine.compute(broker, 0.0, 0.25) == 0.25
@@ -150,14 +150,14 @@ def test_a_step_without_help_leaves_the_other_core_alone():
 
 
 def test_a_drafter_gives_way_to_a_helper():
-    machine = Machine()
+    machine = SimulatedMachine()
     drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier())
     machine.compute(verifier, 0.0, 1.0, help_part=0.5)
     assert machine.compute(drafter, 0.5, 0.25) == pytest.approx(1.25)
 
 
 def test_who_would_compute_where_a_thread_helps_disturbs_it():
-    machine = Machine()
+    machine = SimulatedMachine()
     drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier(1.25))
     assert machine.compute(drafter, 0.0, 9.0) == 9.0
     assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(1.25)
@@ -165,7 +165,7 @@ def test_who_would_compute_where_a_thread_helps_disturbs_it():
 
 def test_work_with_help_is_conserved():
     """The helper's core is shared half and half where the broker never rests, so the step goes on at 0.75 of its pace."""
-    machine = Machine()
+    machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
     done = {broker: 0.0, verifier: 0.0}
     while (tenant := min(done, key=lambda t: t.busy_until)).busy_until < 30.0:
@@ -176,7 +176,7 @@ def test_work_with_help_is_conserved():
 
 
 def test_a_process_that_is_gone_slows_nobody():
-    machine = Machine()
+    machine = SimulatedMachine()
     one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
     machine.compute(two, 0.0, 9.0)
     machine.remove(two)
@@ -189,7 +189,7 @@ HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0
 SHARED = MachineSettings(draft_cores=1, step_stretch=1.5, pass_stretch=2.0)
 BUSY = Scenario(
     engine=EngineSettings(step_ms=((1, 10.0), (64, 10.0)), session_us=0),
-    draft=DraftSettings(pass_ms=((1, 3.0), (64, 3.0)), acceptance=(0.9,), max_ahead=1024),
+    draft=DrafterSettings(pass_ms=((1, 3.0), (64, 3.0)), acceptance=(0.9,), max_ahead=1024),
     host=HOST,
     traffic=TrafficSettings(prompt_tokens=1, output_tokens=400, warm_s=1, seconds=6),
 )

@@ -8,7 +8,7 @@ import pytest
 from bench.calibrate.compare import predict
 from specq.simulate import Scenario
 from specq.simulate.run import Simulation
-from specq.simulate.settings import DraftSettings, EngineSettings, TrafficSettings
+from specq.simulate.settings import DrafterSettings, EngineSettings, TrafficSettings
 from specq.simulate.stub_text import RecordedGuesses, RecordedText, StubGuesses
 
 PERIOD = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -21,7 +21,7 @@ def served(texts, drafters: int = 0) -> tuple[Simulation, float]:
     """Serve each text's job, one at a time; return the simulation, and how long it took."""
     scenario = Scenario(
         engine=EngineSettings(step_ms=((1, 10.0), (64, 10.0)), session_us=0),
-        draft=DraftSettings(drafters=drafters),
+        draft=DrafterSettings(drafters=drafters),
         traffic=TrafficSettings(output_tokens=64, num_jobs=len(texts)),
     )
     simulation = Simulation(scenario, texts)

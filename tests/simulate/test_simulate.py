@@ -15,7 +15,7 @@ from specq.simulate import Scenario, simulate
 from specq.simulate.engine import TimedEngine
 from specq.simulate.run import Simulation
 from specq.simulate.settings import (
-    DraftSettings,
+    DrafterSettings,
     EngineSettings,
     HostSettings,
     NetworkSettings,
@@ -25,7 +25,7 @@ from specq.simulate.settings import (
 T_S = 0.025
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)
 FLAT = EngineSettings(step_ms=((1, 25.0), (154, 25.0), (308, 50.0)), session_us=0)
-USELESS = DraftSettings(acceptance=(0.0,), ranks=(0.0,), claims=(0.8,))
+USELESS = DrafterSettings(acceptance=(0.0,), ranks=(0.0,), claims=(0.8,))
 
 
 def scenario(mode: str = "async", **sections: object) -> Scenario:
@@ -99,7 +99,7 @@ def test_verifiers_share_the_sessions(run):
 def test_every_job_ends_with_all_of_its_tokens(network):
     """Each text is compared with the target's own; drafts were accepted, rejected and stale on the way."""
     traffic = TrafficSettings(sessions=4, num_jobs=12, output_tokens=50, warm_s=0, seconds=1)
-    draft = DraftSettings(drafters=2)
+    draft = DrafterSettings(drafters=2)
     simulation = Simulation(scenario(traffic=traffic, network=network, draft=draft))
     figures = simulation.run(drain=True)
     assert figures.in_flight > 0
@@ -189,7 +189,7 @@ def test_a_useless_drafter_costs_next_to_nothing(run, rtt_ms, sessions):
 @pytest.mark.slow
 def test_acceptance_pays(run):
     """The better the drafter, the more tokens a second; all more than plain decoding."""
-    rates = [run(scenario(draft=DraftSettings(acceptance=(a,)))).goodput for a in (0.3, 0.6, 0.9)]
+    rates = [run(scenario(draft=DrafterSettings(acceptance=(a,)))).goodput for a in (0.3, 0.6, 0.9)]
     assert 1.02 / T_S < rates[0] < rates[1] < rates[2]
 
 
@@ -204,7 +204,7 @@ def test_a_narrow_line_costs(run):
 
 def test_two_models_on_one_session_draft_more_than_one(run):
     """Each is right where the other may be wrong; two drafters of one model share the sessions instead."""
-    draft = DraftSettings(drafters=2, acceptance=(0.5,), ranks=(0.0,))
+    draft = DrafterSettings(drafters=2, acceptance=(0.5,), ranks=(0.0,))
     alike, unlike = (run(scenario(draft=replace(draft, models=n), network=NetworkSettings(rtt_ms=5))) for n in (1, 2))
     assert unlike.goodput > 1.05 * alike.goodput
 

@@ -13,7 +13,7 @@ from specq.protocol.types import SessionStep, Tree
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
-from specq.simulate.settings import DraftSettings, EngineSettings
+from specq.simulate.settings import DrafterSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
 from specq.testing.toy import toy_info
 
@@ -162,7 +162,7 @@ def test_the_engine_notices_a_broken_contract(engine):
 
 @pytest.fixture
 def proposer() -> TimedProposer:
-    settings = DraftSettings(pass_ms=((1, 1.0), (101, 101.0)), acceptance=(1.0,), ranks=(0.0,))
+    settings = DrafterSettings(pass_ms=((1, 1.0), (101, 101.0)), acceptance=(1.0,), ranks=(0.0,))
     return TimedProposer(settings, StubGuesses(TEXT, (1.0,), (0.0,)), toy_info())
 
 

@@ -9,7 +9,7 @@ from specq.protocol.messages import Ack, Assign, Close, Draft, Open, Verdict
 from specq.protocol.params import Speculation
 from specq.simulate.run import Simulation
 from specq.simulate.settings import (
-    DraftSettings,
+    DrafterSettings,
     EngineSettings,
     HostSettings,
     NetworkSettings,
@@ -27,7 +27,7 @@ def scenario(**sections: object) -> Scenario:
     return Scenario(
         **{
             "engine": EngineSettings(step_ms=((1, 25.0),), session_us=500),
-            "draft": DraftSettings(pass_ms=((1, 10.0),), fan_out=2),
+            "draft": DrafterSettings(pass_ms=((1, 10.0),), fan_out=2),
             "network": NetworkSettings(rtt_ms=200, near_rtt_ms=40, heartbeat_ms=10_000),
             "host": HOST,
             "traffic": TrafficSettings(prompt_tokens=1, output_tokens=1000, warm_s=0, seconds=3),
@@ -93,7 +93,7 @@ def test_what_is_looked_up_takes_its_time():
     seconds, nodes = [], []
     for host in (free, replace(free, lookup_us=5000)):
         simulation = Simulation(
-            scenario(host=host, traffic=traffic, draft=DraftSettings(drafters=0), network=NetworkSettings()), texts
+            scenario(host=host, traffic=traffic, draft=DrafterSettings(drafters=0), network=NetworkSettings()), texts
         )
         seconds.append(simulation.run_jobs(traffic, Speculation()))
         nodes.append(simulation.metrics()["sent"][SUFFIX])

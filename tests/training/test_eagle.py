@@ -20,7 +20,7 @@ from specq.models import resolve_model
 from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
 from specq.training.architecture import tapped_states
-from specq.training.distil import Batch, token_losses
+from specq.training.distil import RolloutBatch, token_losses
 from specq.training.eagle import layers_of, step_losses
 from specq.training.eagle_network import (
     LEAST_SCALE,
@@ -126,7 +126,7 @@ def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path):
     output, scales = target.lm_head.weight[:50], torch.full((768,), 2.0)
     settings = SimpleNamespace(num_steps=4, hard_weight=0.5, autocast=lambda: torch.autocast("cpu", enabled=False))
     with torch.no_grad():
-        own = Batch(token_ids, counted, counted.numpy())
+        own = RolloutBatch(token_ids, counted, counted.numpy())
         with Waits() as waits:
             losses = step_losses(network, target, output, scales, own, settings)
         assert not waits.found

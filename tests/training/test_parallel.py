@@ -21,7 +21,7 @@ from specq.protocol import ConfigError
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft, draft_logits, make_draft, places_logits
 from specq.training.architecture import hidden_states
-from specq.training.distil import Batch
+from specq.training.distil import RolloutBatch
 from specq.training.draft_network import FactorisedEmbedding, save_draft
 from specq.training.parallel import draw_masks, place_losses
 from specq.training.parallel_evaluation import place_ranks
@@ -93,7 +93,7 @@ def settings(**changes):
 def batch(counted):
     counted = torch.tensor(counted, dtype=torch.float32)
     token_ids = torch.randint(0, VOCAB, counted.shape, generator=torch.Generator().manual_seed(0))
-    return Batch(token_ids, counted, counted.numpy())
+    return RolloutBatch(token_ids, counted, counted.numpy())
 
 
 def test_masks_are_dropped_at_random_and_none_without_those_before_it():

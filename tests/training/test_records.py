@@ -15,7 +15,7 @@ from specq.protocol import ConfigError
 from specq.training.optimizer import check_losses
 from specq.training.records import DOCUMENTS, PROMPTS, bench_paths, read_records, shard_paths
 from specq.training.rollouts import save_rollouts
-from specq.training.runs import Run
+from specq.training.runs import TrainingRun
 from tests.each import each
 from tests.training.stages import empty_places, make_places, runner
 from tests.training.stages import refusal as refusal_of
@@ -97,7 +97,7 @@ def test_numbers_out_of_range_are_refused(method, option, values, tmp_path):
 
 def test_a_run_that_diverged_is_not_written(tmp_path):
     network = torch.nn.Linear(2, 2)
-    run = Run(network, [], tmp_path / "training.pt", "figs")
+    run = TrainingRun(network, [], tmp_path / "training.pt", "figs")
 
     with pytest.raises(ConfigError, match="after step 1: training has diverged; give lower rates"):
         run.fit(lambda: network(torch.full((2,), nan)), [1.0, 1.0], 1e-9, "head")
@@ -135,6 +135,6 @@ def test_a_run_whose_file_was_spoilt_says_so_in_one_line(left, tmp_path):
     path.write_bytes(left)
 
     with pytest.raises(ConfigError, match=r"cannot be read; delete it to begin anew: .") as refused:
-        Run(network, [], path, "figs").resume(torch.device("cpu"))
+        TrainingRun(network, [], path, "figs").resume(torch.device("cpu"))
 
     assert "\n" not in str(refused.value)

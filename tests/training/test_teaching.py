@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.training.distil import Batch, token_losses
+from specq.training.distil import RolloutBatch, token_losses
 from specq.training.teaching import mean_loss, teach
 from tests.each import each
 
@@ -15,7 +15,7 @@ COLUMNS, HIDDEN = 50, 16
 
 def batch(counted):
     counted = np.array(counted, np.float32)
-    return Batch(torch.zeros(counted.shape, dtype=torch.long), torch.from_numpy(counted), counted)
+    return RolloutBatch(torch.zeros(counted.shape, dtype=torch.long), torch.from_numpy(counted), counted)
 
 
 def random(*shape, seed=0):

@@ -7,7 +7,7 @@ import pytest
 
 from specq.protocol.params import SamplingParams
 from specq.testing.conformance.strategies import CUTS, PLANS, ExactConformance
-from specq.testing.exact import World, drafts, drawing, error, joint_distribution, point, sampled
+from specq.testing.exact import ExactWorld, drafts, drawing, error, joint_distribution, point, sampled
 from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
@@ -22,7 +22,9 @@ def portable(monkeypatch):
 
 
 def world_of(entropy, vocab=3, support=3, **params):
-    return World(entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params))
+    return ExactWorld(
+        entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params)
+    )
 
 
 @pytest.mark.parametrize("name", ["probabilistic"])

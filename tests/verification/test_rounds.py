@@ -145,7 +145,7 @@ def test_the_naive_judge_is_the_real_one():
     """The probabilities that it gives are those of the real kernels, found by bisection."""
     for entropy in (1, 2, 3):
         world = World(entropy, sibling_group=2, depth=2, num_points=2)
-        bisected = exact.World(entropy)
+        bisected = exact.ExactWorld(entropy)
         bisected.logits = lambda prefix, world=world: np.log(world.target(prefix)).astype(np.float32)
         *_, (_, drafts) = rounds.outcomes(world)
         session = rounds.open_session(drafts, Serving(StepCurve([1, 64], [1.0, 1.0])))
@@ -161,9 +161,9 @@ def real_distribution(world, tree):
     prefixes = [()]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         prefixes.append((*prefixes[parent + 1], token))
-    drafted = exact.Drafted((), tuple((prefix, False) for prefix in prefixes[1:]))
+    drafted = exact.DrawnDraft((), tuple((prefix, False) for prefix in prefixes[1:]))
     found = {}
-    with mock.patch.object(exact.Drafted, "tree", return_value=tree):
+    with mock.patch.object(exact.DrawnDraft, "tree", return_value=tree):
         (distribution,) = exact.emitted(world, [drafted], 30)
     for probability, text in distribution:
         found[text] = found.get(text, 0.0) + probability

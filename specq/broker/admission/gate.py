@@ -14,9 +14,9 @@ from typing import cast
 from specq.broker.admission.limits import admit_draft, check_heartbeat, clipped
 from specq.broker.admission.roles import NOBODY, forbidden
 from specq.broker.effects import Effect, Send
-from specq.broker.jobs.drafters import Drafters, Lane
-from specq.broker.jobs.job import Job
-from specq.broker.state import State
+from specq.broker.jobs.drafters import DrafterLane, Drafters
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.state import BrokerState
 from specq.protocol import (
     ID,
     NAME,
@@ -49,7 +49,7 @@ QUIET_BEATS = 3  # heartbeats without a message, after which a verifier is sent 
 class Gate:
     """Looks at each message of the front before it is handled; `who` is the name of the key that it came with."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def admit(self, identity: bytes, frames: Sequence[bytes], who: str) -> Message | None:
@@ -135,7 +135,7 @@ class Gate:
         job.stats.draft_bytes += num_bytes
         self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
-    def _is_taken(self, job: Job, lane: Lane, frames: Sequence[bytes], num_bytes: int) -> bool:
+    def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
         """Can the job's verifier take a draft of this length on this lane now?"""
         now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
         if verifier is None or now - verifier.last_seen > QUIET_BEATS * self.state.settings.heartbeat_ms / 1000:
@@ -143,7 +143,7 @@ class Gate:
         return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
 
 
-def _lane_of(drafters: Drafters, number: object, sender: bytes) -> Lane:
+def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
     """Return the lane of this number; raises ProtocolError if the sender does not have it."""
     lane = drafters.lanes.get(number) if type(number) is int else None
     if lane is None or lane.drafter != sender:

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from specq.broker.admission.bucket import Bucket
-from specq.broker.jobs.drafters import Drafters, Lane
+from specq.broker.jobs.drafters import DrafterLane, Drafters
 from specq.broker.workers.registry import Worker
 from specq.protocol import Draft, Heartbeat, ProtocolError, array_frame
 
@@ -74,7 +74,7 @@ class Limits:
 
 
 def admit_draft(
-    drafters: Drafters, lane: Lane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
+    drafters: Drafters, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
 ) -> bool:
     """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from specq.broker.admission.limits import MAX_RECORDS, MAX_TOKENS
 from specq.broker.jobs.ledger import Ledger
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 
 
-def overload(state: State, bucket: str | None) -> str:
+def overload(state: BrokerState, bucket: str | None) -> str:
     """Return why no job in this bucket (None: of nobody in particular) can be taken now, or ""."""
     if reason := state.closing or state.ledger.trouble:
         return f"no new jobs now: {reason}"
     return _full_queue(state, bucket) or _slow_journal(state.ledger)
 
 
-def _full_queue(state: State, bucket: str | None) -> str:
+def _full_queue(state: BrokerState, bucket: str | None) -> str:
     num_jobs, most = len(state.jobs.active), state.settings.max_jobs
     if num_jobs >= most:
         return f"the queue is full ({most} jobs); try again when some have ended"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import structlog
 
 from specq.broker.jobs.intake import Intake
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
 from specq.protocol import Refused
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 class Revocation:
     """Applies changes of the grants to what is under way."""
 
-    def __init__(self, state: State, placement: Placement, intake: Intake) -> None:
+    def __init__(self, state: BrokerState, placement: Placement, intake: Intake) -> None:
         self.state, self.placement, self.intake = state, placement, intake
 
     def apply(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from specq.broker.effects import Send
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.protocol import Activations, GetActivations, decode
 
 QUIET_BEATS = 3  # heartbeats without a message, after which a drafter is sent no hidden states
@@ -19,7 +19,7 @@ QUIET_BEATS = 3  # heartbeats without a message, after which a drafter is sent n
 class ActivationRelay:
     """The handler of hidden states."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:

@@ -13,22 +13,22 @@ from itertools import chain
 import numpy as np
 
 from specq.broker.effects import Send
-from specq.broker.jobs.job import Job
-from specq.broker.jobs.readers import Reader
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.jobs.readers import JobReader
+from specq.broker.state import BrokerState
 from specq.protocol import Accepted, JobTokens, Tokens, decode, type_of
 
-Span = tuple[Job, int, int]  # a job, and the generated tokens that a client lacks of it: from which to which
+Span = tuple[BrokerJob, int, int]  # a job, and the generated tokens that a client lacks of it: from which to which
 
 
 class Delivery:
     """Sends the readers of jobs what the journal has and they lack."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
-        self._changed: dict[int, Job] = {}  # since the last `flush`
+        self._changed: dict[int, BrokerJob] = {}  # since the last `flush`
 
-    def note(self, job: Job) -> None:
+    def note(self, job: BrokerJob) -> None:
         """Note that there is more of a job to send: `flush` does so."""
         self._changed[job.job_id] = job
 
@@ -37,7 +37,7 @@ class Delivery:
         if self._changed:
             self.update(list(self._changed.values()))
 
-    def update(self, jobs: Sequence[Job]) -> None:
+    def update(self, jobs: Sequence[BrokerJob]) -> None:
         """Bring all who follow these jobs up to date."""
         together: defaultdict[bytes, list[Span]] = defaultdict(list)
         for job in jobs:
@@ -65,7 +65,7 @@ class Delivery:
             if job.trace is not None:
                 self._trace(job)
 
-    def _update(self, job: Job, client: bytes, reader: Reader) -> None:
+    def _update(self, job: BrokerJob, client: bytes, reader: JobReader) -> None:
         """Bring one client up to date on one job; of a failed job the tokens come first, then why it failed."""
         if not reader.greeted:
             self.state.outbox.send_front(
@@ -82,11 +82,11 @@ class Delivery:
         if durable.has_ended and failure:
             self.state.outbox.send_front(client, failure)
 
-    def _trace(self, job: Job) -> None:
+    def _trace(self, job: BrokerJob) -> None:
         if (trace := job.trace) is not None and trace.in_all_processes:
             trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
 
-    def update_again(self, jobs: Sequence[Job]) -> None:
+    def update_again(self, jobs: Sequence[BrokerJob]) -> None:
         """Send what clients did not take before."""
         for job in jobs:
             job.readers.next_tick()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specq.broker.admission.bucket import Bucket
-from specq.broker.jobs.session import Mark
+from specq.broker.jobs.session import HeartbeatMark
 from specq.protocol import LEAST_OWN_LANE
 
 
 @dataclass(slots=True)
-class Lane:
+class DrafterLane:
     """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all). `is_fed`: whether hidden
     states for it have passed since its last heartbeat."""
 
     drafter: bytes
-    mark: Mark
+    mark: HeartbeatMark
     budget: Bucket | None = None
     is_fed: bool = False
 
@@ -40,7 +40,7 @@ class Drafters:
     __slots__ = ("_next_lane", "held", "lanes")
 
     def __init__(self) -> None:
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, DrafterLane] = {}
         self.held = HeldVerdicts()
         self._next_lane = 0
 
@@ -50,7 +50,7 @@ class Drafters:
     def identities(self) -> list[bytes]:
         return [lane.drafter for lane in self.lanes.values()]
 
-    def lane_of(self, drafter: bytes) -> Lane | None:
+    def lane_of(self, drafter: bytes) -> DrafterLane | None:
         """Return the lane of a drafter; None if it has none."""
         return next((lane for lane in self.lanes.values() if lane.drafter == drafter), None)
 
@@ -58,7 +58,7 @@ class Drafters:
         """Give a drafter a lane, from a committed length on; return its number."""
         self.drop(drafter)
         number, self._next_lane = self._next_lane, (self._next_lane + 1) % LEAST_OWN_LANE
-        self.lanes[number] = Lane(drafter, Mark(length))
+        self.lanes[number] = DrafterLane(drafter, HeartbeatMark(length))
         return number
 
     def drop(self, drafter: bytes) -> None:

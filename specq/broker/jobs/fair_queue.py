@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
-from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.job import BrokerJob, Requirements
 
 AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
 
@@ -30,9 +30,9 @@ class _Line:
 
     def __init__(self) -> None:
         self.credit = 0
-        self.jobs: dict[Requirements, OrderedDict[int, tuple[tuple[bool, int], Job]]] = {}
+        self.jobs: dict[Requirements, OrderedDict[int, tuple[tuple[bool, int], BrokerJob]]] = {}
 
-    def head(self, able: Callable[[Requirements], bool]) -> Job | None:
+    def head(self, able: Callable[[Requirements], bool]) -> BrokerJob | None:
         """Return the job whose turn it is among those that can be placed."""
         heads = [next(iter(waiting.values())) for requirements, waiting in self.jobs.items() if able(requirements)]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
@@ -51,7 +51,7 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._requirements)
 
-    def __contains__(self, job: Job) -> bool:
+    def __contains__(self, job: BrokerJob) -> bool:
         return job.job_id in self._requirements
 
     def quarantined(self) -> list[Requirements]:
@@ -62,7 +62,7 @@ class FairQueue:
         """Return the requirements of all waiting jobs."""
         return list(self._kinds)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: BrokerJob) -> None:
         """Let a job wait; one that waits already keeps its place."""
         if job.job_id in self._requirements:
             return
@@ -75,7 +75,7 @@ class FairQueue:
         if job.session.was_placed:
             waiting.move_to_end(job.job_id, last=False)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: BrokerJob) -> None:
         """Let a job wait no longer."""
         requirements = self._requirements.pop(job.job_id, None)
         if requirements is None:
@@ -93,7 +93,7 @@ class FairQueue:
         if not lines:
             del self._lines[job.request.priority]
 
-    def take(self, place: Callable[[Requirements], Place | None], now: float = 0.0) -> tuple[Job, Place] | None:
+    def take(self, place: Callable[[Requirements], Place | None], now: float = 0.0) -> tuple[BrokerJob, Place] | None:
         """Remove the next job for which there is a place, and return both; None if there is no place for any.
 
         now  the journal's time
@@ -115,7 +115,7 @@ class FairQueue:
         self.discard(job)
         return job, found
 
-    def _first(self, able: Callable[[Requirements], bool]) -> Job | None:
+    def _first(self, able: Callable[[Requirements], bool]) -> BrokerJob | None:
         """Return the next job of the highest priority that has one which can be placed."""
         for priority in sorted(self._lines, reverse=True):
             job = self._next(self._lines[priority], able)
@@ -123,7 +123,7 @@ class FairQueue:
                 return job
         return None
 
-    def _oldest(self, able: Callable[[Requirements], bool], before: float) -> Job | None:
+    def _oldest(self, able: Callable[[Requirements], bool], before: float) -> BrokerJob | None:
         """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
         there are no priorities that it could have to wait for."""
         if len(self._lines) < 2:
@@ -132,7 +132,7 @@ class FairQueue:
         aged = [job for job in heads if job is not None and job.request.submitted < before]
         return min(aged, key=lambda job: job.request.submitted, default=None)
 
-    def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Requirements], bool]) -> Job | None:
+    def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Requirements], bool]) -> BrokerJob | None:
         """Return the job of the client that needs the least further credit, and give that credit to all."""
         heads = [(line, job) for line in lines.values() if (job := line.head(able)) is not None]
         if not heads:
@@ -147,6 +147,6 @@ class FairQueue:
         return job
 
 
-def cost(job: Job) -> int:
+def cost(job: BrokerJob) -> int:
     """Return the tokens that a job may take, which is what its client pays for its turn."""
     return 0 if job.session.was_placed else job.request.max_length

@@ -16,11 +16,11 @@ from specq.broker.admission.limits import clipped
 from specq.broker.admission.overload import overload
 from specq.broker.effects import Find
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.lifecycle import JobEvent
 from specq.broker.jobs.records import ended_record, restored, taken_record
 from specq.broker.jobs.request import JobRequest, bucket
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
 from specq.broker.workers.status import status_report
@@ -49,7 +49,7 @@ Ask = Callable[..., None]
 class Intake:
     """Handlers of client messages, and the ends of jobs."""
 
-    def __init__(self, state: State, placement: Placement, delivery: Delivery) -> None:
+    def __init__(self, state: BrokerState, placement: Placement, delivery: Delivery) -> None:
         self.state, self.placement, self.delivery = state, placement, delivery
         self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's answer
 
@@ -59,7 +59,7 @@ class Intake:
         """Take a job, or attach the client to the one that it is."""
         self._with_job(self._submit, client, message)
 
-    def _submit(self, client: bytes, message: Submit, known: Job | None) -> None:
+    def _submit(self, client: bytes, message: Submit, known: BrokerJob | None) -> None:
         code, reason = self._refusal(client, message, known)
         if code == "no_verifier" and self.state.clock.in_grace:
             return
@@ -71,13 +71,13 @@ class Intake:
         if known is None:
             self.placement.place_waiting()
 
-    def _take(self, client: bytes, message: Submit) -> Job:
+    def _take(self, client: bytes, message: Submit) -> BrokerJob:
         """Make a job of a message."""
         now = self.state.clock.journal_time
         self.state.counts["jobs"] += 1
         deadline = now + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
-        job = Job(JobRequest(submit, self.state.roles.peer(client), now, deadline))
+        job = BrokerJob(JobRequest(submit, self.state.roles.peer(client), now, deadline))
         self.state.traces.begin(job, self.state.clock.now)
         if job.trace is not None:
             job.trace.expect(client, "client", "client")
@@ -85,13 +85,13 @@ class Intake:
         self.state.record(taken_record(job), job)
         return job
 
-    def _attach(self, job: Job, client: bytes, message: Submit | Follow) -> None:
+    def _attach(self, job: BrokerJob, client: bytes, message: Submit | Follow) -> None:
         """Let a client follow a job, and send it what it lacks."""
         have = min(max(message.have, 0), job.transcript.num_tokens)
         job.readers.attach(client, have, self.state.roles.shown(client), info=isinstance(message, Follow))
         self.delivery.update([job])
 
-    def _refusal(self, client: bytes, message: Submit, known: Job | None) -> tuple[str, str]:
+    def _refusal(self, client: bytes, message: Submit, known: BrokerJob | None) -> tuple[str, str]:
         """Return (code, reason) against a job; the reason is "" if there is none."""
         if known is not None and not self._owns(client, known):
             return "forbidden", f"job {message.job_id} is another client's; take another id"
@@ -128,7 +128,7 @@ class Intake:
         """Attach a client to a job that it knows by its id only."""
         self._with_job(self._follow, client, message)
 
-    def _follow(self, client: bytes, message: Follow, job: Job | None) -> None:
+    def _follow(self, client: bytes, message: Follow, job: BrokerJob | None) -> None:
         if job is None or not self._owns(client, job):
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
             self._refuse(client, message.job_id, "unknown", reason)
@@ -143,12 +143,12 @@ class Intake:
         else:
             self._cancel(client, message, self.state.jobs.get(message.job_id))
 
-    def _cancel(self, client: bytes, message: Cancel, job: Job | None) -> None:
+    def _cancel(self, client: bytes, message: Cancel, job: BrokerJob | None) -> None:
         if job is not None and self._owns(client, job) and not job.transcript.finish:
             job.transcript.finish = "cancelled"
             self.finish(job)
 
-    def _owns(self, client: bytes, job: Job) -> bool:
+    def _owns(self, client: bytes, job: BrokerJob) -> bool:
         return self.state.roles.owns(client, job.request.owner)
 
     # --- what only the journal knows ----------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Intake:
 
     # --- the end of a job ---------------------------------------------------------------------------------------------
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: BrokerJob) -> None:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
         self.state.traces.end(job, self.state.clock.now)
@@ -197,7 +197,7 @@ class Intake:
             self.delivery.update([job])
         self.placement.place_waiting()
 
-    def fail(self, job: Job, code: str, reason: str) -> None:
+    def fail(self, job: BrokerJob, code: str, reason: str) -> None:
         """End a job with a stated failure."""
         reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)

@@ -50,7 +50,7 @@ class Requirements(NamedTuple):
     apart: bool = False
 
 
-class Job:
+class BrokerJob:
     """One submitted prompt and its completion."""
 
     __slots__ = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 
 
 class Ledger:
@@ -24,9 +24,11 @@ class Ledger:
         self.sequence = self.settled = 0
         self.trouble = self.full = ""
         self.num_groups, self.write_s = 0, 0.0
-        self._marks: deque[tuple[int, Job, int, bool]] = deque()  # sequence, job, tokens it has by then, has it ended
+        self._marks: deque[tuple[int, BrokerJob, int, bool]] = (
+            deque()
+        )  # sequence, job, tokens it has by then, has it ended
 
-    def mark(self, job: Job, *, ended: bool = False) -> int:
+    def mark(self, job: BrokerJob, *, ended: bool = False) -> int:
         """Return the sequence number for a record of this job as it is now; 0 if it need not go anywhere."""
         if not self.has_journal:
             job.durable.note(job.transcript.num_tokens, ended=ended)
@@ -35,9 +37,9 @@ class Ledger:
         self._marks.append((self.sequence, job, job.transcript.num_tokens, ended))
         return self.sequence
 
-    def settle(self, sequence: int) -> list[Job]:
+    def settle(self, sequence: int) -> list[BrokerJob]:
         """Note that the journal holds all records up to this one; return the jobs that it concerns."""
-        marks, concerned = self._marks, dict[int, Job]()
+        marks, concerned = self._marks, dict[int, BrokerJob]()
         while marks and marks[0][0] <= sequence:
             _, job, num_tokens, ended = marks.popleft()
             job.durable.note(num_tokens, ended=ended)

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 
 from specq.broker.effects import FindFinished
-from specq.broker.jobs.job import Job
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.state import BrokerState
 from specq.journal import JobSummary
 from specq.protocol import JobList, JournalBusyError, ListJobs
 
@@ -18,7 +18,7 @@ MOST_LINES = 10_000
 _ENDED = {"stop": "finished", "length": "finished", "cancelled": "cancelled", "error": "failed"}
 
 
-class Line(NamedTuple):
+class ListedJob(NamedTuple):
     """A job: `state` is waiting, running, finished, failed or cancelled; age_s: since it was submitted."""
 
     job_id: int
@@ -34,11 +34,11 @@ class Line(NamedTuple):
 class Listing:
     """Handlers of requests for the list of jobs."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._asked: set[bytes] = set()  # clients for which the journal is asked
 
-    def _may_see(self, client: bytes, job: Job) -> bool:
+    def _may_see(self, client: bytes, job: BrokerJob) -> bool:
         return self.state.roles.owns(client, job.request.owner)
 
     def ask(self, client: bytes, message: ListJobs) -> None:
@@ -66,12 +66,12 @@ class Listing:
         data = orjson.dumps([line._asdict() for line in lines])
         self.state.outbox.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
 
-    def _line(self, job: JobSummary, state: str) -> Line:
+    def _line(self, job: JobSummary, state: str) -> ListedJob:
         age_s = round(max(0.0, self.state.clock.journal_time - job.submitted), 1)
-        return Line(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
+        return ListedJob(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
 
 
-def summary_of(job: Job) -> JobSummary:
+def summary_of(job: BrokerJob) -> JobSummary:
     """Return the summary of a job in memory, as the journal gives it of the others."""
     request, transcript = job.request, job.transcript
     return JobSummary(

@@ -12,7 +12,7 @@ MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the jo
 
 
 @dataclass(slots=True)
-class Reader:
+class JobReader:
     """One client that follows a job.
 
     sent        generated tokens that it was sent
@@ -37,16 +37,16 @@ class Readers:
     __slots__ = ("by_client",)
 
     def __init__(self) -> None:
-        self.by_client: dict[bytes, Reader] = {}
+        self.by_client: dict[bytes, JobReader] = {}
 
     def attach(self, client: bytes, have: int, shown: Shown = NOBODY, *, info: bool = False) -> None:
         """Let a client follow the job; of too many, the one that came first no longer does."""
         self.by_client.pop(client, None)
-        self.by_client[client] = Reader(have, shown, info)
+        self.by_client[client] = JobReader(have, shown, info)
         if len(self.by_client) > MAX_READERS:
             del self.by_client[next(iter(self.by_client))]
 
-    def retain(self, is_allowed: Callable[[Reader], bool]) -> None:
+    def retain(self, is_allowed: Callable[[JobReader], bool]) -> None:
         """Drop the readers that are not allowed."""
         self.by_client = {client: reader for client, reader in self.by_client.items() if is_allowed(reader)}
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from specq.broker.jobs.commits import Commit
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.request import JobRequest
 from specq.journal import JobBound, JobCrashed, JobEnded, JobTaken, StoredJob, TokensAdded, pack, unpack
 from specq.protocol import Failed, num_drafted
 
 
-def taken_record(job: Job) -> JobTaken:
+def taken_record(job: BrokerJob) -> JobTaken:
     """Return the record of the job itself."""
     request = job.request
     return JobTaken(request.submit, request.owner, request.submitted, request.deadline)
 
 
-def bound_record(job: Job) -> JobBound:
+def bound_record(job: BrokerJob) -> JobBound:
     """Return the record of where the job is, and of the weights that its text comes from."""
     return JobBound(job.job_id, job.session.weights, job.session.incarnation)
 
 
-def crashed_record(job: Job) -> JobCrashed:
+def crashed_record(job: BrokerJob) -> JobCrashed:
     """Return the record of the verifiers that crashed while they held the job."""
     return JobCrashed(job.job_id, job.crashes)
 
 
-def added_record(job: Job, commit: Commit, known: int) -> TokensAdded:
+def added_record(job: BrokerJob, commit: Commit, known: int) -> TokensAdded:
     """Return the record of what a verdict added beyond the tokens that were known."""
     transcript = job.transcript
     base_len = commit.base_len - transcript.prompt_len + known
@@ -37,7 +37,7 @@ def added_record(job: Job, commit: Commit, known: int) -> TokensAdded:
     return TokensAdded(job.job_id, base_len, raw, origins, logprobs, commit.num_nodes, cached)
 
 
-def ended_record(job: Job) -> JobEnded:
+def ended_record(job: BrokerJob) -> JobEnded:
     """Return the record of the job's end."""
     transcript, failure = job.transcript, job.transcript.failure
     return JobEnded(
@@ -53,9 +53,9 @@ def ended_record(job: Job) -> JobEnded:
     )
 
 
-def restored(stored: StoredJob) -> Job:
+def restored(stored: StoredJob) -> BrokerJob:
     """Return a job as the journal has it."""
-    job = Job(JobRequest(stored.submit, stored.owner, stored.submitted, stored.deadline))
+    job = BrokerJob(JobRequest(stored.submit, stored.owner, stored.submitted, stored.deadline))
     _restore_text(job, stored)
     job.session.weights, job.session.incarnation = stored.weights, stored.placed
     job.session.was_placed = bool(stored.weights)
@@ -67,7 +67,7 @@ def restored(stored: StoredJob) -> Job:
     return job
 
 
-def _restore_text(job: Job, stored: StoredJob) -> None:
+def _restore_text(job: BrokerJob, stored: StoredJob) -> None:
     transcript = job.transcript
     transcript.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
     transcript.origins = bytearray(stored.origins)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from specq.broker.effects import Send
 from specq.broker.jobs.commits import Commit
-from specq.broker.jobs.drafters import Lane
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.drafters import DrafterLane
+from specq.broker.jobs.job import BrokerJob
 from specq.protocol import Frames, Verdict, Verdicts, encode
 
 BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
@@ -22,7 +22,7 @@ SILENT = 1000  # above it no node is likely enough
 MOST_HELD = 32  # verdicts that go as one
 
 
-def relay(job: Job, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
+def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
     """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held back."""
     lanes = job.drafters.lanes.values()
     if not lanes:
@@ -44,7 +44,7 @@ class StepRelay:
         self._places: defaultdict[bytes, list[int]] = defaultdict(list)
         self._merged: list[Send] = []
 
-    def add(self, place: int, job: Job, commit: Commit) -> None:
+    def add(self, place: int, job: BrokerJob, commit: Commit) -> None:
         """Pass on the verdict at this place of the step, which the job has just taken in."""
         lanes = job.drafters.lanes
         if not lanes:
@@ -66,15 +66,15 @@ class StepRelay:
         return self._merged + at_once
 
 
-def _goes_at_once(job: Job, commit: Commit) -> bool:
+def _goes_at_once(job: BrokerJob, commit: Commit) -> bool:
     return job.drafters.held.since < 0 and not _is_busy(job, commit)
 
 
-def _is_busy(job: Job, commit: Commit) -> bool:
+def _is_busy(job: BrokerJob, commit: Commit) -> bool:
     return commit.min_accept_prob > BUSY and not job.request.speculation.waits
 
 
-def _held(job: Job, commit: Commit) -> Frames | None:
+def _held(job: BrokerJob, commit: Commit) -> Frames | None:
     """Hold a verdict back; return those that are held by now as one if it is time, else None."""
     held, is_busy = job.drafters.held, _is_busy(job, commit)
     if held.since < 0:
@@ -95,5 +95,5 @@ def _held(job: Job, commit: Commit) -> Frames | None:
     return encode(merged)
 
 
-def _to_all(lanes: Iterable[Lane], frames: Frames) -> list[Send]:
+def _to_all(lanes: Iterable[DrafterLane], frames: Frames) -> list[Send]:
     return [Send("front", lane.drafter, frames) for lane in lanes]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specq.broker.jobs.commits import Commit
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.protocol import COUNTED_DEPTHS
 
 
@@ -28,7 +28,7 @@ class RoundCounts:
     accepted_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=lambda: [0] * (COUNTED_DEPTHS + 1))
 
-    def add(self, job: Job, commit: Commit, num_new: int) -> None:
+    def add(self, job: BrokerJob, commit: Commit, num_new: int) -> None:
         """Count a verdict that added so many tokens to a job."""
         self.rounds += 1
         self.tokens += num_new

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Mark:
+class HeartbeatMark:
     """What a worker's last heartbeat said of a session.
 
     length      the committed length at that time, as the broker had it; -1: no heartbeat has listed the session yet
@@ -57,12 +57,12 @@ class JobSession:
         self.num_failures = 0
         self.avoided: frozenset[bytes] = frozenset()
         self.moved_at = float("-inf")
-        self.mark, self.unconfirmed = Mark(), Unconfirmed()
+        self.mark, self.unconfirmed = HeartbeatMark(), Unconfirmed()
 
     def open(self, verifier: bytes, epoch: int) -> None:
         """Begin anew at a verifier."""
         self.verifier, self.epoch, self.was_placed = verifier, epoch, True
-        self.mark = Mark()
+        self.mark = HeartbeatMark()
 
     def is_at(self, verifier: bytes, epoch: int) -> bool:
         """Is this verifier's session of this epoch the one that counts?"""

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from specq.broker.jobs.fair_queue import FairQueue
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.lifecycle import JobEvent
 
 KEEP_FINISHED = 1000
@@ -17,23 +17,23 @@ class Jobs:
     """Jobs by id; `queue` holds those without a verifier."""
 
     def __init__(self) -> None:
-        self.active: OrderedDict[int, Job] = OrderedDict()
-        self.finished: OrderedDict[int, Job] = OrderedDict()
+        self.active: OrderedDict[int, BrokerJob] = OrderedDict()
+        self.finished: OrderedDict[int, BrokerJob] = OrderedDict()
         self.queue = FairQueue()
         self.held: Counter[str] = Counter()  # active jobs by bucket
         self.num_tokens = 0  # that the active jobs have or may have, prompts included
-        self.given_up: list[tuple[Job, str]] = []  # jobs that no verifier can go on with, and why
+        self.given_up: list[tuple[BrokerJob, str]] = []  # jobs that no verifier can go on with, and why
         self._num_kept = 0  # tokens of the finished
-        self._quarantined: dict[int, Job] = {}  # of the active jobs
+        self._quarantined: dict[int, BrokerJob] = {}  # of the active jobs
 
-    def get(self, job_id: int) -> Job | None:
+    def get(self, job_id: int) -> BrokerJob | None:
         return self.active.get(job_id) or self.finished.get(job_id)
 
-    def among(self, job_ids: Iterable[int]) -> list[Job]:
+    def among(self, job_ids: Iterable[int]) -> list[BrokerJob]:
         """Return those of the jobs that have not ended."""
         return [job for job_id in job_ids if (job := self.active.get(job_id)) is not None]
 
-    def add(self, job: Job, *, waits: bool = True) -> None:
+    def add(self, job: BrokerJob, *, waits: bool = True) -> None:
         """Take a job that `waits` to be placed, or will do so later."""
         self.active[job.job_id] = job
         self.held[job.request.bucket] += 1
@@ -44,17 +44,17 @@ class Jobs:
             job.note(JobEvent.READ_PLACED)
         self.note_quarantine(job)
 
-    def wait(self, job: Job) -> None:
+    def wait(self, job: BrokerJob) -> None:
         """Let an active job wait for a verifier."""
         job.note(JobEvent.QUEUED)
         self.queue.add(job)
 
-    def give_up(self, job: Job, reason: str) -> None:
+    def give_up(self, job: BrokerJob, reason: str) -> None:
         """Let an active job fail, since no verifier can go on with it."""
         job.note(JobEvent.GAVE_UP)
         self.given_up.append((job, reason))
 
-    def note_quarantine(self, job: Job) -> None:
+    def note_quarantine(self, job: BrokerJob) -> None:
         """Note whether an active job is in quarantine now."""
         if job.is_quarantined:
             self._quarantined[job.job_id] = job
@@ -65,18 +65,18 @@ class Jobs:
         """Return the verifiers that run a job in quarantine."""
         return {verifier for job in self._quarantined.values() if (verifier := job.session.verifier)}
 
-    def retire(self, job: Job) -> None:
+    def retire(self, job: BrokerJob) -> None:
         """Move a job to the finished; the oldest of these is forgotten when there are too many."""
         job.note(JobEvent.FINISHED)
         self._remove(job)
         self.keep(job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: BrokerJob) -> None:
         """Forget a job that the journal cannot take."""
         job.note(JobEvent.REFUSED)
         self._remove(job)
 
-    def _remove(self, job: Job) -> None:
+    def _remove(self, job: BrokerJob) -> None:
         """Take a job from the active ones."""
         self.queue.discard(job)
         if self.active.pop(job.job_id, None) is None:
@@ -88,7 +88,7 @@ class Jobs:
             del self.held[bucket]
         self._quarantined.pop(job.job_id, None)
 
-    def keep(self, job: Job) -> None:
+    def keep(self, job: BrokerJob) -> None:
         """Keep a job that ended in memory."""
         self.finished[job.job_id] = job
         self._num_kept += job.transcript.length

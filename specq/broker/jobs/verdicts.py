@@ -12,10 +12,10 @@ from typing import NamedTuple, cast
 from specq.broker.jobs.commits import Commit, commits_of, fits_logprobs, read_commit
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.records import added_record
 from specq.broker.jobs.relay import SILENT, StepRelay, relay
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
 from specq.protocol import Verdict, decode, encode
@@ -25,15 +25,15 @@ from specq.protocol import Verdicts as StepVerdicts
 class Added(NamedTuple):
     """A verdict that added to a job all its tokens but for the first `known`."""
 
-    job: Job
+    job: BrokerJob
     commit: Commit
     known: int
 
 
-class Verdicts:
+class VerdictHandler:
     """The handler of verdicts, the most frequent messages."""
 
-    def __init__(self, state: State, placement: Placement, intake: Intake, delivery: Delivery) -> None:
+    def __init__(self, state: BrokerState, placement: Placement, intake: Intake, delivery: Delivery) -> None:
         self.state, self.placement, self.intake, self.delivery = state, placement, intake, delivery
 
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
@@ -87,7 +87,7 @@ class Verdicts:
         if (worker := self.state.workers.get(verifier)) is not None:
             self.placement.drafter_assignment.hear(worker, wants_silence=min_accept_prob > SILENT)
 
-    def _job_of(self, verifier: bytes, commit: Commit) -> Job | None:
+    def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
         """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any more."""
         job = self.state.jobs.active.get(commit.session_id)
         if job is not None and job.session.is_at(verifier, commit.epoch):
@@ -95,7 +95,7 @@ class Verdicts:
         self.state.counts["late_verdicts"] += 1
         return None
 
-    def _commit(self, verifier: bytes, job: Job, commit: Commit, *, is_misfit: bool) -> int:
+    def _commit(self, verifier: bytes, job: BrokerJob, commit: Commit, *, is_misfit: bool) -> int:
         """Append to a job what a verdict adds; return how many of its tokens were known, -1 if it does not fit."""
         known = -1 if is_misfit else job.transcript.commit(commit)
         if known < 0:

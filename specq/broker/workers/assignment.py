@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specq.broker.jobs.job import Job
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.state import BrokerState
 from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
 from specq.broker.workers.registry import Worker, least_loaded
 from specq.protocol import Assign, GetActivations, Release, SamplingParams, Verdict
@@ -20,7 +20,7 @@ from specq.verification import strategy
 class DrafterAssignment:
     """Gives placed jobs the drafters that they lack."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def assign_all(self) -> None:
@@ -35,7 +35,7 @@ class DrafterAssignment:
             for job in self.state.jobs.among(verifier.job_ids):
                 self.assign_drafters(job)
 
-    def assign_drafters(self, job: Job) -> None:
+    def assign_drafters(self, job: BrokerJob) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is None or len(job.drafters) >= self.state.settings.drafters_per_job:
@@ -56,10 +56,10 @@ class DrafterAssignment:
             drafting.add(drafter.model.fingerprint)
             self.assign(job, drafter)
 
-    def _drafters_of(self, job: Job) -> list[Worker]:
+    def _drafters_of(self, job: BrokerJob) -> list[Worker]:
         return [worker for d in job.drafters.identities() if (worker := self.state.workers.get(d)) is not None]
 
-    def assign(self, job: Job, worker: Worker) -> None:
+    def assign(self, job: BrokerJob, worker: Worker) -> None:
         """Give a drafter a new lane of a job, and the text so far."""
         request, transcript = job.request, job.transcript
         lane = job.drafters.add(worker.identity, transcript.length)
@@ -84,7 +84,7 @@ class DrafterAssignment:
         )
         self._ask_activations(job, worker)
 
-    def _ask_activations(self, job: Job, worker: Worker) -> None:
+    def _ask_activations(self, job: BrokerJob, worker: Worker) -> None:
         """Let the verifier send a trusted drafter the hidden states that it reads, unless it does. A verifier that was asked already takes no
         notice."""
         hello, lanes = worker.hello, job.drafters.lanes
@@ -104,12 +104,12 @@ class DrafterAssignment:
         )
         self.state.outbox.send_back(job.session.verifier, asked)
 
-    def resume(self, job: Job) -> None:
+    def resume(self, job: BrokerJob) -> None:
         """Let a job's drafters go on with its new session."""
         for worker in self._drafters_of(job):
             self.assign(job, worker)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: BrokerJob) -> None:
         """Free the drafters of a job that ended."""
         for worker in self._drafters_of(job):
             worker.job_ids.discard(job.job_id)
@@ -136,7 +136,7 @@ class DrafterAssignment:
             if (lane := job.drafters.lane_of(worker.identity)) is not None
         }
 
-    def _apply(self, job: Job, worker: Worker, action: Action) -> None:
+    def _apply(self, job: BrokerJob, worker: Worker, action: Action) -> None:
         lane = job.drafters.lane_of(worker.identity)
         assert lane is not None, "only sessions of the drafter are expected of it"
         if action.kind == "lost":
@@ -149,7 +149,7 @@ class DrafterAssignment:
             lane.mark.confirm(job.transcript.length)
             self._ask_activations(job, worker)
 
-    def _send_tokens_since(self, length: int, job: Job, worker: Worker) -> None:
+    def _send_tokens_since(self, length: int, job: BrokerJob, worker: Worker) -> None:
         """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains so."""
         verdict = Verdict(
             session_id=job.job_id,

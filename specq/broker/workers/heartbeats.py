@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from specq.broker.jobs.job import Job
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.state import BrokerState
 from specq.broker.workers.confirmation import PATIENCE, confirm, give_up_on, judge_missing
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 class Heartbeats:
     """The handler of heartbeats, and of workers that send none."""
 
-    def __init__(self, state: State, placement: Placement) -> None:
+    def __init__(self, state: BrokerState, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
     def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
@@ -86,7 +86,7 @@ class Heartbeats:
             else:
                 self._acknowledge(job, verifier, resend=action.kind == "ahead")
 
-    def _acknowledge(self, job: Job, verifier: Worker, *, resend: bool) -> None:
+    def _acknowledge(self, job: BrokerJob, verifier: Worker, *, resend: bool) -> None:
         """Send a verifier the length that the journal has of a session; it sends what is beyond again if it shall."""
         confirm(job.session, verifier)
         length = job.transcript.prompt_len + job.durable.num_tokens
@@ -95,7 +95,7 @@ class Heartbeats:
         )
         job.session.mark.confirm(job.transcript.length)
 
-    def _open_again(self, job: Job, verifier: Worker) -> None:
+    def _open_again(self, job: BrokerJob, verifier: Worker) -> None:
         """Send a session again that a heartbeat lacks; one that is never confirmed goes to another verifier."""
         what = judge_missing(job.session, self.state.clock.now, PATIENCE * self.state.settings.liveness_s)
         if what == "open":

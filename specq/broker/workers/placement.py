@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specq.broker.effects import Disconnect
-from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.job import BrokerJob, Requirements
 from specq.broker.jobs.lifecycle import JobEvent
-from specq.broker.state import GRACE_S, State
+from specq.broker.state import GRACE_S, BrokerState
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
 from specq.broker.workers.policy import choose, moves
@@ -25,7 +25,7 @@ MAX_FAILURES = 3  # times that verifiers may give a job back before it is given 
 class Placement:
     """Places jobs on verifiers, and takes them away again."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state, self.drafter_assignment = state, DrafterAssignment(state)
         self.bindings = Bindings(state)
 
@@ -51,12 +51,12 @@ class Placement:
             for job in jobs:
                 self.bindings.let_wait(job)
 
-    def _trace_loss(self, worker: Worker, jobs: Iterable[Job], how: str) -> None:
+    def _trace_loss(self, worker: Worker, jobs: Iterable[BrokerJob], how: str) -> None:
         for trace in [job.trace for job in jobs if job.trace is not None]:
             trace.lose(worker.identity)
             trace.note(how, self.state.clock.now, worker=worker.name)
 
-    def clear(self, job: Job) -> None:
+    def clear(self, job: BrokerJob) -> None:
         """End the quarantine of a job that went on well: others may run beside it again."""
         self.bindings.set_crashes(job, NO_CRASHES)
         self.place_waiting()
@@ -97,7 +97,7 @@ class Placement:
                 return True
         return False
 
-    def _best_of(self, job: Job, able: list[Worker]) -> Worker:
+    def _best_of(self, job: BrokerJob, able: list[Worker]) -> Worker:
         return choose(able, job.request.max_length, job.request.prefix_keys(self.state.sharers(job.request)))
 
     def hand_over(self, worker: Worker) -> None:
@@ -122,7 +122,7 @@ class Placement:
             for job, to in moves(able, jobs, now):
                 self._move(job, to)
 
-    def _move(self, job: Job, to: Worker) -> None:
+    def _move(self, job: BrokerJob, to: Worker) -> None:
         """Let another verifier go on with a job."""
         former = self.state.workers.get(job.session.verifier)
         if former is not None:
@@ -133,13 +133,13 @@ class Placement:
         job.session.moved_at = self.state.clock.now
         self.open(job, to)
 
-    def take_from(self, job: Job, worker: Worker) -> None:
+    def take_from(self, job: BrokerJob, worker: Worker) -> None:
         """Close a job's session at its verifier."""
         worker.job_ids.discard(job.job_id)
         job.session.verifier = b""
         self.state.outbox.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.session.epoch))
 
-    def open(self, job: Job, worker: Worker) -> None:
+    def open(self, job: BrokerJob, worker: Worker) -> None:
         """Open a job's session at a verifier, from the transcript on."""
         request, transcript = job.request, job.transcript
         job.note(JobEvent.OPENED)
@@ -172,17 +172,17 @@ class Placement:
         )
         self.drafter_assignment.resume(job)
 
-    def open_anew(self, job: Job) -> None:
+    def open_anew(self, job: BrokerJob) -> None:
         """Let a job's verifier begin its session again, without the drafts that it has."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
             self.open(job, verifier)
 
-    def drafted_by(self, worker: Worker) -> list[Job]:
+    def drafted_by(self, worker: Worker) -> list[BrokerJob]:
         """Return the jobs that a drafter drafts for."""
         return [job for job in self.state.jobs.among(worker.job_ids) if worker.identity in job.drafters.identities()]
 
-    def release(self, job: Job) -> None:
+    def release(self, job: BrokerJob) -> None:
         """Free the workers of a job that ended."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
@@ -204,7 +204,7 @@ class Placement:
         else:
             self.state.jobs.give_up(job, message.reason)
 
-    def give_back(self, job: Job, reason: str) -> None:
+    def give_back(self, job: BrokerJob, reason: str) -> None:
         """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
         session, request, now = job.session, job.request, self.state.clock.now
         session.verifier = b""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.workers.registry import Worker
 
 AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix decides
@@ -26,7 +26,7 @@ MIN_TOKENS_LEFT = 16  # for a job to move
 class Move(NamedTuple):
     """A job that shall go on at another verifier."""
 
-    job: Job
+    job: BrokerJob
     to: Worker
 
 
@@ -38,9 +38,9 @@ def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Work
     return min(near, key=lambda worker: (-worker.num_known(keys), len(worker.job_ids), -worker.free_slots))
 
 
-def moves(alike: Sequence[Worker], jobs: Iterable[Job], now: float) -> list[Move]:
+def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> list[Move]:
     """Return the jobs that shall move between verifiers of equal weights; `jobs` are those that may."""
-    movable: dict[bytes, list[Job]] = {}
+    movable: dict[bytes, list[BrokerJob]] = {}
     for job in sorted(jobs, key=lambda job: job.transcript.length, reverse=True):  # the shortest, the cheapest, last
         if job.transcript.tokens_left >= MIN_TOKENS_LEFT and now >= job.session.moved_at + MOVE_INTERVAL_S:
             movable.setdefault(job.session.verifier, []).append(job)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import BrokerJob
 from specq.broker.workers.registry import Worker
 from specq.journal import Crashes
 
@@ -19,7 +19,7 @@ LONE_CRASHES = 2  # after which a job is given up
 CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash
 
 
-def after_crash(job: Job, num_jobs: int) -> Crashes:
+def after_crash(job: BrokerJob, num_jobs: int) -> Crashes:
     """Return what counts against a job after a crash of a verifier that carried `num_jobs`."""
     is_lone = job.is_quarantined and num_jobs == 1
     return Crashes(job.crashes.total + 1, job.crashes.lone + is_lone, job.transcript.num_tokens)
@@ -29,7 +29,7 @@ def is_given_up(crashes: Crashes) -> bool:
     return crashes.lone >= LONE_CRASHES
 
 
-def is_cleared(job: Job) -> bool:
+def is_cleared(job: BrokerJob) -> bool:
     """Is a job in quarantine past what would have crashed the verifier?"""
     return job.is_quarantined and job.transcript.num_tokens >= job.crashes.length + CLEARED_AFTER
 

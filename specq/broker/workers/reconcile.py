@@ -4,7 +4,7 @@
 
 Values in, actions out: who sends what because of them is in `specq.broker.workers.heartbeats` (verifiers) and
 `specq.broker.workers.assignment` (drafters). Sessions are compared by id and epoch, and by two lengths: the committed length
-now, and that at the worker's last heartbeat (`Mark`), since what was sent after that may merely be on its way.
+now, and that at the worker's last heartbeat (`HeartbeatMark`), since what was sent after that may merely be on its way.
 
     close    the worker has a session that is not its own, or is of another epoch
     keep     it has what it should have
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from specq.broker.jobs.session import Mark
+from specq.broker.jobs.session import HeartbeatMark
 
 Kind = Literal["close", "keep", "ahead", "behind", "missing", "lost"]
 
@@ -29,7 +29,7 @@ class Expected(NamedTuple):
 
     epoch: int
     length: int
-    mark: Mark
+    mark: HeartbeatMark
 
 
 class Reported(NamedTuple):

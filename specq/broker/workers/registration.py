@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from specq.broker.effects import Connect
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
 from specq.protocol import CAPABILITIES, Hello, ModelInfo, Refused, Welcome, fits, mismatch
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 class Registration:
     """The handler of workers' first message; the later ones go to `Heartbeats`."""
 
-    def __init__(self, state: State, placement: Placement) -> None:
+    def __init__(self, state: BrokerState, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
     def hello(self, identity: bytes, message: Hello) -> None:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from specq.broker.jobs.job import Job
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob
+from specq.broker.state import BrokerState
 from specq.broker.workers.registry import Worker
 from specq.protocol import CAPABILITIES
 
@@ -22,7 +22,7 @@ MOST_SESSIONS = 1000
 MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
-def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
+def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the asker may
     know of.
 
@@ -57,7 +57,7 @@ def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> di
     return report | {"sessions": _sessions(state, asker, num_sessions)} if num_sessions else report
 
 
-def _loads(jobs: Iterable[Job]) -> dict[str, dict[str, int]]:
+def _loads(jobs: Iterable[BrokerJob]) -> dict[str, dict[str, int]]:
     """Return how many jobs of each model wait, and how many run."""
     counts = Counter((job.request.model, bool(job.session.verifier)) for job in jobs)
     return {model: {"waiting": counts[model, False], "running": counts[model, True]} for model, _ in counts}
@@ -86,7 +86,7 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def _sessions(state: State, asker: bytes, most: int) -> dict[str, Any]:
+def _sessions(state: BrokerState, asker: bytes, most: int) -> dict[str, Any]:
     """Return the busiest of the jobs that wait or run: those that run, by tokens a second since they were submitted."""
     seen = [job for job in state.jobs.active.values() if state.roles.sees(asker, job.request.owner)]
     now = state.clock.journal_time
@@ -96,11 +96,11 @@ def _sessions(state: State, asker: bytes, most: int) -> dict[str, Any]:
     return {"num": len(seen), "busiest": [_session(state, job, now) for job in busiest]}
 
 
-def _rate(job: Job, now: float) -> float:
+def _rate(job: BrokerJob, now: float) -> float:
     return job.transcript.num_tokens / max(now - job.request.submitted, 1e-3)
 
 
-def _session(state: State, job: Job, now: float) -> dict[str, Any]:
+def _session(state: BrokerState, job: BrokerJob, now: float) -> dict[str, Any]:
     request, stats = job.request, job.stats
     verifier = state.workers.get(job.session.verifier)
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specq.broker.effects import Send
-from specq.broker.state import State
+from specq.broker.state import BrokerState
 from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, did_you_mean, encode, shown
 
 MAX_WAITING = 4096  # clients for one tokenizer
@@ -18,7 +18,7 @@ MAX_WAITING = 4096  # clients for one tokenizer
 class Tokenizers:
     """Handlers of what clients and verifiers say of tokenizers."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._known: dict[str, list[Frames]] = {}  # by tokenizer hash: its pieces, in order
         self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # of those on their way

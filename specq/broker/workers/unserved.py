@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from specq.broker.jobs.job import Job, Requirements
-from specq.broker.state import State
+from specq.broker.jobs.job import BrokerJob, Requirements
+from specq.broker.state import BrokerState
 from specq.broker.workers.registry import Worker
 
 SHOWN = 12  # digits of a fingerprint in texts
@@ -26,11 +26,11 @@ class Missing(NamedTuple):
 class Unserved:
     """Looks at each tick for what is missing; `patience_s`: how long jobs wait for it, 0: for ever."""
 
-    def __init__(self, state: State, patience_s: float) -> None:
+    def __init__(self, state: BrokerState, patience_s: float) -> None:
         self.state, self.patience_s = state, patience_s
         self._since: dict[Missing, float] = {}
 
-    def given_up(self) -> list[tuple[Job, str]]:
+    def given_up(self) -> list[tuple[BrokerJob, str]]:
         """Return the jobs that have waited for too long for what nobody has, and what is missing."""
         now = self.state.clock.now
         wanted = set(map(_wanted, self.state.jobs.queue.requirements()))

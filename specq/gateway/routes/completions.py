@@ -18,7 +18,7 @@ from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import of_job
 from specq.gateway.guard import CALLER
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
-from specq.gateway.serving import MakeAnswering, Prepared, Stream, complete, prepare
+from specq.gateway.serving import AnswerStream, MakeAnswering, Prepared, complete, prepare
 from specq.gateway.shapes import ChatShape, CompletionShape
 from specq.protocol import JobError
 from specq.text import TextCodec
@@ -62,7 +62,7 @@ async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, reques
 
 
 async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:
-    stream = Stream(prepared, parts.limits.total_s, parts.metrics)
+    stream = AnswerStream(prepared, parts.limits.total_s, parts.metrics)
     try:
         await unless_gone(request.receive, stream.begin())
     except BaseException:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from specq.client import Served
+from specq.client import ServedModel
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import ApiError
 from specq.gateway.replies import json_response
@@ -40,7 +40,7 @@ async def _describe(parts: Parts, model: str) -> dict[str, Any]:
     return describe(served, parts.upstream.first_served(model))
 
 
-def describe(served: Served, created: int) -> dict[str, Any]:
+def describe(served: ServedModel, created: int) -> dict[str, Any]:
     """Return a model as OpenAI and vLLM describe it; `created`: when it was first served."""
     info = served.info
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from specq.journal.clock import Clocks, Machine, Noted, offset_of
+from specq.journal.clock import Clocks, MachineClock, Noted, offset_of
 
 KEEP_ORDER = 1e-5  # times that are brought back lie apart by this part of what they did, so that they keep their order
 _NAMES = ("time", "boot", "uptime")
@@ -42,4 +42,4 @@ def note(connection: sqlite3.Connection, noted: Noted) -> None:
 
 def _noted(connection: sqlite3.Connection) -> Noted | None:
     meta = dict(connection.execute("SELECT name, value FROM meta"))
-    return Noted(meta["time"], Machine(meta["boot"], meta["uptime"])) if meta.keys() >= set(_NAMES) else None
+    return Noted(meta["time"], MachineClock(meta["boot"], meta["uptime"])) if meta.keys() >= set(_NAMES) else None

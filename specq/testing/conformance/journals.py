@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.journal import EPOCHS, Clocks, Crashes, JobCrashed, JobDropped, Journal, Machine, Noted, Opening
+from specq.journal import EPOCHS, Clocks, Crashes, JobCrashed, JobDropped, Journal, MachineClock, Noted, Opening
 from specq.protocol import ConfigError, JournalLostError
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.journal_records import added, ended, groups, history, plain, taken
@@ -171,23 +171,23 @@ class JournalConformance:
 
     def test_its_time_goes_on(self, open_it: Open) -> None:
         """Whatever the wall clock says: with the machine's uptime, and from the last note after a reboot."""
-        journal = open_it(clocks=Clocks(100.0, 1e9, Machine("a", 200.0)))
+        journal = open_it(clocks=Clocks(100.0, 1e9, MachineClock("a", 200.0)))
         assert journal.offset == 1e9 - 100.0
-        journal.note_time(Noted(1e9 + 50.0, Machine("a", 250.0)))
+        journal.note_time(Noted(1e9 + 50.0, MachineClock("a", 250.0)))
         journal.close()
-        again = open_it(clocks=Clocks(7.0, 2e9, Machine("a", 1000.0)))
+        again = open_it(clocks=Clocks(7.0, 2e9, MachineClock("a", 1000.0)))
         assert again.offset == 1e9 + 50.0 + 750.0 - 7.0
         again.close()
-        after = open_it(clocks=Clocks(20.0, 5e8, Machine("b", 5000.0)))
+        after = open_it(clocks=Clocks(20.0, 5e8, MachineClock("b", 5000.0)))
         assert after.offset == 1e9 + 800.0 - 20.0
 
     def test_no_stored_time_is_later_than_its_own(self, open_it: Open) -> None:
         """Times that are have come from elsewhere: they are brought back, in their order."""
-        journal = open_it(clocks=Clocks(0.0, 1e9, Machine("a", 0.0)))
+        journal = open_it(clocks=Clocks(0.0, 1e9, MachineClock("a", 0.0)))
         journal.write([taken(job_id, 2e9 + job_id) for job_id in (1, 2, 3, 4)])
         journal.write([ended(3, [5], at=3e9), ended(1, [5], at=3e9 + 1)])
         journal.close()
-        again = open_it(clocks=Clocks(10.0, 1e9, Machine("a", 10.0)))
+        again = open_it(clocks=Clocks(10.0, 1e9, MachineClock("a", 10.0)))
         second, fourth = again.unfinished()
         assert (second.submit.job_id, fourth.submit.job_id) == (2, 4)
         assert second.submitted <= fourth.submitted <= 1e9 + 10.0

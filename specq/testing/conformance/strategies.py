@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specq.protocol import NO_TREE, EngineError, SamplingParams, SessionStep, Tree
-from specq.testing.exact import World, error, point, sampled
+from specq.testing.exact import ExactWorld, error, point, sampled
 from specq.testing.random_steps import packed_logits, params_of, sampled_trees, split, steps
 from specq.verification import strategy
 from specq.verification.judge import judge
@@ -98,7 +98,7 @@ class ExactConformance:
     @pytest.mark.parametrize("cuts", CUTS)
     def test_the_emitted_distribution_is_the_targets(self, name: str, plan: str, cuts: str) -> None:
         params = replace(WARM, strategy=name, **CUTS[cuts])
-        world = World(sum(map(ord, plan + cuts)), params=params)
+        world = ExactWorld(sum(map(ord, plan + cuts)), params=params)
         assert error(world, *PLANS[plan]) < 1e-9
 
 

@@ -9,7 +9,17 @@ completed with the target's own distribution, as later steps would; the joint di
 be the target's: `error` says by how much it is not. A strategy must take its random numbers from the `draws` it is given.
 """
 
-from specq.testing.exact.drawing import Child, Drafted, World, drafts, point, sampled
+from specq.testing.exact.drawing import DrawnChild, DrawnDraft, ExactWorld, drafts, point, sampled
 from specq.testing.exact.judging import emitted, error, joint_distribution
 
-__all__ = ["Child", "Drafted", "World", "drafts", "emitted", "error", "joint_distribution", "point", "sampled"]
+__all__ = [
+    "DrawnChild",
+    "DrawnDraft",
+    "ExactWorld",
+    "drafts",
+    "emitted",
+    "error",
+    "joint_distribution",
+    "point",
+    "sampled",
+]

@@ -16,29 +16,29 @@ Node = tuple[Tokens, bool]  # tokens from the root, and whether the last was dra
 
 
 @dataclass(frozen=True)
-class Child:
+class DrawnChild:
     """A place in a draft's plan, fixed before any token is drawn."""
 
     is_sampled: bool = True
-    children: tuple[Child, ...] = ()
+    children: tuple[DrawnChild, ...] = ()
 
 
-Plan = tuple[Child, ...]
-Member = tuple[Child, int, bool]  # of a sibling group: its place, its token, whether that was drawn
+Plan = tuple[DrawnChild, ...]
+Member = tuple[DrawnChild, int, bool]  # of a sibling group: its place, its token, whether that was drawn
 
 
-def sampled(*children: Child) -> Child:
+def sampled(*children: DrawnChild) -> DrawnChild:
     """Return a node whose token is drawn from the draft distribution."""
-    return Child(True, children)
+    return DrawnChild(True, children)
 
 
-def point(*children: Child) -> Child:
+def point(*children: DrawnChild) -> DrawnChild:
     """Return a node whose token is chosen: a point mass."""
-    return Child(False, children)
+    return DrawnChild(False, children)
 
 
 @dataclass
-class World:
+class ExactWorld:
     """A toy target and draft model: logits and integer distributions are random functions of the tokens so far."""
 
     entropy: int
@@ -71,7 +71,7 @@ class World:
 
 
 def draw_siblings(
-    world: World, prefix: Tokens, plan: Plan, *, with_replacement: bool = False, upgraded: bool = False
+    world: ExactWorld, prefix: Tokens, plan: Plan, *, with_replacement: bool = False, upgraded: bool = False
 ) -> Iterator[tuple[float, list[Member]]]:
     """Yield (probability, [(child, token, is_sampled)]) over the draws of one group; point masses take the target's
     likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first, and
@@ -100,13 +100,13 @@ def upgrade(sibling_group: list[Member]) -> list[Member]:
     points = {token: child for child, token, is_sampled in sibling_group if not is_sampled}
     drawn = {token for _, token, is_sampled in sibling_group if is_sampled}
     return [
-        (Child(is_sampled, child.children or points.get(token, child).children), token, is_sampled)
+        (DrawnChild(is_sampled, child.children or points.get(token, child).children), token, is_sampled)
         for child, token, is_sampled in sibling_group
         if is_sampled or token not in drawn
     ]
 
 
-def drafts(world: World, plan: Plan, prefix: Tokens = (), **how: bool) -> Iterator[tuple[float, list[Node]]]:
+def drafts(world: ExactWorld, plan: Plan, prefix: Tokens = (), **how: bool) -> Iterator[tuple[float, list[Node]]]:
     """Yield (probability, nodes) over all draws of a plan; a node is (tokens from the root, is_sampled)."""
     for probability, sibling_group in draw_siblings(world, prefix, plan, **how):
         below: list[list[tuple[float, list[Node]]]] = [
@@ -122,14 +122,14 @@ def drafts(world: World, plan: Plan, prefix: Tokens = (), **how: bool) -> Iterat
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DrawnDraft:
     """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start, is_sampled),
     parents before children and siblings in draw order."""
 
     base: Tokens
     nodes: tuple[Node, ...]
 
-    def tree(self, world: World) -> Tree:
+    def tree(self, world: ExactWorld) -> Tree:
         """Return it as engines receive it."""
         index = {prefix: i for i, (prefix, _) in enumerate(self.nodes)} | {self.base: -1}
         sibling_groups = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
@@ -148,11 +148,11 @@ class Drafted:
             ),
         )
 
-    def keep(self, is_kept: Callable[[Tokens], bool]) -> Drafted:
+    def keep(self, is_kept: Callable[[Tokens], bool]) -> DrawnDraft:
         """Return it without the nodes (and what hangs from them) for which is_kept(tokens from the start) is false."""
         depth = len(self.base)
         kept = [n for n in self.nodes if all(is_kept(n[0][:i]) for i in range(depth + 1, len(n[0]) + 1))]
-        return Drafted(self.base, tuple(kept))
+        return DrawnDraft(self.base, tuple(kept))
 
     def ranks(self) -> dict[Tokens, int]:
         """Return {tokens from the start: place among the siblings, in draw order}."""
@@ -161,8 +161,8 @@ class Drafted:
             sibling_groups.setdefault(prefix[:-1], []).append(prefix)
         return {prefix: rank for sibling_group in sibling_groups.values() for rank, prefix in enumerate(sibling_group)}
 
-    def after(self, tokens: Sequence[int]) -> Drafted:
+    def after(self, tokens: Sequence[int]) -> DrawnDraft:
         """Return what survives by content when these tokens are committed."""
         base = (*self.base, *tokens)
         below = [n for n in self.nodes if len(n[0]) > len(base) and n[0][: len(base)] == base]
-        return Drafted(base, tuple(below))
+        return DrawnDraft(base, tuple(below))

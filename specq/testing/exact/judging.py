@@ -20,7 +20,7 @@ from specq.protocol import (
     Tree,
     UInt64Array,
 )
-from specq.testing.exact.drawing import Drafted, Plan, Tokens, World, drafts
+from specq.testing.exact.drawing import DrawnDraft, ExactWorld, Plan, Tokens, drafts
 from specq.verification.judge import judge
 
 DIGITS = 32
@@ -44,10 +44,10 @@ class Scripted:
         return self.residuals[seeds.astype(np.int64)]
 
 
-class Batch:
+class JudgedBatch:
     """Many sessions over drafted trees: `of[s]` is the tree of session s."""
 
-    def __init__(self, world: World, drafted: Sequence[Drafted], of: Sequence[int]) -> None:
+    def __init__(self, world: ExactWorld, drafted: Sequence[DrawnDraft], of: Sequence[int]) -> None:
         logits = [np.stack([world.logits(p) for p in [d.base, *(p for p, _ in d.nodes)]]) for d in drafted]
         trees = [d.tree(world) for d in drafted]
         self.logits = torch.from_numpy(np.concatenate([logits[t] for t in of]))
@@ -78,13 +78,13 @@ def lineage(tree: Tree, node: int) -> list[int]:
     return found
 
 
-def chances(world: World, drafted: Sequence[Drafted], digits: int) -> list[Float64Array]:
+def chances(world: ExactWorld, drafted: Sequence[DrawnDraft], digits: int) -> list[Float64Array]:
     """Return for each tree f64[n]: the uniform below which each node is accepted, where it is reached."""
     trees = [d.tree(world) for d in drafted]
     of = [(t, i) for t, tree in enumerate(trees) for i in range(tree.num_nodes)]
     if not of:
         return [np.zeros(0)] * len(trees)
-    batch = Batch(world, drafted, [t for t, _ in of])
+    batch = JudgedBatch(world, drafted, [t for t, _ in of])
     scripts = []
     for t, i in of:
         accepts = np.full(trees[t].num_nodes, NEVER)
@@ -101,7 +101,7 @@ def chances(world: World, drafted: Sequence[Drafted], digits: int) -> list[Float
     return [np.array([next(found) for _ in range(tree.num_nodes)]) for tree in trees]
 
 
-def emitted(world: World, drafted: Sequence[Drafted], digits: int) -> list[list[tuple[float, Tokens]]]:
+def emitted(world: ExactWorld, drafted: Sequence[DrawnDraft], digits: int) -> list[list[tuple[float, Tokens]]]:
     """Return for each tree a list of (probability, tokens): the exact distribution of what one step emits."""
     cases: list[Case] = []  # (tree, probability of these acceptances, uniforms)
     for t, accepting in enumerate(chances(world, drafted, digits)):
@@ -109,7 +109,7 @@ def emitted(world: World, drafted: Sequence[Drafted], digits: int) -> list[list[
             probability = float(np.prod(np.where(bits, accepting, 1 - accepting)))
             if probability > 1e-11:
                 cases.append((t, probability, np.where(bits, accepting / 2, (1 + accepting) / 2)))
-    outcomes = Batch(world, drafted, [t for t, _, _ in cases]).run(
+    outcomes = JudgedBatch(world, drafted, [t for t, _, _ in cases]).run(
         [uniforms for _, _, uniforms in cases], np.full(len(cases), 0.5)
     )
     stops: dict[tuple[int, tuple[int, ...]], int] = {}  # (tree, path) -> one of its cases
@@ -126,11 +126,11 @@ def emitted(world: World, drafted: Sequence[Drafted], digits: int) -> list[list[
 
 
 def residual_distributions(
-    world: World, drafted: Sequence[Drafted], cases: Sequence[Case], digits: int
+    world: ExactWorld, drafted: Sequence[DrawnDraft], cases: Sequence[Case], digits: int
 ) -> Float64Array:
     """Return f64[cases, vocab]: the distribution of the last token, in each case."""
     edges = [(case, v) for case in range(len(cases)) for v in range(world.vocab - 1)]
-    batch = Batch(world, drafted, [cases[case][0] for case, _ in edges])
+    batch = JudgedBatch(world, drafted, [cases[case][0] for case, _ in edges])
     scripts = [cases[case][2] for case, _ in edges]
 
     def is_at_most(middle: Float64Array) -> BoolArray:
@@ -142,11 +142,11 @@ def residual_distributions(
 
 
 def step(
-    world: World, weighted: Mapping[tuple[Tokens, Drafted, Drafted], float], digits: int
-) -> dict[tuple[Tokens, Drafted], float]:
+    world: ExactWorld, weighted: Mapping[tuple[Tokens, DrawnDraft, DrawnDraft], float], digits: int
+) -> dict[tuple[Tokens, DrawnDraft], float]:
     """Return {(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of each tree;
     weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
-    distribution: dict[tuple[Tokens, Drafted], float] = {}
+    distribution: dict[tuple[Tokens, DrawnDraft], float] = {}
     outcomes = emitted(world, [part for _, _, part in weighted], digits)
     for ((tokens, drafted, _), probability), found in zip(weighted.items(), outcomes, strict=True):
         for chance, said in found:
@@ -156,7 +156,7 @@ def step(
 
 
 def joint_distribution(
-    world: World, plan: Plan, length: int, *, first: Choice | None = None, digits: int = DIGITS, **how: Any
+    world: ExactWorld, plan: Plan, length: int, *, first: Choice | None = None, digits: int = DIGITS, **how: Any
 ) -> dict[Tokens, float]:
     """Return {tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted nodes for
     good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that survives."""
@@ -169,19 +169,26 @@ def joint_distribution(
 
 
 def planned(
-    world: World, plan: Plan, *, first: Choice | None, cut: Callable[[World, Tokens], bool] | None = None, **how: bool
-) -> dict[tuple[Tokens, Drafted, Drafted], float]:
+    world: ExactWorld,
+    plan: Plan,
+    *,
+    first: Choice | None,
+    cut: Callable[[ExactWorld, Tokens], bool] | None = None,
+    **how: bool,
+) -> dict[tuple[Tokens, DrawnDraft, DrawnDraft], float]:
     """Return {(no tokens, what is drafted, the part of it that is verified first): probability}."""
-    weighted: dict[tuple[Tokens, Drafted, Drafted], float] = {}
+    weighted: dict[tuple[Tokens, DrawnDraft, DrawnDraft], float] = {}
     for probability, nodes in drafts(world, plan, (), **how):
-        drafted = Drafted((), tuple(nodes))
+        drafted = DrawnDraft((), tuple(nodes))
         drafted = drafted if cut is None else drafted.keep(lambda prefix: not cut(world, prefix))
         part = drafted if first is None else drafted.keep(partial(first, drafted.ranks()))
         weighted[(), drafted, part] = weighted.get(((), drafted, part), 0.0) + probability
     return weighted
 
 
-def completed(world: World, distribution: Mapping[tuple[Tokens, Drafted], float], length: int) -> dict[Tokens, float]:
+def completed(
+    world: ExactWorld, distribution: Mapping[tuple[Tokens, DrawnDraft], float], length: int
+) -> dict[Tokens, float]:
     """Return {tokens: probability} of `length` tokens; what is not said yet comes from the target."""
     total = dict.fromkeys(itertools.product(range(world.vocab), repeat=length), 0.0)
     for (said, _), probability in distribution.items():
@@ -200,7 +207,7 @@ def _sum(items: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     return total
 
 
-def error(world: World, plan: Plan, length: int, **how: Any) -> float:
+def error(world: ExactWorld, plan: Plan, length: int, **how: Any) -> float:
     """Return the largest difference between the distribution of what is emitted and the target's."""
     actual, expected = joint_distribution(world, plan, length, **how), world.joint(length)
     return max(abs(actual[tokens] - expected[tokens]) for tokens in expected)

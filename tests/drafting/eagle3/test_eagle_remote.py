@@ -28,7 +28,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
-from specq.testing.world import Received, World
+from specq.testing.world import ReceivedText, World
 from specq.verifier import StepCurve, Verifier
 from tests.drafting.medusa.test_medusa import tiny
 
@@ -98,7 +98,7 @@ def served(engine: Engine, **options: Any) -> World:
     return world
 
 
-def texts(world: World) -> list[Received]:
+def texts(world: World) -> list[ReceivedText]:
     """Run a job in each of the ways."""
     jobs = [world.submit(i, [*PROMPT, i + 1], max_tokens=24, ignore_eos=True, **way) for i, way in enumerate(WAYS, 1)]
     world.run_until(lambda: all(job.finish for job in jobs))

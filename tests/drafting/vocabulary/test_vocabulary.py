@@ -30,7 +30,7 @@ from specq.testing import ProposerConformance, make_checkpoint
 from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
-from specq.testing.exact import World, error, point, sampled
+from specq.testing.exact import ExactWorld, error, point, sampled
 from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
 from specq.testing.toy import toy_info
 from specq.text import ByteCodec, SharedTokens, TextCodec, Vocabularies, load_tokenizer_files
@@ -214,7 +214,7 @@ def shared_world(entropy, **params):
     """A toy target of four tokens, and what a draft model of five others sends for it, of which three are shared."""
     shared_ids = np.array([0, 2, 3]), np.array([4, 0, 1])  # the target's, the draft model's
 
-    class Restricted(World):
+    class Restricted(ExactWorld):
         def draft(self, prefix):
             rng = np.random.default_rng((entropy, *prefix))
             logits = torch.from_numpy(rng.normal(0, 1.5, (1, 5)).astype(np.float32))
