@@ -103,7 +103,7 @@ class Stopwatch:
         return output
 
 
-class Served:
+class HostService:
     """A verifier with sessions that decode."""
 
     def __init__(self, num_sessions: int, num_drafts: int) -> None:
@@ -165,7 +165,7 @@ def measure(
     """Yield, for each number of sessions and of drafted tokens, the milliseconds of each phase and in all, of each
     step; and the tokens that a session's step committed in the mean."""
     for num_drafts, num_sessions in product(drafts, sessions):
-        served = Served(num_sessions, num_drafts)
+        served = HostService(num_sessions, num_drafts)
         for _ in range(WARM_UP):
             served.turn()
         calm_collector()  # as a verifier's process does

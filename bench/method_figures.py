@@ -27,7 +27,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMethod:
     """The turns of all methods at one temperature; of each method its steps (`StepSplit`), and the processor seconds
     of its draft worker."""
 
@@ -36,7 +36,7 @@ class Measured:
     worker_s: dict[str, float]
 
 
-def cells_of(methods: Sequence[Method], measured: Measured, concurrency: int) -> dict[str, dict[str, Any]]:
+def cells_of(methods: Sequence[Method], measured: MeasuredMethod, concurrency: int) -> dict[str, dict[str, Any]]:
     """Return what was found of each method, by name, as JSON-able values."""
     by_name = of_contestants(measured.turns)
     found = figures(measured.turns, dict.fromkeys(by_name, concurrency))

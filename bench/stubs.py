@@ -77,7 +77,7 @@ def draft_frames(session_id: int, epoch: int, lane: int) -> Frames:
     )
 
 
-class Verdicts:
+class VerdictCounter:
     """Verdicts of one session: the same frames each time, but for the position."""
 
     def __init__(self, session_id: int, epoch: int, length: int) -> None:
@@ -119,7 +119,7 @@ def run_verifier(broker: str, keys: str) -> None:
     controls = [connect_dealer(context, broker, queue=True, curve=curve) for _ in range(NUM_VERIFIERS)]
     for control in controls:
         control.send_multipart(encode(hello("target", endpoint)))
-    sessions = {encode_key(i): Verdicts(i, 0, 1) for i in DIRECT_SESSIONS}
+    sessions = {encode_key(i): VerdictCounter(i, 0, 1) for i in DIRECT_SESSIONS}
     print(endpoint, flush=True)  # noqa: T201 - read by the process that started this one
     while True:
         identity, *frames = router.recv_multipart()
@@ -131,13 +131,13 @@ def run_verifier(broker: str, keys: str) -> None:
             open_session(sessions, message)
 
 
-def open_session(sessions: dict[bytes, Verdicts], message: Open) -> None:
+def open_session(sessions: dict[bytes, VerdictCounter], message: Open) -> None:
     """Open a session, unless it was opened later elsewhere: where the broker moves one, what it says over several
     connections may come in any order, and here all of them are one process."""
     key = encode_key(message.session_id)
     known = sessions.get(key)
     if known is None or known.epoch < message.epoch:
-        sessions[key] = Verdicts(message.session_id, message.epoch, len(message.token_ids))
+        sessions[key] = VerdictCounter(message.session_id, message.epoch, len(message.token_ids))
 
 
 def _admit(context: zmq.Context[zmq.Socket[bytes]], keys: str) -> None:

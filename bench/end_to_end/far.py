@@ -21,7 +21,7 @@ from bench.calibrate.serving import Service, proxy
 from bench.end_to_end.cut_short import keeping
 from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
-from bench.end_to_end.streams import Load, Repetitions, Stream
+from bench.end_to_end.streams import Repetitions, Stream, StreamLoad
 from bench.end_to_end.workload import WARM_LEN, Workload
 from bench.figures import paired
 from bench.report import attempt, tell
@@ -48,7 +48,7 @@ far_options = options(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FarSettings:
     """How many draft workers with which model, how far away, and how long a turn is at least."""
 
     drafters: int
@@ -57,7 +57,7 @@ class Settings:
     turn_s: float = 0.0
 
 
-def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
+def measure_far(settings: FarSettings, work: Workload) -> dict[str, Any]:
     """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; a delay that fails leaves the others."""
     cores = Cores.of(available_cores(), settings.drafters)
     found: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
     return found
 
 
-def _add(runs: Iterable[tuple[Load, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
+def _add(runs: Iterable[tuple[StreamLoad, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
     """Add the figures of each load, by variant, as they come."""
     for load, by_variant in runs:
         for variant, one in by_variant.items():
@@ -84,8 +84,8 @@ def _add(runs: Iterable[tuple[Load, Mapping[str, Any]]], found: dict[str, Any], 
 
 
 def _at(
-    rtt_ms: float, settings: Settings, work: Workload, servers: Servers, client: ListeningClient, cores: Cores
-) -> Iterator[tuple[Load, dict[str, Any]]]:
+    rtt_ms: float, settings: FarSettings, work: Workload, servers: Servers, client: ListeningClient, cores: Cores
+) -> Iterator[tuple[StreamLoad, dict[str, Any]]]:
     """Start draft workers so far away, and yield {variant: figures} of each load."""
     with ExitStack() as stack:
         address = stack.enter_context(proxy(servers.address, rtt_ms)) if rtt_ms else servers.address
@@ -98,7 +98,7 @@ def _at(
             yield load, _in_turns(client, service, work, load, settings.turn_s)
 
 
-def _members(config: Config, address: str, settings: Settings, cores: Cores) -> list[Member]:
+def _members(config: Config, address: str, settings: FarSettings, cores: Cores) -> list[Member]:
     """Return the draft workers, which find the broker at the address."""
     found = []
     for number, core in enumerate(cores.drafters, 1):
@@ -132,7 +132,7 @@ def _wait_until_gone(servers: Servers) -> None:
 
 
 def _in_turns(
-    client: ListeningClient, service: Service, work: Workload, load: Load, turn_s: float
+    client: ListeningClient, service: Service, work: Workload, load: StreamLoad, turn_s: float
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of plain decoding and of drafting, which take turns.
 

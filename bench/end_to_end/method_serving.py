@@ -18,7 +18,7 @@ from typing import Any
 from bench.contestants import PLAIN
 from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, until_one_fails, verifier_config
-from bench.end_to_end.streams import Load
+from bench.end_to_end.streams import StreamLoad
 from bench.end_to_end.workload import Workload
 from bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, DraftFiles, choose, config_of
 from bench.step_split import StepSplit
@@ -37,7 +37,7 @@ def measure(kind: str, work: Workload, drafts: str = "always") -> dict[str, Any]
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, config.broker.heartbeat_ms)
 
-        def completer(load: Load, name: str, mode: str) -> Completer:
+        def completer(load: StreamLoad, name: str, mode: str) -> Completer:
             return Completer(client, load, work, mode, name=f"{kind} {name}", wave=len(work.prompts))
 
         return until_one_fails(

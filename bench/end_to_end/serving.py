@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.end_to_end.cut_short import keeping
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.streams import Load, Stream
+from bench.end_to_end.streams import Stream, StreamLoad
 from bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from bench.report import attempt, tell
 from bench.step_split import StepSplit
@@ -68,7 +68,7 @@ def modes(name: str, work: Workload) -> list[str]:
     return [way for way in DEPLOYMENTS[name] if way in WAYS or way in (work.modes or DEPLOYMENTS[name])]
 
 
-def _completer(client: ListeningClient, load: Load, work: Workload, way: str) -> Completer:
+def _completer(client: ListeningClient, load: StreamLoad, work: Workload, way: str) -> Completer:
     mode, shape = WAYS.get(way, (way, {}))
     return Completer(client, load, work, mode, name=way, shape=shape)
 
@@ -107,7 +107,7 @@ def _vllm_options(work: Workload) -> tuple[str, ...]:
     return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel_size}")
 
 
-def run(completer: Completer, split: StepSplit, work: Workload, load: Load, variant: int = 0) -> dict[str, Any]:
+def run(completer: Completer, split: StepSplit, work: Workload, load: StreamLoad, variant: int = 0) -> dict[str, Any]:
     """Return the figures of a load, completed by one way to draft; `variant` as of `Workload.timed`."""
     found = work.timed(load, completer.complete, learns=completer.mode != "plain", warmed=split.begin, variant=variant)
     tell(f"{completer.name}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
@@ -127,7 +127,7 @@ class Completer:
     def __init__(
         self,
         client: ListeningClient,
-        load: Load,
+        load: StreamLoad,
         work: Workload,
         mode: str,
         *,

@@ -28,7 +28,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StreamLoad:
     """How many jobs run at a time, and at which temperature they sample; its key names it in a report."""
 
     sessions: int
@@ -52,7 +52,7 @@ class Stream:
 class Repetitions:
     """Repetitions of one run."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: StreamLoad) -> None:
         self._load, self._rates, self._streams = load, list[float](), list[Stream]()
         self._busy_rates = list[float]()
         self.seconds = 0.0  # of all of them

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.end_to_end.streams import Load, Stream
+from bench.end_to_end.streams import Stream, StreamLoad
 from bench.end_to_end.workload import MAX_LEN, Workload, is_gpu
 from bench.processes import PYTHON
 from bench.report import attempt, tell
@@ -139,7 +139,7 @@ class _Vllm:
         self._llm, self._engine, self._work = llm, llm.llm_engine, work
         self._names = map(str, count())  # of requests
 
-    def measure(self, load: Load) -> dict[str, Any]:
+    def measure(self, load: StreamLoad) -> dict[str, Any]:
         """Return the figures of a load."""
         before: list[tuple[float, float]] = []
         found = self._work.timed(
@@ -148,7 +148,7 @@ class _Vllm:
         rounds, accepted = (after - earlier for after, earlier in zip(_counters(self._llm), before[0], strict=True))
         return found | ({"mean_accepted_length": round(1 + accepted / rounds, 3)} if rounds else {})
 
-    def _complete(self, load: Load, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
+    def _complete(self, load: StreamLoad, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
         """Keep as many requests under way as a load says, as a server with that many users would."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from bench.end_to_end.streams import Load, Repetitions, Stream
+from bench.end_to_end.streams import Repetitions, Stream, StreamLoad
 from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES
 from specq.protocol import ConfigError
@@ -91,11 +91,11 @@ class Workload:
         return replace(asked, prompts=[prompt for pair_of in turns for prompt in pair_of])
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[StreamLoad]:
         """The runs of a contestant."""
         first, *others = self.temperatures
-        sampled = [Load(count, other) for other in others for count in self.sampled_sessions or self.sessions]
-        return [*(Load(count, first) for count in self.sessions), *sampled]
+        sampled = [StreamLoad(count, other) for other in others for count in self.sampled_sessions or self.sessions]
+        return [*(StreamLoad(count, first) for count in self.sessions), *sampled]
 
     @property
     def most_sessions(self) -> int:
@@ -156,7 +156,7 @@ class Workload:
 
     def timed(
         self,
-        load: Load,
+        load: StreamLoad,
         complete: Complete,
         *,
         learns: bool = False,

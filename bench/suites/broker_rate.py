@@ -45,9 +45,9 @@ def command(
     journal: tuple[str, ...], repeats: int, seconds: float,
 ) -> None:  # fmt: skip
     """Send a broker on one core the verdicts of steps as fast as its clients receive their tokens, and count these."""
-    kinds = [Kind(s, t, c, drafters, j) for s, t, c, j in product(sessions, tokens, clients, journal)]
+    kinds = [RateKind(s, t, c, drafters, j) for s, t, c, j in product(sessions, tokens, clients, journal)]
     report.update(settings={"repeats": repeats, "seconds": seconds})
-    found: defaultdict[Kind, list[dict[str, float]]] = defaultdict(list)
+    found: defaultdict[RateKind, list[dict[str, float]]] = defaultdict(list)
     for kind, measured in broker_rate(kinds, repeats, seconds, tell):
         found[kind].append(measured)
         figures = {f"{kind}: {name}": figure(unit, [one[name] for one in found[kind]]) for name, unit in UNITS.items()}
@@ -63,7 +63,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RateKind:
     """What is measured: sessions of `tokens` a step each, shared among `clients`; `journal`: its durability, or
     none."""
 
@@ -79,8 +79,8 @@ class Kind:
 
 
 def broker_rate(
-    kinds: list[Kind], repeats: int, seconds: float, tell: Tell = bool
-) -> Iterator[tuple[Kind, dict[str, float]]]:
+    kinds: list[RateKind], repeats: int, seconds: float, tell: Tell = bool
+) -> Iterator[tuple[RateKind, dict[str, float]]]:
     """Yield what each kind gave, in turns, `repeats` times: tokens and messages a second, cores that the broker used,
     and microseconds of them for a token. Raises EngineError if a token is lost or doubled."""
     for repeat in range(repeats):
@@ -89,7 +89,7 @@ def broker_rate(
             yield kind, _measure(kind, seconds)
 
 
-def _measure(kind: Kind, seconds: float) -> dict[str, float]:
+def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
     cores, broker = available_cores(), free_address()
     with ExitStack() as stack:
         journal = [NO_JOURNAL]

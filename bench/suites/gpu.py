@@ -83,7 +83,7 @@ def command(
     names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
     if resume:
         report.resume()
-    settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
+    settings = far.FarSettings(far_drafters, far_model, rtt_ms, turn_s)
     vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
     parts = [part for name in names for part in _parts(name, settings, depths, vllm_options, drafts)]
     failed = run(report, prepare(report, **options), parts)
@@ -120,7 +120,7 @@ def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[s
 
 def _parts(
     name: str,
-    settings: far.Settings,
+    settings: far.FarSettings,
     depths: Sequence[int],
     vllm_options: dict[str, Any],
     drafts: str,

@@ -38,7 +38,7 @@ Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class GridVariant:
     """One way to serve the same jobs."""
 
     name: str
@@ -61,8 +61,8 @@ class Variant:
         return not strategy(self.strategy).samples_drafts(SamplingParams(temperature=temperature))
 
 
-PLAIN = Variant("plain", NO_DRAFTS, has_drafters=False)
-LOOKUP = Variant("lookup", has_drafters=False)
+PLAIN = GridVariant("plain", NO_DRAFTS, has_drafters=False)
+LOOKUP = GridVariant("lookup", has_drafters=False)
 
 # Sixteen nodes, wide at the top: the likeliest child gets the most descendants.
 STATIC_TREE = [[0, 0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 2], [1, 0, 0], [1, 1], [2, 0], [3]]
@@ -77,12 +77,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 SSD = {"max_depth": 7, "fan_out_hit": [3] * 8, "fan_out_miss": [3] * 8}
 
 
-def strategies() -> list[Variant]:
+def strategies() -> list[GridVariant]:
     """Return plain decoding, lookup alone, and each strategy with drafts of the default shape."""
-    return [PLAIN, LOOKUP, *(Variant(name, {"strategy": name}) for name in STRATEGIES)]
+    return [PLAIN, LOOKUP, *(GridVariant(name, {"strategy": name}) for name in STRATEGIES)]
 
 
-def shapes() -> list[Variant]:
+def shapes() -> list[GridVariant]:
     """Return plain decoding, lookup alone, and each shape drafted ahead of the verdicts and, as in synchronous rounds,
     after them; and SSD's way: its fixed fan-outs, where a round that was not foreseen goes without drafts, and where
     one waits for a chain that is drafted just in time. Only `best-first` is helped out by lookups where drafters have
@@ -91,10 +91,10 @@ def shapes() -> list[Variant]:
     return [
         PLAIN,
         LOOKUP,
-        *(Variant(name, shape) for name, shape in SHAPES.items()),
-        Variant("ssd", SSD),
-        *(Variant(f"{name} jit", shape | just_in_time) for name, shape in {"ssd": SSD, "best-first": {}}.items()),
-        *(Variant(f"{name} sync", shape | rounds) for name, shape in SHAPES.items()),
+        *(GridVariant(name, shape) for name, shape in SHAPES.items()),
+        GridVariant("ssd", SSD),
+        *(GridVariant(f"{name} jit", shape | just_in_time) for name, shape in {"ssd": SSD, "best-first": {}}.items()),
+        *(GridVariant(f"{name} sync", shape | rounds) for name, shape in SHAPES.items()),
     ]
 
 
@@ -127,7 +127,7 @@ def shapes_command(report: Report, **options: Any) -> None:
 
 
 def _measure_grid(
-    report: Report, variants: Sequence[Variant], make_table: Callable[[Sequence[Cell]], list[Row]], *,
+    report: Report, variants: Sequence[GridVariant], make_table: Callable[[Sequence[Cell]], list[Row]], *,
     dataset: tuple[str, ...], numseqs: int, pair: tuple[str, ...], temperature: tuple[float, ...], **given: Any,
 ) -> None:  # fmt: skip
     """Measure the variants on all pairs at all temperatures; report and print the cells."""
@@ -160,7 +160,7 @@ def _figures(cells: Sequence[Cell]) -> dict[str, Figure]:
 
 
 def _run_pair(
-    pair: Pair, variants: Sequence[Variant], temperatures: Sequence[float], settings: Settings, tell: Tell
+    pair: Pair, variants: Sequence[GridVariant], temperatures: Sequence[float], settings: Settings, tell: Tell
 ) -> list[Cell]:
     prompts, cells = settings.prompts(), list[Cell]()
     starters = {
@@ -190,13 +190,13 @@ def _run_pair(
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def cells_of(turns: Sequence[Turn], variants: Sequence[Variant], temperature: float) -> list[dict[str, Any]]:
+def cells_of(turns: Sequence[Turn], variants: Sequence[GridVariant], temperature: float) -> list[dict[str, Any]]:
     """Return one cell for each variant: what it is, its figures, and how it compares with plain decoding."""
     found = figures(turns, dict.fromkeys((variant.name for variant in variants), 1))
     return [_cell(variant, found[variant.name], turns, temperature) for variant in variants]
 
 
-def _cell(variant: Variant, own: dict[str, Any], turns: Sequence[Turn], temperature: float) -> dict[str, Any]:
+def _cell(variant: GridVariant, own: dict[str, Any], turns: Sequence[Turn], temperature: float) -> dict[str, Any]:
     speculation = own["speculation"]
     names = ("acceptance_rate", "mean_accepted_length", "nodes_per_round", "leaves", "depth", "acceptance_by_depth")
     return {

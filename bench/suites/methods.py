@@ -21,7 +21,16 @@ import click
 
 from bench.contestants import Specq
 from bench.deployments import Deployments, starter
-from bench.method_figures import NOTES, Measured, cells_of, dataset_table, figures_of, method_table, ratio_text, to_best
+from bench.method_figures import (
+    NOTES,
+    MeasuredMethod,
+    cells_of,
+    dataset_table,
+    figures_of,
+    method_table,
+    ratio_text,
+    to_best,
+)
 from bench.methods import KINDS, SHARED_TOKENS, DraftFiles, Method, choose, config_of
 from bench.report import Report, show, tell
 from bench.scenario import Settings
@@ -153,7 +162,7 @@ def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Pro
 def measure_methods(
     methods: Sequence[Method], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion], settle_s: float,
     deployments: Deployments, tell: Tell,
-) -> Measured:  # fmt: skip
+) -> MeasuredMethod:  # fmt: skip
     """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`:
     lists of other prompts.
 
@@ -176,7 +185,7 @@ def measure_methods(
         for one, method in zip(everybody, methods, strict=True)
         if method.worker
     }
-    return Measured(turns, {name: split.figures() for name, split in splits.items()}, worker_s)
+    return MeasuredMethod(turns, {name: split.figures() for name, split in splits.items()}, worker_s)
 
 
 def _config(method: Method, target: str, _draft: str) -> Any:

@@ -57,7 +57,7 @@ HEADER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ServedCell:
     """A pair of models, who drafts, and how many sessions are in flight."""
 
     pair: Pair
@@ -142,7 +142,7 @@ def command(
     ])  # fmt: skip
 
 
-def _chosen(grid: list[Cell], only: tuple[str, ...]) -> list[Cell]:
+def _chosen(grid: list[ServedCell], only: tuple[str, ...]) -> list[ServedCell]:
     """Return the cells that are named, or all; raises ConfigError for a name that no cell has."""
     names = [cell.name for cell in grid]
     for name in only:
@@ -165,15 +165,15 @@ def _figures(name: str, found: dict[str, Any]) -> dict[str, Figure]:
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def cells(pairs: Sequence[Pair], placements: Sequence[str], sessions: Sequence[int]) -> list[Cell]:
+def cells(pairs: Sequence[Pair], placements: Sequence[str], sessions: Sequence[int]) -> list[ServedCell]:
     """Return the grid; without drafters the draft model makes no difference, so pairs of one target count once
     there."""
-    found = [Cell(pair, placement, count) for pair in pairs for placement in placements for count in sessions]
+    found = [ServedCell(pair, placement, count) for pair in pairs for placement in placements for count in sessions]
     first = {pair.target: pair for pair in reversed(pairs)}
     return [cell for cell in found if cell.placement != "none" or first[cell.pair.target] == cell.pair]
 
 
-def measure_cell(cell: Cell, pace: Pace, deployments: Deployments, tell: Tell) -> dict[str, Any]:
+def measure_cell(cell: ServedCell, pace: Pace, deployments: Deployments, tell: Tell) -> dict[str, Any]:
     """Start the processes of a cell that do not run yet, let everybody take turns, and return what was found as
     JSON-able values."""
     settings = Settings(output_len=pace.output_len, ignore_eos=True, concurrency=cell.sessions, repeats=pace.repeats)
@@ -186,7 +186,7 @@ def measure_cell(cell: Cell, pace: Pace, deployments: Deployments, tell: Tell) -
     return take_turns(cell, pace, everybody, prompts, settings, tell)
 
 
-def names_of(cell: Cell) -> dict[str, str]:
+def names_of(cell: ServedCell) -> dict[str, str]:
     """Return what the groups of a cell are called among all that run; `alone` has no drafters, so that many cells
     share it."""
     of_cell = f"{cell.pair.name}/{cell.placement}"
@@ -194,11 +194,11 @@ def names_of(cell: Cell) -> dict[str, str]:
     return found if cell.placement == "none" else found | {"forced": f"{of_cell} forced"}
 
 
-def _starter(cell: Cell, name: str) -> Starter:
+def _starter(cell: ServedCell, name: str) -> Starter:
     return starter(partial(_config, cell, name), cell.pair.draft)
 
 
-def _config(cell: Cell, name: str, draft: str) -> Config:
+def _config(cell: ServedCell, name: str, draft: str) -> Config:
     """Return the deployment of that name."""
     drafters, is_colocated = (0, False) if name == "alone" else PLACEMENTS[cell.placement]
     own: dict[str, Any] = {
@@ -215,7 +215,7 @@ def _contestants(running: dict[str, Servers]) -> list[Specq]:
 
 
 def take_turns(
-    cell: Cell, pace: Pace, everybody: Sequence[Specq], prompts: Sequence[Prompt], settings: Settings, tell: Tell
+    cell: ServedCell, pace: Pace, everybody: Sequence[Specq], prompts: Sequence[Prompt], settings: Settings, tell: Tell
 ) -> dict[str, Any]:
     """Warm everybody up, choose the turns, let the default find out what pays, and let everybody take turns; return
     how the default fared meanwhile, rates, ratios, and what the processes of the default took of the processors."""

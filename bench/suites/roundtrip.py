@@ -19,7 +19,7 @@ import zmq
 
 from bench.processes import first_line, output, process
 from bench.report import Report, figure, show, tell
-from bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
+from bench.stubs import NUM_SESSIONS, VerdictCounter, draft_frames
 from bench.suite import COUNT, option, suite
 from specq.config import free_address
 from specq.processes.servers import check_keys, keys_option
@@ -93,7 +93,7 @@ def summarize(repeats: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     ratio = median(one["broker"]["rate"] / one["direct"]["rate"] for one in repeats)
     sizes = {
         "draft": sum(map(len, draft_frames(2**62, 2**40, 0))),
-        "verdict": sum(map(len, Verdicts(2**62, 2**40, 1000).take())),
+        "verdict": sum(map(len, VerdictCounter(2**62, 2**40, 1000).take())),
     }
     return {
         **ways,

@@ -33,7 +33,7 @@ class Generates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRates:
     """What a deployment did: how many texts, which are not equal (with the gap of plain decoding's two best tokens
     where they part, in log-probability; None for sampled texts), and tokens a second of each turn."""
 
@@ -82,7 +82,7 @@ class Served:
         ]
 
 
-def examine_service(client: Generates, num_each: int, tell: Tell) -> Served:
+def examine_service(client: Generates, num_each: int, tell: Tell) -> ServedRates:
     """Complete so many prompts of each bundled data set in both ways."""
     rates: dict[str, list[float]] = {name: [] for name in MODES}
     differing, prompts = dict[str, float | None](), shipped_messages(num_each)
@@ -99,7 +99,7 @@ def examine_service(client: Generates, num_each: int, tell: Tell) -> Served:
                 gap = None if temperature else _gap(client, messages, texts[PLAIN], texts[DRAFTS])
                 differing[f"{name} T={temperature:g}"] = gap
             tell(f"{name} T={temperature:g}: plain {rates[PLAIN][-1]:.0f}, drafts {rates[DRAFTS][-1]:.0f} tokens/s")
-    return Served(len(TEMPERATURES) * len(prompts), differing, rates)
+    return ServedRates(len(TEMPERATURES) * len(prompts), differing, rates)
 
 
 def _turn(

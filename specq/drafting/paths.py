@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from specq.drafting.interface import CONTEXT, Expansion
 
 
-class Paths(dict[int, tuple[int, ...]]):
+class DraftPaths(dict[int, tuple[int, ...]]):
     """One session's nodes: by id the tokens from the context down to each; the context's own path is empty."""
 
     def __init__(self) -> None:

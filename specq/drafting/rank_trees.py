@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from specq.config import read_tree
-from specq.drafting.worker import BestFirst, Path, Shape, drafting_params, shape_of
+from specq.drafting.worker import BestFirst, DraftShape, Path, drafting_params, shape_of
 from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, SamplingParams, Speculation
 from specq.verifier.sources import Session
 
@@ -90,7 +90,7 @@ def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...
     return RankTree.of(_paths(shape, min(shape.max_depth, depth)), is_fixed=True)
 
 
-def _paths(shape: Shape, depth: int) -> list[Path]:
+def _paths(shape: DraftShape, depth: int) -> list[Path]:
     """Return all paths of a shape down to a depth, prefixes first."""
     found: list[Path] = []
     level: list[Path] = [()]

@@ -21,14 +21,14 @@ here opens a socket.
 
 from specq.verifier.control.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.core import Verifier
-from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, Setup, make_sources
+from specq.verifier.sources import SOURCES, Budget, ComputedDrafts, DraftBatch, DraftSource, Setup, make_sources
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
 
 __all__ = [
     "NO_REPORTS",
     "SOURCES",
     "Budget",
-    "Computed",
+    "ComputedDrafts",
     "DraftBatch",
     "DraftSource",
     "Reports",

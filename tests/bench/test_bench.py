@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bench import deployments, scenario
 from bench.contestants import Specq
 from bench.scenario import Settings
-from bench.stubs import Verdicts, draft_frames, encode_key, open_session
+from bench.stubs import VerdictCounter, draft_frames, encode_key, open_session
 from bench.suites.pair import NAMES, default_names, kinds
 from bench.suites.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
 from specq.cli import main
@@ -235,17 +235,17 @@ def test_stub_messages():
     draft = decode(draft_frames(2**62, 2**40, 0))
     assert isinstance(draft, Draft)
     assert len(draft.token_ids) == 8
-    verdicts = Verdicts(5, 3, 100)
+    verdicts = VerdictCounter(5, 3, 100)
     first, second = (decode(verdicts.take()) for _ in range(2))
     assert isinstance(first, Verdict)
     assert (first.base_len, second.base_len, len(first.token_ids), int(first.mask.sum())) == (100, 109, 9, 8)
     assert sum(map(len, draft_frames(2**62, 2**40, 0))) <= 200
-    assert sum(map(len, Verdicts(2**62, 2**40, 1000).take())) <= 200 + 9  # a byte for the origin of each token
+    assert sum(map(len, VerdictCounter(2**62, 2**40, 1000).take())) <= 200 + 9  # a byte for the origin of each token
 
 
 def test_the_stub_is_where_a_session_was_opened_last():
     """A session that was moved, of which both openings came over connections of their own: the earlier one comes last."""
-    sessions: dict[bytes, Verdicts] = {}
+    sessions: dict[bytes, VerdictCounter] = {}
     for epoch, length in ((93, 5), (90, 1)):
         tokens = np.zeros(length, np.int32)
         open_session(

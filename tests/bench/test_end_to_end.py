@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from bench.end_to_end import contest, method_serving, serving, table, vllm, workload
 from bench.end_to_end.contest import Part
 from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
+from bench.end_to_end.streams import Repetitions, Stream, StreamLoad, busy_rate, latencies
 from bench.end_to_end.workload import Workload, check_engine
 from bench.report import Report
 from bench.step_split import StepSplit, split
@@ -79,7 +79,7 @@ def test_texts_of_one_prompt_have_different_tenants():
             assert all(request["tree"] == [[0]] for request in requests)
             return [(Stream([1]), SimpleNamespace(stats={}, internal={}, token_ids=[1])) for _ in requests]
 
-    for load in (Load(1), Load(2)):
+    for load in (StreamLoad(1), StreamLoad(2)):
         work = Workload("pair", "cpu", [1, 2], 8, 1, [[5], [6]])
         completer = serving.Completer(Client(), load, work, "async", name="suffix", shape={"tree": [[0]]}, wave=2)
         for _ in range(2):
@@ -98,8 +98,8 @@ def test_ways_to_draft_are_modes_and_shapes_of_jobs():
             return [(Stream([1]), SimpleNamespace()) for _ in requests]
 
     for way in serving.DEPLOYMENTS["ssd"]:
-        assert serving._completer(Client(), Load(1), WORK, way).name == way
-        serving._completer(Client(), Load(1), WORK, way).complete([[5]], 1)
+        assert serving._completer(Client(), StreamLoad(1), WORK, way).name == way
+        serving._completer(Client(), StreamLoad(1), WORK, way).complete([[5]], 1)
     assert given == [("plain", None), ("async", None), ("async", [3] * 8), ("jit", [3] * 8)]
     assert serving.modes("ssd", replace(WORK, modes=("async",))) == ["async", "ssd", "ssd jit"]
 
@@ -196,7 +196,7 @@ def test_lengths_are_spread_evenly_and_are_the_same_in_each_run():
 
     asked = []
     client = SimpleNamespace(complete=lambda requests, *_: asked.extend(one["max_tokens"] for one in requests) or [])
-    serving.Completer(client, Load(64), spread, "plain").complete([[1]] * 192, 100)
+    serving.Completer(client, StreamLoad(64), spread, "plain").complete([[1]] * 192, 100)
     assert asked == lengths
 
 
@@ -269,7 +269,7 @@ def test_rates_of_all_repetitions_are_kept():
         calls.append((len(prompts), num_tokens))
         return [Stream([1, 2, 3])] * len(prompts)
 
-    found = WORK.timed(Load(1), complete)
+    found = WORK.timed(StreamLoad(1), complete)
     assert calls == [(8, workload.WARM_LEN), *[(8, 4)] * len(found["rates"])]
     assert len(found["rates"]) == 2
     assert found["texts"] == [[1, 2, 3]] * 4
@@ -286,10 +286,12 @@ def test_who_learns_what_pays_serves_for_a_while_before_it_is_timed(monkeypatch)
         clock.now += 1.0
         return [Stream([1, 2, 3])]
 
-    replace(WORK, settle_s=2.5).timed(Load(1), complete, learns=True, warmed=lambda: calls.append("timed from here"))
+    replace(WORK, settle_s=2.5).timed(
+        StreamLoad(1), complete, learns=True, warmed=lambda: calls.append("timed from here")
+    )
     assert calls == [4, 4, 4, "timed from here", 4, 4]
     calls.clear()
-    WORK.timed(Load(1), complete, learns=True)
+    WORK.timed(StreamLoad(1), complete, learns=True)
     assert calls == [4, 4, 4]
 
 
@@ -334,7 +336,7 @@ def test_warming_up_ends_before_the_first_repetition():
         calls.append("run")
         return [Stream([1])]
 
-    WORK.timed(Load(1), complete, warmed=lambda: calls.append("warm"))
+    WORK.timed(StreamLoad(1), complete, warmed=lambda: calls.append("warm"))
     assert calls == ["run", "warm", "run", "run"]
 
 
@@ -343,7 +345,7 @@ def test_the_first_temperature_has_all_sessions_and_the_others_those_for_samplin
     work = replace(WORK, temperatures=[0.0, 0.8])
     assert [load.key for load in work.loads] == ["1", "8", "1 T=0.8", "8 T=0.8"]
     sampled = replace(work, sampled_sessions=[32])
-    assert sampled.loads == [Load(1), Load(8), Load(32, 0.8)]
+    assert sampled.loads == [StreamLoad(1), StreamLoad(8), StreamLoad(32, 0.8)]
     assert sampled.most_sessions == 32
     assert sampled.kv_slots > work.kv_slots
 
@@ -372,7 +374,7 @@ def test_the_99th_percentile_leaves_out_one_of_a_hundred_gaps():
 
 
 def test_a_repetitions_rate_is_all_tokens_over_all_seconds():
-    found = Repetitions(Load(2, 0.8))
+    found = Repetitions(StreamLoad(2, 0.8))
     found.add(lambda: [Stream([1, 2]), Stream([3])])
     figures, (rate,) = found.figures(), found.rates
     assert rate == pytest.approx(3 / found.seconds)

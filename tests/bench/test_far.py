@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.end_to_end import far, serving
-from bench.end_to_end.streams import Load, Stream
+from bench.end_to_end.streams import Stream, StreamLoad
 from bench.end_to_end.workload import Workload
 from specq.cli import main
 from specq.models import resolve_model
@@ -38,7 +38,7 @@ def test_where_there_are_few_cores_they_are_shared(here, drafters):
 def test_far_draft_workers_are_small_and_find_the_broker_at_the_proxy():
     """Each on one core of its own, on the CPU, not niced."""
     config = serving.verifier_config(WORK, "")
-    settings = far.Settings(2, "tiny", (20.0,))
+    settings = far.FarSettings(2, "tiny", (20.0,))
     first, second = far._members(config, "tcp://127.0.0.1:9", settings, far.Cores((0,), (0,), (1, 2)))
     given = dict(pairwise(first.arguments))
     assert {name: given[f"--{name}"] for name in ("broker", "model", "device", "cores", "nice")} == {
@@ -69,7 +69,7 @@ def test_turns_alternate_and_a_ratio_is_of_two_turns_of_one_repetition(monkeypat
 
     monkeypatch.setattr(far, "Completer", Completer)
     monkeypatch.setattr(far, "speculation", lambda _: {"stale": 1, "drafted": 4})
-    found = far._in_turns(None, Service(), WORK, Load(1), 0.0)
+    found = far._in_turns(None, Service(), WORK, StreamLoad(1), 0.0)
     assert [mode for mode, _ in order[2:]] == ["plain", "async", "async", "plain"]
     assert found["async"]["stale_share"] == 0.25
     assert found["async"]["drafted_per_second"] > 0

@@ -12,7 +12,7 @@ from bench.suites.grids import (
     LOOKUP,
     PLAIN,
     SHAPES,
-    Variant,
+    GridVariant,
     cells_of,
     same_text,
     shape_table,
@@ -109,12 +109,12 @@ def test_variants():
 
 def test_whose_text_can_be_compared():
     """Token by token at T = 0, and wherever the draws are those of plain decoding."""
-    probabilistic = Variant("probabilistic", {"strategy": "probabilistic"})
+    probabilistic = GridVariant("probabilistic", {"strategy": "probabilistic"})
     assert probabilistic.keeps_text(0)
     assert not probabilistic.keeps_text(0.8)
-    assert Variant("best-first").keeps_text(0.8)
+    assert GridVariant("best-first").keeps_text(0.8)
     assert probabilistic.is_lossless(0.8)
-    assert not Variant("typical", {"strategy": "typical"}).is_lossless(0.8)
+    assert not GridVariant("typical", {"strategy": "typical"}).is_lossless(0.8)
 
 
 # --- cells --------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_same_text_is_a_share_of_all_completions():
 
 def test_cells():
     """Speed against plain decoding within a repetition, what was verified, and whether the text is the same."""
-    variants = [PLAIN, LOOKUP, Variant("probabilistic", {"strategy": "probabilistic"})]
+    variants = [PLAIN, LOOKUP, GridVariant("probabilistic", {"strategy": "probabilistic"})]
     turns = [
         turn("lookup", 0, 4.0, [[1, 2, 3, 4]]),
         turn("lookup", 1, 4.0, [[1, 2, 3, 4]]),
@@ -157,7 +157,7 @@ def test_tables():
     """A line for each cell; a dash where nothing was drafted, "in distribution" where texts may differ."""
     turns = [turn("plain", 0, 2.0, [[1, 2]]), turn("typical", 0, 1.0, [[1, 3]], STATS)]
     turns += [turn("probabilistic", 0, 1.0, [[1, 3]], STATS)]
-    variants = [PLAIN, *(Variant(name, {"strategy": name}) for name in ("typical", "probabilistic"))]
+    variants = [PLAIN, *(GridVariant(name, {"strategy": name}) for name in ("typical", "probabilistic"))]
     cells = [{"pair": "p", "temperature": 0.8, **cell} for cell in cells_of(turns, variants, 0.8)]
     header, *rows = strategy_table(cells)
     assert all(len(row) == len(header) for row in rows)

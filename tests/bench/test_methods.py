@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.method_figures import (
-    Measured,
+    MeasuredMethod,
     accepted_by_depth,
     cells_of,
     costs_of,
@@ -211,7 +211,7 @@ def measured():
         for name, rate in rates.items()
     ]
     steps = {name: steps_of(10, forward=2.0, host=1.0) for name in rates}
-    return [Method(name, name=name) for name in rates], Measured(turns, steps, {})
+    return [Method(name, name=name) for name in rates], MeasuredMethod(turns, steps, {})
 
 
 def test_ratios_are_within_a_repetition(measured):
@@ -232,7 +232,7 @@ def test_a_text_that_differs_is_found(measured):
     methods, found = measured
     wrong = turn("lookup", 1, 1.0, [[1, 2], [3, 5]])
     turns = [wrong if (one.contestant, one.repeat) == ("lookup", 1) else one for one in found.turns]
-    cells = cells_of(methods, Measured(turns, found.steps, {}), 1)
+    cells = cells_of(methods, MeasuredMethod(turns, found.steps, {}), 1)
     assert {name: cell["differing"] for name, cell in cells.items()} == {
         "plain": [],
         "lookup": ["b/1"],

@@ -10,8 +10,8 @@ from bench.figures import paired
 from bench.scenario import Completion, Pair, Settings
 from bench.suites.never_slower import (
     LEAST_PROMPTS,
-    Cell,
     Pace,
+    ServedCell,
     cells,
     names_of,
     passes,
@@ -89,7 +89,7 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
     prompts = [Prompt("a", str(number), (number,)) for number in range(LEAST_PROMPTS)]
     contestants = [Recorder(name) for name in ("plain", "lookup", "default", "forced")]
     pace = Pace(turn_s=0.0, repeats=3, settle_s=0.0, output_len=5)
-    found = take_turns(Cell(REAL, "one", 3), pace, contestants, prompts, Settings(output_len=5), lambda _: None)
+    found = take_turns(ServedCell(REAL, "one", 3), pace, contestants, prompts, Settings(output_len=5), lambda _: None)
     plain, *others = contestants
     for other in others:  # one of each verifier
         assert other.asked[0] == (tuple(prompts), 1)
@@ -151,11 +151,11 @@ def test_groups_stay_for_the_next_cell_and_start_one_by_one():
 
 def test_cells_share_what_does_not_depend_on_them():
     """The sessions change no process; those without drafters serve all cells of a target."""
-    one, more, other = (names_of(Cell(*of)) for of in ((REAL, "one", 1), (REAL, "one", 16), (RANDOM, "two", 1)))
+    one, more, other = (names_of(ServedCell(*of)) for of in ((REAL, "one", 1), (REAL, "one", 16), (RANDOM, "two", 1)))
     assert one == more
     assert one["alone"] == other["alone"]
     assert len({*one.values(), *other.values()}) == 5
-    assert set(names_of(Cell(REAL, "none", 1))) == {"alone", "default"}
+    assert set(names_of(ServedCell(REAL, "none", 1))) == {"alone", "default"}
 
 
 # --- the command --------------------------------------------------------------------------------------------------

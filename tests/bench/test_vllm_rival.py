@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from bench.end_to_end import vllm
-from bench.end_to_end.streams import Load
+from bench.end_to_end.streams import StreamLoad
 from bench.end_to_end.workload import Workload
 
 WORK = Workload("pair", "cuda", [2, 256], 3, 1, [[5, 6], [7, 8]])
@@ -72,7 +72,7 @@ def stand_in(monkeypatch):
 def test_as_many_requests_are_under_way_as_there_are_sessions():
     """Texts are in the prompts' order, put together from the new tokens of each step; tokens that come together are one arrival."""
     rival = vllm._Vllm(Llm(), WORK)
-    streams = rival._complete(Load(2, 0.8), [[5], [6], [7]], LENGTH)
+    streams = rival._complete(StreamLoad(2, 0.8), [[5], [6], [7]], LENGTH)
     assert [stream.token_ids for stream in streams] == [[1, 2, 3]] * 3
     assert [len(stream.arrivals) for stream in streams] == [2, 2, 2]
     assert all(stream.started < stream.arrivals[0] for stream in streams)
@@ -81,7 +81,7 @@ def test_as_many_requests_are_under_way_as_there_are_sessions():
 
 
 def test_figures_of_a_load_have_the_accepted_length_since_it_was_warm():
-    found = vllm._Vllm(Llm(), WORK).measure(Load(2))
+    found = vllm._Vllm(Llm(), WORK).measure(StreamLoad(2))
     assert found["mean_accepted_length"] == 2.5
     assert {"tokens_per_second", "first_token_ms", "itl_ms", "itl_p99_ms"} <= set(found)
 

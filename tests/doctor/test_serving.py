@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from specq.cli import main
 from specq.client import Result
 from specq.doctor import examine_service
-from specq.doctor.serving import MAX_TOKENS, Served
+from specq.doctor.serving import MAX_TOKENS, ServedRates
 from specq.protocol import Submit
 from specq.samples import shipped_messages
 from specq.testing.fake_broker import FakeBroker
@@ -57,7 +57,7 @@ def test_a_text_that_drafts_change_is_named_and_wrong_unless_it_may_be_a_near_ti
 
 def test_a_ratio_is_of_two_turns():
     """A deployment that becomes four times as slow changes none."""
-    assert Served(2, {}, {"plain": [100.0, 25.0], "drafts": [200.0, 50.0]}).ratio == 2.0
+    assert ServedRates(2, {}, {"plain": [100.0, 25.0], "drafts": [200.0, 50.0]}).ratio == 2.0
 
 
 def test_the_command_asks_the_broker_that_is_named(monkeypatch):

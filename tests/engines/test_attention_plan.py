@@ -19,7 +19,7 @@ from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import random_tokens, random_tree
 from specq.testing.growth import lines_of
 from specq.verification import StepBatch
-from specq.verifier.sources.unread import Layout
+from specq.verifier.sources.unread import UnreadLayout
 
 GREEDY = SamplingParams()
 
@@ -120,7 +120,7 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
     has read the nodes."""
     rng = np.random.default_rng(seed)
     level_sizes = tuple(rng.integers(1, 4, int(rng.integers(1, 6))).tolist())
-    shape, num_sessions = Layout.of(level_sizes), int(rng.integers(1, 5))
+    shape, num_sessions = UnreadLayout.of(level_sizes), int(rng.integers(1, 5))
     size, free = len(shape.levels), rng.permutation(1 << 12).astype(np.int32)
     parents = [np.array([rng.choice(above) for above in above_of(level_sizes)], np.int32) for _ in range(num_sessions)]
     counts = [int(np.searchsorted(shape.levels, rng.integers(0, len(level_sizes) + 1))) for _ in range(num_sessions)]

@@ -31,7 +31,7 @@ from specq.protocol import (
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
-from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, Verifier
+from specq.verifier import SOURCES, Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.mail_time import LEAST_S
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
@@ -66,7 +66,7 @@ class Both(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         return [draft for part in self.parts for draft in part.collect(sessions, budget, clock)]
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[ComputedDrafts]) -> None:
         for part in self.parts:
             part.observe(rounds, computed)
 
@@ -221,7 +221,7 @@ class Watcher(DraftSource):
     def wants_prompt(self, session: Session) -> bool:
         return True
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[ComputedDrafts]) -> None:
         for shares, output in computed:
             assert output.hidden is not None
             for i, share in enumerate(shares):

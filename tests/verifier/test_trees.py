@@ -19,7 +19,7 @@ from specq.runtime.compiler import built
 from specq.verification import NUM_BINS
 from specq.verifier.trees import MAX_LIVE_NODES, MAX_TABLE_SIZE, NEXT_IDS, NO_LIMIT, DraftTrees
 from specq.verifier.trees.arrays import ALONE, COLUMNS, COUNTS, MAX_LANES, NUM_OWN_LANES, WINDOW, _Struct
-from specq.verifier.trees.compiled import SOURCE, Compiled, kernels, with_signatures
+from specq.verifier.trees.compiled import SOURCE, CompiledTrees, kernels, with_signatures
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -43,7 +43,7 @@ class Both:
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
         self.compiled, self.reference = DraftTrees(), DraftTrees(is_compiled=False)
         if library is not None:
-            self.compiled.operations = Compiled(self.compiled, library)
+            self.compiled.operations = CompiledTrees(self.compiled, library)
         self.places: list[int] = []  # of open sessions
 
     def do(self, what: str, *arguments: Any, **options: Any) -> Any:

@@ -19,7 +19,7 @@ MOST_PARTS = 16
 _ROUND = ("base_len", "tokens", "verified", "accepted", "step_us", "wait_us")
 
 
-class Part:
+class TracePart:
     """What one other process has said of a job."""
 
     def __init__(self, name: str, role: str) -> None:
@@ -74,7 +74,7 @@ class JobTrace:
         ] = []  # time, place among the broker's notes, event, values
         self.rounds: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)  # the same of what comes often
         self.num_rounds = self._place = 0
-        self.parts: dict[bytes, Part] = {}
+        self.parts: dict[bytes, TracePart] = {}
 
     def note(self, event: str, at: float, **values: Any) -> None:
         """Note something that happens a few times in a job's life."""
@@ -96,7 +96,7 @@ class JobTrace:
     def expect(self, identity: bytes, name: str, role: str) -> None:
         """Let a process send events of the job."""
         if self.in_all_processes and len(self.parts) < MOST_PARTS:
-            part = self.parts.setdefault(identity, Part(name, role))
+            part = self.parts.setdefault(identity, TracePart(name, role))
             part.has_ended = False
 
     def lose(self, identity: bytes) -> None:

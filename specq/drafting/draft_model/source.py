@@ -41,7 +41,7 @@ from specq.verification import NO_TOKEN, Calibration, DeviceTokens
 from specq.verifier.sources import (
     NONE,
     Budget,
-    Computed,
+    ComputedDrafts,
     DraftBatch,
     DraftSource,
     Rounds,
@@ -319,7 +319,7 @@ class ColocatedDrafter(DraftSource):
             batches.append(batch_of_chains(sessions, COLOCATED_LANE, *nodes, is_measured=True))
         return batches
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)

@@ -14,7 +14,7 @@ import numpy as np
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, IntpArray
 from specq.verification import NO_TOKEN, DeviceTokens
-from specq.verifier.sources import DraftBatch, Layout, Session, hung_unread
+from specq.verifier.sources import DraftBatch, Session, UnreadLayout, hung_unread
 
 FADE = 0.05  # of a mean, with each round
 
@@ -56,7 +56,7 @@ def batch_of_unread(
     scores      f32[depth, width], of every session's
     """
     depth, width = scores.shape
-    layout = Layout.of((width,) * depth)
+    layout = UnreadLayout.of((width,) * depth)
     places = (layout.levels * len(sessions) + np.arange(len(sessions))[:, None]) * width + layout.ranks
     return hung_unread(sessions, drafted, layout, counts, places, scores.reshape(-1), COLOCATED_LANE)
 

@@ -22,7 +22,7 @@ import torch
 from specq.drafting.eagle3.interface import DeviceNodes, Grown, Ranks, TreeRequest
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
-from specq.drafting.eagle3.recorded import Part, Recorded
+from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
 from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
 from specq.drafting.interface import ranking_params
@@ -71,7 +71,7 @@ class Eagle:
         self._levels: dict[Ranks | int | tuple[int, ...], list[Level]] = {}
         self._depths: list[int] = []  # of trees that are recorded best first
         replays = replays or Replays.on(like.device)
-        self._recorded = None if replays is None else Recorded(head, self.cache, replays)
+        self._recorded = None if replays is None else RecordedTrees(head, self.cache, replays)
 
     def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
         """Take in what texts go on with; see `TreeHead`."""
@@ -205,15 +205,17 @@ class Eagle:
         roots = places, lengths, ends
         if self._recorded is None:
             every = np.arange(len(texts))
-            return _Growing([Part(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
+            return _Growing([RecordedPart(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
         is_free = np.array([one.is_free for one in sampling])
         free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
-        parts = list[Part]()
+        parts = list[RecordedPart]()
         if len(free):
             parts += self._recorded.grow(free, *roots, sampling, levels)
         if len(rest):
             own = places[rest], lengths[rest], ends[rest]
-            parts.append(Part(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
+            parts.append(
+                RecordedPart(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None))
+            )
         return _Growing(parts, levels)
 
     def _levels_of(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
@@ -278,7 +280,7 @@ class Eagle:
 class _Growing:
     """Fulfils `Growing`: trees of these levels, in parts."""
 
-    def __init__(self, parts: list[Part], levels: list[Level]) -> None:
+    def __init__(self, parts: list[RecordedPart], levels: list[Level]) -> None:
         self._parts, self._levels = parts, levels
 
     def __call__(self) -> Grown:
@@ -292,7 +294,7 @@ class _Growing:
         return None if nodes is None or not len(nodes[PLANES:]) else DeviceNodes(nodes[0], nodes[PLANES:])
 
 
-def _joined(parts: list[Part]) -> Int32Array:
+def _joined(parts: list[RecordedPart]) -> Int32Array:
     """Return i32[4, trees, n] of parts, each of some of the trees."""
     if len(parts) == 1:
         found: Int32Array = parts[0].wait()

@@ -19,7 +19,16 @@ from specq.drafting.eagle3.interface import Grown
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import BoolArray, Float64Array, IntpArray
 from specq.verification import DeviceTokens, places_in_runs
-from specq.verifier.sources import NEXT_IDS, DraftBatch, DraftTrees, Layout, Session, StepCurve, hung_unread, put_tokens
+from specq.verifier.sources import (
+    NEXT_IDS,
+    DraftBatch,
+    DraftTrees,
+    Session,
+    StepCurve,
+    UnreadLayout,
+    hung_unread,
+    put_tokens,
+)
 
 PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for
 MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/e
@@ -47,7 +56,7 @@ class UsualReach:
         self._promised = np.zeros((depth, width))  # 0 where nothing was seen
         self._accepted, self._verified = np.zeros((depth, width)), np.zeros((depth, width))
 
-    def promise(self, layout: Layout, reach: Float64Array) -> None:
+    def promise(self, layout: UnreadLayout, reach: Float64Array) -> None:
         """Take in cumulative probabilities f64[trees, n], 0 where there is no node."""
         now = reach.mean(0)
         at = layout.levels, layout.ranks
@@ -55,7 +64,7 @@ class UsualReach:
         weight = min(len(reach) / PRIOR_WEIGHT, 1.0)
         self._promised[at] = np.where(before > 0, before + weight * (now - before), now)
 
-    def learn(self, layout: Layout, counts: IntpArray, is_accepted: BoolArray) -> None:
+    def learn(self, layout: UnreadLayout, counts: IntpArray, is_accepted: BoolArray) -> None:
         """Take in what became of trees, of each of which its first nodes were verified, so many: is_accepted bool[verified], tree after tree."""
         places = places_in_runs(counts)
         num_verified = np.bincount(places, minlength=len(layout.levels))
@@ -65,7 +74,7 @@ class UsualReach:
         self._verified[at] = self._verified[at] * kept + num_verified
         self._accepted[at] = self._accepted[at] * kept + num_accepted
 
-    def of(self, layout: Layout) -> Float64Array | None:
+    def of(self, layout: UnreadLayout) -> Float64Array | None:
         """Return how likely each node is, f64[n], none likelier than the one before; None if something of the kind was never seen."""
         at = layout.levels, layout.ranks
         if (layout.levels[-1] >= len(self._promised)) or not self._promised[at].all():
@@ -89,7 +98,7 @@ def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurv
     level_s = LEVEL_SHARE * curve.profiled(num_sessions)
     best, most = shapes[-1], 0.0
     for shape in shapes:
-        likely = usual.of(Layout.of(shape))
+        likely = usual.of(UnreadLayout.of(shape))
         if likely is None:
             return shape
         num_nodes = num_sessions * len(likely)
@@ -114,7 +123,7 @@ class ShapeChoice:
         shape, num_left = self._known.get(num_sessions, ((), 0))
         if not num_left:
             shape = best_shape(num_sessions, self._depth, self.usual, curve)
-            num_left = LOOK_AGAIN if self.usual.of(Layout.of(shape)) is not None else 1
+            num_left = LOOK_AGAIN if self.usual.of(UnreadLayout.of(shape)) is not None else 1
         self._known[num_sessions] = shape, num_left - 1
         return shape
 
@@ -122,7 +131,7 @@ class ShapeChoice:
 def batch_of_unread(
     sessions: Sequence[Session],
     drafted: DeviceTokens,
-    layout: Layout,
+    layout: UnreadLayout,
     depths: IntpArray,
     likely: Float64Array,
     lane: int,

@@ -17,7 +17,7 @@ from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.texts import NOBODY, EagleText, StateCache, Waiting
+from specq.drafting.eagle3.texts import NOBODY, EagleText, StateCache, WaitingText
 from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced
@@ -37,7 +37,7 @@ Wait = Callable[[], np.ndarray]
 Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
 
 
-class Part(NamedTuple):
+class RecordedPart(NamedTuple):
     """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all of `eagle_rows.grow` on the
     device, until trees of the same kind are begun again."""
 
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     nodes: torch.Tensor | None = None
 
 
-class Recorded:
+class RecordedTrees:
     """Passes of one head over one cache."""
 
     def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
@@ -133,14 +133,14 @@ class Recorded:
         ends: IntpArray,
         sampling: list[Sampling],
         levels: list[Level],
-    ) -> list[Part]:
+    ) -> list[RecordedPart]:
         """Begin trees of these of some texts; nodes as of `eagle_rows.grow`."""
-        found = list[Part]()
+        found = list[RecordedPart]()
         for part in _parts(lengths[which]):
             own = which[part]
             noise = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
             roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
-            found.append(Part(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
+            found.append(RecordedPart(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
         return found
 
     def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Noise) -> tuple[Wait, torch.Tensor]:
@@ -220,7 +220,7 @@ class _Taps(NamedTuple):
     span: slice
 
 
-def _by_step(parts: Sequence[Waiting]) -> tuple[IntpArray, list[_Taps]]:
+def _by_step(parts: Sequence[WaitingText]) -> tuple[IntpArray, list[_Taps]]:
     """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each step in it."""
     firsts = parts[0].values
     if all(part.values is firsts for part in parts):

@@ -39,13 +39,13 @@ from specq.verifier.sources import (
     FLOOR,
     NONE,
     Budget,
-    Computed,
+    ComputedDrafts,
     DraftBatch,
     DraftSource,
-    Layout,
     Rounds,
     Session,
     Setup,
+    UnreadLayout,
     accepted_paths,
     followed_rows,
     may_be_unread,
@@ -159,18 +159,18 @@ class EagleDrafter(DraftSource):
         grown = begun.wait()
         is_node = np.isfinite(grown.reach)  # else nothing is there, or what the head said is no number
         likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
-        self._shapes.usual.promise(Layout.of(begun.plan.level_sizes), likely)
+        self._shapes.usual.promise(UnreadLayout.of(begun.plan.level_sizes), likely)
         return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))
 
     def _learn(self) -> None:
         """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device would wait for."""
         if self._unlearned is not None:
             (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
-            self._shapes.usual.learn(Layout.of(sizes), counts, is_accepted > 0)
+            self._shapes.usual.learn(UnreadLayout.of(sizes), counts, is_accepted > 0)
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return trees before the host has read them, where that is possible; see `grown_trees`."""
-        layout = Layout.of(begun.plan.level_sizes)
+        layout = UnreadLayout.of(begun.plan.level_sizes)
         likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
         if likely is None or not may_be_unread(begun.sessions, 1):
             return None
@@ -214,7 +214,7 @@ class EagleDrafter(DraftSource):
     def wants_prompt(self, session: Session) -> bool:
         return bool(session.takes_drafts)
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
         verified, self._verified = self._verified, None

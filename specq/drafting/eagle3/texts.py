@@ -97,18 +97,18 @@ class StateCache:
 MANY_PARTS = 64  # of a text that waits; beyond them its hidden states get memory of their own
 
 
-class Waiting(NamedTuple):
+class WaitingText(NamedTuple):
     """Tokens of a text, before each of which stands one of these rows of hidden states [n, width]."""
 
     values: torch.Tensor
     rows: Sequence[int]
     token_ids: Sequence[int]
 
-    def split(self, count: int) -> tuple[Waiting, Waiting]:
+    def split(self, count: int) -> tuple[WaitingText, WaitingText]:
         """Return the first so many, and the rest."""
         return (
-            Waiting(self.values, self.rows[:count], self.token_ids[:count]),
-            Waiting(self.values, self.rows[count:], self.token_ids[count:]),
+            WaitingText(self.values, self.rows[:count], self.token_ids[:count]),
+            WaitingText(self.values, self.rows[count:], self.token_ids[count:]),
         )
 
 
@@ -119,7 +119,7 @@ class EagleText:
     place: int
     first: int
     length: int = 0
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[WaitingText] = field(default_factory=list)
     num_waiting: int = 0
 
     @property
@@ -134,13 +134,13 @@ class EagleText:
         if known >= len(one.rows):
             return
         rows, token_ids = (one.rows[known:], one.token_ids[known:]) if known else (one.rows, one.token_ids)
-        self.waiting.append(Waiting(values, rows, token_ids))
+        self.waiting.append(WaitingText(values, rows, token_ids))
         self.num_waiting += len(rows)
         if self.num_waiting > most:
             self.keep_last(most // 2)
         if len(self.waiting) > MANY_PARTS:
             taps, token_ids = gathered(self.waiting), [token for part in self.waiting for token in part.token_ids]
-            self.waiting = [Waiting(taps, range(len(taps)), token_ids)]
+            self.waiting = [WaitingText(taps, range(len(taps)), token_ids)]
 
     def begin_at(self, first: int) -> None:
         """Forget all; the next row reads the token at `first`."""
@@ -155,13 +155,13 @@ class EagleText:
         self.begin_at(end - num_waiting)
         self.waiting, self.num_waiting = waiting, num_waiting
 
-    def take(self, count: int) -> list[Waiting]:
+    def take(self, count: int) -> list[WaitingText]:
         """Return the first rows that wait, so many, which have places in the cache from now on."""
         self.length, self.num_waiting = self.length + count, self.num_waiting - count
         if not self.num_waiting:
             whole, self.waiting = self.waiting, []
             return whole
-        taken = list[Waiting]()
+        taken = list[WaitingText]()
         while count:
             part, rest = self.waiting[0].split(count)
             self.waiting[:1] = [rest] if rest.rows else []
@@ -170,22 +170,22 @@ class EagleText:
         return taken
 
 
-def gathered(parts: Sequence[Waiting]) -> torch.Tensor:
+def gathered(parts: Sequence[WaitingText]) -> torch.Tensor:
     """Return the hidden states of parts, one after the other, in memory of their own."""
     return torch.cat([part.values.index_select(0, torch.tensor(part.rows).to(part.values.device)) for part in parts])
 
 
-class Taps(NamedTuple):
+class TappedStates(NamedTuple):
     """Hidden states [n, width], and which of them stand before some rows, i32[rows]."""
 
     values: torch.Tensor
     rows: Int32Array
 
 
-def taps_of(parts: Sequence[Waiting]) -> Taps:
+def taps_of(parts: Sequence[WaitingText]) -> TappedStates:
     """Return the hidden states of parts, one after the other: as a rule all are of one step, and nothing is copied."""
     values = parts[0].values
     if all(part.values is values for part in parts):
-        return Taps(values, np.array([row for part in parts for row in part.rows], np.int32))
+        return TappedStates(values, np.array([row for part in parts for row in part.rows], np.int32))
     found = gathered(parts)
-    return Taps(found, np.arange(len(found), dtype=np.int32))
+    return TappedStates(found, np.arange(len(found), dtype=np.int32))

@@ -20,7 +20,7 @@ from specq.drafting.suffix import TextDrafts
 from specq.drafting.suffix.text_drafts import batches_of_texts, most_depth
 from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
-from specq.verifier.sources import Budget, Computed, DraftBatch, DraftSource, Round, Session, Setup, StepCurve
+from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSource, Round, Session, Setup, StepCurve
 
 FREE = 0.1  # share of a step's time by which all windows may make it longer
 MOST_NODES = 64  # of a session's drafts
@@ -85,7 +85,7 @@ class LookaheadDecoder(DraftSource):
             return NO_SCRATCH
         return own.window.rows(session.token_ids, self._num_columns)
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[ComputedDrafts]) -> None:
         """Let the windows take in what the target said after their rows."""
         for shares, output in computed:
             if output.scratch_logits is None:

@@ -26,7 +26,7 @@ from specq.verifier.sources import (
     FLOOR,
     NEXT_IDS,
     Budget,
-    Computed,
+    ComputedDrafts,
     DraftBatch,
     DraftSource,
     Rounds,
@@ -119,7 +119,7 @@ class MedusaDrafter(DraftSource):
         alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
         return [_batch(begun, list(which), ranked) for _, which in alike]
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Keep the hidden state behind each session's text: that of the row from which its last token was made."""
         done = {one.session_id: one for one in rounds.sessions if one.takes_drafts}
         paths = accepted_paths(rounds)

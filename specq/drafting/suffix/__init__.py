@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from specq.drafting.suffix.compiled import Compiled, kernels
-from specq.drafting.suffix.reference import DEPTH, MOST_NODES, MOST_TREES, Drafted, Reference
+from specq.drafting.suffix.compiled import CompiledMatcher, kernels
+from specq.drafting.suffix.reference import DEPTH, MOST_NODES, MOST_TREES, DraftedSuffix, ReferenceMatcher
 from specq.drafting.suffix.texts import (
     NO_TEXT,
     TOO_OLD,
@@ -51,7 +51,7 @@ class SuffixTree(Protocol):
 def make_tree(*, is_compiled: bool = True) -> SuffixTree:
     """Return a tree of no text; `is_compiled`: False for the reference."""
     found = kernels() if is_compiled else None
-    return Reference() if found is None else Compiled(found)
+    return ReferenceMatcher() if found is None else CompiledMatcher(found)
 
 
 def make_texts(*, is_compiled: bool = True) -> SuffixTexts:
@@ -68,11 +68,11 @@ def draft(
     most_depth: int = DEPTH,
     fan_out: int = 1,
     floor: float = 0.0,
-) -> Drafted:
+) -> DraftedSuffix:
     """Return what may follow a text that ends with `tail`: at most `most` nodes, at most `most_depth` deep, of each at most `fan_out`
     children; none likelier to be left out than `floor`. Of trees that know as long an end of it, the earlier count first; all are of
     one kind, and at most MOST_TREES."""
-    found: Drafted = type(trees[0]).draft(trees, tail[-DEPTH:], min(most, MOST_NODES), most_depth, fan_out, floor)
+    found: DraftedSuffix = type(trees[0]).draft(trees, tail[-DEPTH:], min(most, MOST_NODES), most_depth, fan_out, floor)
     return found
 
 
@@ -82,7 +82,7 @@ __all__ = [
     "MOST_TREES",
     "NO_TEXT",
     "TOO_OLD",
-    "Drafted",
+    "DraftedSuffix",
     "NotReady",
     "Requests",
     "SuffixTexts",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from specq.drafting.suffix.reference import DOUBTS, MOST_NODES, Drafted
+from specq.drafting.suffix.reference import DOUBTS, MOST_NODES, DraftedSuffix
 from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "suffix.c"
@@ -42,7 +42,7 @@ _Ids, _Probs = ctypes.c_int32 * MOST_NODES, ctypes.c_double * MOST_NODES
 DOUBTS_IN_C = (ctypes.c_double * len(DOUBTS))(*DOUBTS)
 
 
-class Compiled:
+class CompiledMatcher:
     """See `specq.drafting.suffix.SuffixTree`."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
@@ -77,8 +77,8 @@ class Compiled:
 
     @staticmethod
     def draft(
-        trees: Sequence[Compiled], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
-    ) -> Drafted:
+        trees: Sequence[CompiledMatcher], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
+    ) -> DraftedSuffix:
         """See `specq.drafting.suffix.draft`."""
         first = trees[0]
         at = first._alone if len(trees) == 1 else (ctypes.c_void_p * len(trees))(*[tree.address for tree in trees])  # noqa: SLF001 - of its own class
@@ -87,4 +87,4 @@ class Compiled:
         count = first._kernels.suffix_draft(  # noqa: SLF001
             at, len(trees), (ctypes.c_int32 * len(tail))(*tail), len(tail), *limits, DOUBTS_IN_C, tokens, parents, probs
         )
-        return Drafted(tokens[:count], parents[:count], probs[:count])
+        return DraftedSuffix(tokens[:count], parents[:count], probs[:count])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specq.drafting.interface import Children, Expansion, ProposerSpec
-from specq.drafting.paths import Paths
+from specq.drafting.paths import DraftPaths
 from specq.drafting.suffix import DEPTH, SuffixTree, draft, make_tree
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
@@ -31,7 +31,7 @@ INFO = ModelInfo(
 class _Session:
     tail: list[int]  # the last tokens
     tree: SuffixTree = field(default_factory=make_tree)
-    paths: Paths = field(default_factory=Paths)
+    paths: DraftPaths = field(default_factory=DraftPaths)
 
     def extend(self, token_ids: list[int]) -> None:
         self.tree.extend(token_ids)

@@ -29,7 +29,7 @@ TRUSTED = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.91, 0.92, 0.93, 0.94,
 DOUBTS = tuple(1.0 / max(trusted, 1e-6) - 1.0 for trusted in TRUSTED)
 
 
-class Drafted(NamedTuple):
+class DraftedSuffix(NamedTuple):
     """A tree of nodes, parents before children: their tokens, the places of their parents among them (NONE: the text's end), and the
     probability of each given its parent."""
 
@@ -46,7 +46,7 @@ class _Node:
         self.children: dict[int, _Node] = {}  # by token; the one that was met last comes last
 
 
-class Reference:
+class ReferenceMatcher:
     """See `specq.drafting.suffix.SuffixTree`."""
 
     def __init__(self) -> None:
@@ -122,8 +122,8 @@ class Reference:
 
     @staticmethod
     def draft(
-        trees: Sequence[Reference], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
-    ) -> Drafted:
+        trees: Sequence[ReferenceMatcher], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
+    ) -> DraftedSuffix:
         """See `specq.drafting.suffix.draft`."""
         return _draft(trees, tail, most, most_depth, fan_out, floor)
 
@@ -131,7 +131,7 @@ class Reference:
 class _Context(NamedTuple):
     """A place of a tree that some tokens lead to; `node` None: it was met once, and the text goes on after `at`."""
 
-    tree: Reference
+    tree: ReferenceMatcher
     node: _Node | None
     at: int
     depth: int
@@ -155,13 +155,13 @@ class _Context(NamedTuple):
         return [(token, child.count) for token, child in reversed(self.node.children.items())][:CHILDREN]
 
 
-def _begin(trees: Sequence[Reference], tail: Sequence[int]) -> list[_Context]:
+def _begin(trees: Sequence[ReferenceMatcher], tail: Sequence[int]) -> list[_Context]:
     """Return the contexts of the text's end, longest first, those of earlier trees before others."""
     found = [context for tree in trees for context in tree.matches(tail)]
     return sorted(found, key=lambda context: -context.depth)[:CONTEXTS]
 
 
-def _advance(contexts: Sequence[_Context], token: int, trees: Sequence[Reference]) -> list[_Context]:
+def _advance(contexts: Sequence[_Context], token: int, trees: Sequence[ReferenceMatcher]) -> list[_Context]:
     found = [context.step(token) for context in [*contexts, *(tree.begins() for tree in trees)]]
     return [context for context in found if context is not None][:CONTEXTS]
 
@@ -185,10 +185,10 @@ def _predict(contexts: Sequence[_Context], fan_out: int) -> list[tuple[int, floa
 
 
 def _draft(
-    trees: Sequence[Reference], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
-) -> Drafted:
+    trees: Sequence[ReferenceMatcher], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
+) -> DraftedSuffix:
     """Add the likeliest node that is offered, and offer what may follow it, until there are `most`."""
-    drafted = Drafted([], [], [])
+    drafted = DraftedSuffix([], [], [])
     places = [
         (_begin(trees, tail), 0, 1.0)
     ]  # of the text's end and each node: contexts, depth, probability from the end on

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specq.drafting.suffix.compiled import DOUBTS_IN_C, Compiled
-from specq.drafting.suffix.reference import MOST_NODES, MOST_TREES, NONE, Reference
+from specq.drafting.suffix.compiled import DOUBTS_IN_C, CompiledMatcher
+from specq.drafting.suffix.reference import MOST_NODES, MOST_TREES, NONE, ReferenceMatcher
 from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Buffer
 
@@ -91,11 +91,11 @@ class ReferenceTexts:
 
     def __init__(self) -> None:
         # And the most of nodes and levels; None: it is left alone.
-        self._texts: dict[int, tuple[Reference, int, int] | None] = {}
+        self._texts: dict[int, tuple[ReferenceMatcher, int, int] | None] = {}
 
     def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
         """See `SuffixTexts.open`."""
-        self._texts[slot] = Reference(), most_nodes, most_depth
+        self._texts[slot] = ReferenceMatcher(), most_nodes, most_depth
 
     def leave(self, slot: int) -> None:
         """See `SuffixTexts.leave`."""
@@ -150,7 +150,7 @@ class ReferenceTexts:
         tree, most_nodes, most_depth = text
         trees = [tree, *(requests.others[group] if group != NONE else ())]
         room = min(most_depth, int(requests.limits[slot] - requests.lengths[slot]) - 1)
-        drafted = Reference.draft(trees, tree.tail(), most_nodes, room, requests.fan_out, requests.floor)
+        drafted = ReferenceMatcher.draft(trees, tree.tail(), most_nodes, room, requests.fan_out, requests.floor)
         return list(zip(*drafted, strict=True))
 
 
@@ -163,8 +163,8 @@ class CompiledTexts:
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self._kernels = kernels
-        self._trees: dict[int, Compiled] = {}
-        self._nothing = Compiled(kernels)  # stands where a text is left alone
+        self._trees: dict[int, CompiledMatcher] = {}
+        self._nothing = CompiledMatcher(kernels)  # stands where a text is left alone
         self._texts = np.zeros(0, TEXT)  # by slot
         self._slots, self._groups, self._sizes, self._token_ids, self._parents = (Buffer(np.int32) for _ in range(5))
         self._scores = Buffer(np.float64)
@@ -172,7 +172,7 @@ class CompiledTexts:
 
     def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
         """See `SuffixTexts.open`."""
-        tree = Compiled(self._kernels)
+        tree = CompiledMatcher(self._kernels)
         self._put(slot, tree, min(most_nodes, MOST_NODES), most_depth)
         self._trees[slot] = tree
 
@@ -190,7 +190,7 @@ class CompiledTexts:
     def __contains__(self, slot: int) -> bool:
         return slot in self._trees
 
-    def _put(self, slot: int, tree: Compiled, most_nodes: int, most_depth: int) -> None:
+    def _put(self, slot: int, tree: CompiledMatcher, most_nodes: int, most_depth: int) -> None:
         self._make_room(slot + 1)
         self._texts[slot] = tree.address, most_nodes, most_depth
 
@@ -234,7 +234,7 @@ class _Column:
         return self._address
 
 
-def _in_c(others: Sequence[Sequence[Compiled]]) -> Any:
+def _in_c(others: Sequence[Sequence[CompiledMatcher]]) -> Any:
     """Return the addresses of groups of trees, each group with as many places."""
     if not others:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest, MakesChildren
 from specq.drafting.interface import NO_CHILDREN, Children, Expansion
-from specq.drafting.paths import Paths
+from specq.drafting.paths import DraftPaths
 from specq.engines import resolve_directory
 from specq.engines.vllm.options import make_options, model_info, prepare_environment
 from specq.protocol import EngineError, Int32Array, SamplingParams
@@ -29,7 +29,7 @@ class _Session:
     params: SamplingParams
     token_ids: list[int]
     owner: str
-    paths: Paths = field(default_factory=Paths)
+    paths: DraftPaths = field(default_factory=DraftPaths)
 
 
 class VllmModel:

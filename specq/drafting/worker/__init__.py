@@ -11,15 +11,15 @@ In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a pro
 from specq.drafting.worker.acceptance_stats import judged
 from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
-from specq.drafting.worker.shapes import BestFirst, Path, Shape, shape_of
+from specq.drafting.worker.shapes import BestFirst, DraftShape, Path, shape_of
 
 __all__ = [
     "LEAST_CHANCE",
     "SIBLING_VALUE",
     "BestFirst",
+    "DraftShape",
     "Drafter",
     "Path",
-    "Shape",
     "drafting_params",
     "judged",
     "shape_of",

@@ -18,7 +18,7 @@ SYNC_NODES = 8  # budget of a best-first tree that is to be sent as a whole
 Path = tuple[int, ...]
 
 
-class Shape(Protocol):
+class DraftShape(Protocol):
     """What bounds a tree."""
 
     @property
@@ -101,7 +101,7 @@ class FixedFanOuts:
         return max(1, counts[len(path)]) if len(path) < len(counts) else 1
 
 
-def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Shape:
+def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> DraftShape:
     """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` hold where it asks for nothing."""
     depth = min(speculation.max_depth or max_ahead, max_ahead)
     if speculation.tree:

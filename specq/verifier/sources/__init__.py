@@ -16,10 +16,10 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.sessions.session import Session, longest_chain
 from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
-from specq.verifier.sources.interface import UNBOUNDED, Budget, Computed, DraftSource, Setup
+from specq.verifier.sources.interface import UNBOUNDED, Budget, ComputedDrafts, DraftSource, Setup
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.sources.table import SOURCES, make_sources
-from specq.verifier.sources.unread import Layout, hung_unread, may_be_unread, put_tokens
+from specq.verifier.sources.unread import UnreadLayout, hung_unread, may_be_unread, put_tokens
 from specq.verifier.step.node_choice import FLOOR, promised
 from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.step.verdicts import verdict_of
@@ -32,12 +32,11 @@ __all__ = [
     "SOURCES",
     "UNBOUNDED",
     "Budget",
-    "Computed",
+    "ComputedDrafts",
     "DraftBatch",
     "DraftSource",
     "DraftTrees",
     "Followed",
-    "Layout",
     "Patience",
     "Round",
     "Rounds",
@@ -45,6 +44,7 @@ __all__ = [
     "Setup",
     "SourceSet",
     "StepCurve",
+    "UnreadLayout",
     "accepted_paths",
     "batch_of",
     "batch_of_chains",

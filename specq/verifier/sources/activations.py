@@ -29,7 +29,7 @@ from specq.protocol import (
 from specq.runtime import traced
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
-from specq.verifier.sources.interface import Computed
+from specq.verifier.sources.interface import ComputedDrafts
 from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)
@@ -154,7 +154,7 @@ class ActivationFeeds:
         feed = self._feeds.get(session.session_id)
         return feed is not None and feed.session is session and session.is_open and not session.finish
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and nothing else."""
         if not self._feeds:
             return
@@ -172,7 +172,7 @@ class ActivationFeeds:
         self._feeds.clear()
         self._follow()
 
-    def _keep(self, part: Computed, layers: Layers, followed: Sequence[tuple[Session, Followed]]) -> None:
+    def _keep(self, part: ComputedDrafts, layers: Layers, followed: Sequence[tuple[Session, Followed]]) -> None:
         """Keep rows of these layers, which leave the device at once for all sessions."""
         hidden, wanted = part.output.hidden, list[tuple[_Kept, Followed]]()
         for session, one in followed:

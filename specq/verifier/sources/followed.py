@@ -9,7 +9,7 @@ import numpy as np
 
 from specq.verification import ends_of
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.interface import Computed
+from specq.verifier.sources.interface import ComputedDrafts
 from specq.verifier.step.rounds import Rounds
 
 Paths = dict[int, Sequence[int]]
@@ -39,7 +39,9 @@ def accepted_paths(rounds: Rounds) -> Paths:
     return {i: places[first:end] for i, first, end in zip(ids, [0, *spans], spans, strict=False)}
 
 
-def followed_rows(part: Computed, paths: Paths, takes: Callable[[Session], bool]) -> Iterator[tuple[Session, Followed]]:
+def followed_rows(
+    part: ComputedDrafts, paths: Paths, takes: Callable[[Session], bool]
+) -> Iterator[tuple[Session, Followed]]:
     """Yield what each text goes on with behind the rows of hidden states that were computed of it: of the tokens that the step computed, and of
     the accepted path. `takes`: whether a session's text is followed. To be asked after the step was committed."""
     shares, hidden = part.shares, part.output.hidden

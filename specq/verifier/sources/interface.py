@@ -64,13 +64,13 @@ class Setup(NamedTuple):
     draft_tokenizer: str = ""
 
 
-class Computed(NamedTuple):
+class ComputedDrafts(NamedTuple):
     """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their order."""
 
     shares: Shares
     output: StepOutput
 
-    def of_layers(self, layers: tuple[int, ...]) -> Computed:
+    def of_layers(self, layers: tuple[int, ...]) -> ComputedDrafts:
         """Return the same with the hidden states of these layers alone; without any where the step was not asked for all of them."""
         hidden = self.output.hidden
         if hidden is None or hidden.layers in ((), layers):
@@ -124,7 +124,7 @@ class DraftSource(ABC):
         """Return whether hidden states are wanted of all rows of a session's context, not only of those that are judged."""
         return False
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:  # noqa: B027 - need not be written
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:  # noqa: B027 - need not be written
         """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden states and
         the logits of scratch rows that were asked for, where the engine keeps them."""
 

@@ -9,7 +9,7 @@ from specq.protocol import REMOTE, Draft
 from specq.verifier.sessions.grafting import DraftBatch, batch_of
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.activations import ActivationFeeds
-from specq.verifier.sources.interface import Budget, Computed, DraftSource
+from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.step.rounds import Rounds
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
@@ -60,7 +60,7 @@ class Mailbox(DraftSource):
     def wants_prompt(self, session: Session) -> bool:
         return self.feeds.takes(session)
 
-    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         self.feeds.observe(rounds, computed)
 
     def close(self, session: Session) -> None:

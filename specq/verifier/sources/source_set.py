@@ -27,7 +27,7 @@ from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.source_yields import Arm
 from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.interface import Budget, Computed, DraftSource
+from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.sources.mail_time import MailTime
 from specq.verifier.sources.mailbox import Mailbox
 from specq.verifier.step.rounds import Rounds
@@ -268,10 +268,10 @@ class SourceSet:
         """Let the sources take in what a step committed, which took so long; idle_s: seconds that the host waited for it with the next one in
         flight, if it was."""
         self._mail_time.learn(step_s, self._mail_took_s, idle_s)
-        computed = [Computed(*part) for part in done]
+        computed = [ComputedDrafts(*part) for part in done]
         self._ask("observe", lambda source: self._show(source, rounds, computed), clock)
 
-    def _show(self, source: DraftSource, rounds: Rounds, computed: Sequence[Computed]) -> None:
+    def _show(self, source: DraftSource, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         if not self._sleeps(source, [session for part in computed for session in part.shares.sessions]):
             source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 

@@ -19,7 +19,7 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 
-class Layout(NamedTuple):
+class UnreadLayout(NamedTuple):
     """How the nodes of a draft lie, level by level: their levels, their places in these, and the first node of the level above, -1 at the first
     one, i64[n] each."""
 
@@ -33,12 +33,12 @@ class Layout(NamedTuple):
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def of(level_sizes: tuple[int, ...]) -> Layout:
+    def of(level_sizes: tuple[int, ...]) -> UnreadLayout:
         """Return the layout of levels of these sizes."""
         sizes = np.array(level_sizes, np.intp)
         firsts = starts_of(sizes)
         levels = np.arange(len(sizes)).repeat(sizes)
-        return Layout(levels, places_in_runs(sizes), np.append(NONE, firsts[:-1])[levels])
+        return UnreadLayout(levels, places_in_runs(sizes), np.append(NONE, firsts[:-1])[levels])
 
 
 def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
@@ -58,7 +58,7 @@ def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
 def hung_unread(
     sessions: Sequence[Session],
     drafted: DeviceTokens,
-    layout: Layout,
+    layout: UnreadLayout,
     depths: IntpArray,
     places: Int64Array,
     scores: npt.NDArray[np.floating],

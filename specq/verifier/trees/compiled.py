@@ -45,7 +45,7 @@ def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
     return found
 
 
-class Compiled:
+class CompiledTrees:
     """See `specq.verifier.trees.draft_trees.Operations`."""
 
     def __init__(self, trees: Arrays, kernels: ctypes.CDLL) -> None:

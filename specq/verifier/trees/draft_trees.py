@@ -28,8 +28,8 @@ from specq.protocol import (
 )
 from specq.verification import Calibration
 from specq.verifier.trees.arrays import COUNTS, MAX_LIVE_NODES, NONE, WINDOW, Arrays
-from specq.verifier.trees.compiled import Compiled, kernels
-from specq.verifier.trees.reference import Reference
+from specq.verifier.trees.compiled import CompiledTrees, kernels
+from specq.verifier.trees.reference import ReferenceTrees
 from specq.verifier.trees.reference_choice import calibration_of
 from specq.verifier.trees.reference_graft import HEAD
 
@@ -143,7 +143,7 @@ class DraftTrees(Arrays):
     def __init__(self, *, is_compiled: bool = True) -> None:
         super().__init__()
         library = kernels() if is_compiled else None
-        self.operations: Operations = Reference(self) if library is None else Compiled(self, library)
+        self.operations: Operations = ReferenceTrees(self) if library is None else CompiledTrees(self, library)
         self.distributions: dict[int, DraftDistribution] = {}  # by group
         self._closed_counts = np.zeros(len(COUNTS), np.int64)  # of sessions that are closed
         self._closed_verified_at = np.zeros((MAX_LIVE_NODES, 2), np.int64)

@@ -13,7 +13,7 @@ from specq.verifier.trees import reference_choice, reference_commit, reference_g
 from specq.verifier.trees.arrays import NONE, Arrays
 
 
-class Reference:
+class ReferenceTrees:
     """See `specq.verifier.trees.draft_trees.Operations`."""
 
     def __init__(self, trees: Arrays) -> None:

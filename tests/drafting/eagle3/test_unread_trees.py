@@ -37,7 +37,7 @@ from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, graft_
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Followed
 from specq.verifier.sources.interface import Budget, DraftSource
-from specq.verifier.sources.unread import Layout
+from specq.verifier.sources.unread import UnreadLayout
 from specq.verifier.trees import NONE, DraftTrees
 from tests.devices import NEEDS_CUDA
 from tests.drafting.medusa.test_medusa import num_accepted
@@ -91,7 +91,7 @@ def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
     assert max(unread) in [count * sum(shape) for shape in shapes_for(count, DEPTH)]
     accepted = sum(num_accepted(session.stats) for session in started.verifier.sessions.values())
     assert accepted > count * LENGTH * (0.7 if not wrong_every else 0.15)
-    usual = source._shapes.usual.of(Layout.of((1,)))
+    usual = source._shapes.usual.of(UnreadLayout.of((1,)))
     assert usual is not None
     assert wrong_every or usual[0] > 0.72  # the head says 0.7
 
@@ -137,7 +137,7 @@ def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
     accepted = [num_accepted(started.verifier.sessions[i].stats) for i in range(4)]
     assert accepted[::2] == [0, 0]
     assert min(accepted[1::2]) > 30
-    usual = source._shapes.usual.of(Layout.of((1,)))
+    usual = source._shapes.usual.of(UnreadLayout.of((1,)))
     assert usual is not None
     assert usual[0] < 0.4
 
@@ -196,7 +196,7 @@ def grown_around(
 ) -> Grown:
     """Trees in which what texts go on with stands at random places of the levels, down to a random one, below its own; other nodes stand anywhere, and
     some of them have its tokens, too."""
-    layout, size = Layout.of(tuple(level_sizes)), sum(level_sizes)
+    layout, size = UnreadLayout.of(tuple(level_sizes)), sum(level_sizes)
     token_ids, parents = np.zeros((2, len(texts), size), np.int32)
     firsts = np.cumsum([0, *level_sizes])
     for tree, text in enumerate(texts):
@@ -354,7 +354,7 @@ def test_what_is_no_number_is_no_node_and_not_learned() -> None:
     usual, is_known = source._shapes.usual, list[bool]()
     promise = usual.promise
 
-    def note(layout: Layout, reach: Any) -> None:
+    def note(layout: UnreadLayout, reach: Any) -> None:
         promise(layout, reach)
         is_known.append(not np.isnan(usual._promised).any())
 
@@ -471,7 +471,7 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     grown = grown_around([[7, 8, 9, 10, 11]] * len(depths), shape, 40, rng)
     lines = DeviceLines(None, sum(shape), grown.parents.reshape(-1))
     drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
-    layout, likely = Layout.of(shape), 0.9 ** np.arange(1, 13)
+    layout, likely = UnreadLayout.of(shape), 0.9 ** np.arange(1, 13)
     other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
     graft_batch(other, 0.0)
     graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
@@ -500,7 +500,7 @@ def test_no_node_is_likelier_than_the_one_before() -> None:
     """So of each tree the first nodes are chosen, whatever was seen."""
     rng = np.random.default_rng(1)
     for shape in SHAPES:
-        layout, usual = Layout.of(shape), UsualReach(8, 5)
+        layout, usual = UnreadLayout.of(shape), UsualReach(8, 5)
         assert usual.of(layout) is None
         for _ in range(5):
             usual.promise(layout, rng.random((3, len(layout.levels))))
@@ -514,11 +514,11 @@ def test_no_node_is_likelier_than_the_one_before() -> None:
 
 def test_what_became_of_nodes_outweighs_what_was_said_of_them() -> None:
     """By level and place, in trees of other shapes too."""
-    layout, usual = Layout.of((2, 1, 1)), UsualReach(8, 5)
+    layout, usual = UnreadLayout.of((2, 1, 1)), UsualReach(8, 5)
     usual.promise(layout, np.full((4, 4), 0.5))
     for _ in range(200):
         usual.learn(layout, np.array([4, 3]), np.array([1, 0, 1, 1, 1, 0, 0], np.bool_))
-    found, chain = usual.of(layout), usual.of(Layout.of((1, 1)))
+    found, chain = usual.of(layout), usual.of(UnreadLayout.of((1, 1)))
     assert found is not None
     assert chain is not None
     np.testing.assert_allclose(found, [0.97, 0.88, 0.5, 0.04], atol=0.1)
@@ -540,7 +540,7 @@ def test_the_best_shape_is_the_one_with_most_tokens_a_second(
     usual = UsualReach(8, 5)
     assert best_shape(num_sessions, 8, usual, CURVE) == shapes_for(num_sessions, 8)[-1]
     for shape in SHAPES:
-        layout = Layout.of(shape)
+        layout = UnreadLayout.of(shape)
         usual.promise(layout, (accepted ** (1 + layout.levels) / (1 + layout.ranks) ** 2)[None])
     curve = StepCurve([1, 512], [0.005, 0.005 + 511 * slope])
     assert best_shape(num_sessions, 8, usual, curve) == best

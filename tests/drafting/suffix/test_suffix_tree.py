@@ -27,8 +27,8 @@ from specq.drafting.suffix import (
     draft,
     make_tree,
 )
-from specq.drafting.suffix.compiled import SOURCE, Compiled, kernels, with_signatures
-from specq.drafting.suffix.reference import DOUBTS, TRUSTED, Reference
+from specq.drafting.suffix.compiled import SOURCE, CompiledMatcher, kernels, with_signatures
+from specq.drafting.suffix.reference import DOUBTS, TRUSTED, ReferenceMatcher
 from specq.runtime.compiler import built
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -38,7 +38,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=
 
 def tree_of(texts: list[list[int]], tree: Any = None) -> Any:
     """Return a tree of texts, of which all but the last have ended."""
-    tree = Reference() if tree is None else tree
+    tree = ReferenceMatcher() if tree is None else tree
     for i, text in enumerate(texts):
         if i:
             tree.end_text()
@@ -116,7 +116,7 @@ def test_one_follower_that_was_seen_once_is_trusted_as_the_table_says() -> None:
 def play(random: Random, library: ctypes.CDLL | None) -> None:
     """Let two texts grow in both forms, and compare what is drafted."""
     assert library is not None
-    own, others = ([Compiled(library), Reference()] for _ in range(2))
+    own, others = ([CompiledMatcher(library), ReferenceMatcher()] for _ in range(2))
     size = random.choice([2, 3, 6])
     for _ in range(random.randint(0, 3)):
         text = [random.randrange(size) for _ in range(random.randint(0, 60))]
@@ -175,7 +175,7 @@ class Sessions:
 
     def end(self, random: Random) -> None:
         """A text, or half of one, is what others are drafted from, too."""
-        trees: tuple[Any, Any] = Compiled(self.library), Reference()
+        trees: tuple[Any, Any] = CompiledMatcher(self.library), ReferenceMatcher()
         cut = random.choice([5, 1000])
         for text in random.sample(list(self.texts.values()), min(len(self.texts), 2)):
             for tree in trees:
@@ -312,6 +312,6 @@ def test_a_tree_gives_its_memory_back() -> None:
 
     library = kernels()
     assert library is not None
-    address = Compiled(Watched(library)).address  # type: ignore[arg-type]
+    address = CompiledMatcher(Watched(library)).address  # type: ignore[arg-type]
     assert freed == [address]
     library.suffix_free(address)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from specq.drafting.worker.shapes import DEFAULT_DEPTH, SYNC_NODES, Path, Shape, budget_of, shape_of
+from specq.drafting.worker.shapes import DEFAULT_DEPTH, SYNC_NODES, DraftShape, Path, budget_of, shape_of
 from specq.protocol.errors import JobError
 from specq.protocol.params import Speculation
 
 
-def grown(shape: Shape, *, hit: bool = False) -> set[Path]:
+def grown(shape: DraftShape, *, hit: bool = False) -> set[Path]:
     """Return the paths of all nodes of a tree that is grown to its bounds."""
     paths: set[Path] = set()
     level: list[Path] = [()]
@@ -20,7 +20,7 @@ def grown(shape: Shape, *, hit: bool = False) -> set[Path]:
     return paths
 
 
-def shape(**speculation: object) -> Shape:
+def shape(**speculation: object) -> DraftShape:
     """Return the shape that a job with this speculation gets from a drafter with a fan-out of 3, 32 ahead."""
     return shape_of(Speculation.from_dict(speculation), fan_out=3, max_ahead=32)
 
