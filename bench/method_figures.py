@@ -108,7 +108,8 @@ def figures_of(temperature: str, cells: Mapping[str, dict[str, Any]]) -> dict[st
     return found
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------------
+# --- tables
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def method_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:

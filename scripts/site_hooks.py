@@ -1,4 +1,5 @@
-"""What mkdocs cannot do by itself: links from docs/ to other files of the project lead to copies of those in the site."""
+"""What mkdocs cannot do by itself: links from docs/ to other files of the project lead to copies of those in the
+site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Write the parts of docs/reference that follow from the code: messages, configuration, commands. `--check`: only say what is out of date.
+"""Write the parts of docs/reference that follow from the code: messages, configuration, commands. `--check`: only say
+what is out of date.
 
 .venv/bin/python scripts/write_reference.py
 """
@@ -187,7 +188,8 @@ def _choices(f: Field[Any]) -> str:
     return f" (one of {', '.join(choices)})" if choices else ""
 
 
-# --- commands -----------------------------------------------------------------------------------------------------------
+# --- commands
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:

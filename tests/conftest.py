@@ -22,7 +22,8 @@ from specq.testing.fake_broker import FakeBroker
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Whoever wants no bytecode has each process that a test starts compile hundreds of our files anew: a second each. Git ignores it.
+# Whoever wants no bytecode has each process that a test starts compile hundreds of our files anew: a second each. Git
+# ignores it.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -30,8 +31,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What an example takes says how busy the machine is. Each run draws the same examples: what fails is the change, not the draw.
-# `--hypothesis-profile random` looks for what these do not find.
+# What an example takes says how busy the machine is. Each run draws the same examples: what fails is the change, not
+# the draw. `--hypothesis-profile random` looks for what these do not find.
 settings.register_profile("specq", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile("specq")

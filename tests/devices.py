@@ -2,8 +2,8 @@
 
 NEEDS_INTERPRETER  of tests of Triton kernels that run without a GPU, under TRITON_INTERPRET=1
 NEEDS_CUDA    of tests that run on CUDA only
-NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the installed one was built for, which the fixture
-              `vllm_device` tells; it skips them where there is none
+NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the installed one was built for, which the
+              fixture `vllm_device` tells; it skips them where there is none
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def _device_type() -> str:
 
 
 def vllm_arguments(kind: str) -> dict[str, Any]:
-    """Return what the vLLM engine or proposer is made with on a kind of device: float32, as what it is compared with, and of a
-    GPU a small share only, which is not measured: vLLM refuses to where an engine of the test before is being freed."""
+    """Return what the vLLM engine or proposer is made with on a kind of device: float32, as what it is compared with,
+    and of a GPU a small share only, which is not measured: vLLM refuses to where an engine of the test before is being
+    freed."""
     if kind == "cpu":
         return {}  # float32 is the default there
     share = min(0.9, VLLM_BYTES / torch.cuda.get_device_properties(0).total_memory)

@@ -1,4 +1,5 @@
-"""Texts that users write may begin with a byte order mark, as editors on Windows save them: they say the same as without."""
+"""Texts that users write may begin with a byte order mark, as editors on Windows save them: they say the same as
+without."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""CONTRIBUTING.md is true: its examples, installed as a package of their own, do what every strategy, proposer, engine and
-journal must do; the files and commands that it names exist."""
+"""CONTRIBUTING.md is true: its examples, installed as a package of their own, do what every strategy, proposer, engine
+and journal must do; the files and commands that it names exist."""
 
 from __future__ import annotations
 

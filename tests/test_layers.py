@@ -68,8 +68,8 @@ PACKAGES = {
         *("simulate", "processes"),
     ),
 }
-# Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
-# of packages that only commands use.
+# Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and
+# those of packages that only commands use.
 DOORS = {
     *(
         "specq.engines.torch",

@@ -1,4 +1,5 @@
-"""A target verifier as a process: `python workers/target.py [OPTIONS]` is `specq worker --role target [OPTIONS]`. Its loop is `specq.processes.target`."""
+"""A target verifier as a process: `python workers/target.py [OPTIONS]` is `specq worker --role target [OPTIONS]`. Its
+loop is `specq.processes.target`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ from specq.protocol import ConfigError
 from specq.runtime import Number, Tell
 from specq.samples import DATA, Prompt, files_of, shipped
 
-READY_S = 600.0  # of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
+# of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
+READY_S = 600.0
 MOST_PORTIONS = 8  # times as many prompts as are needed: what is left of them is for warming up
 WITH_TARGET = "the one that comes with the target"
 Portion = Sequence[Prompt]

@@ -43,7 +43,8 @@ DEFAULT_PAIRS = ("tiny=tiny,tiny", "random=tiny,random")
 PLACEMENTS = {"none": (0, False), "one": (1, False), "two": (2, False), "colocated": (0, True), "both": (1, True)}
 MAX_STEP_ROWS = 64
 LEAST_PROMPTS = 16  # of a cell
-# Of a session in a turn. At its end, which drafts make uneven, fewer sessions run than the cell says: one job each would show little else.
+# Of a session in a turn. At its end, which drafts make uneven, fewer sessions run than the cell says: one job each
+# would show little else.
 LEAST_JOBS, MOST_JOBS = 4, 64
 LEAST_TOKENS = 24  # of a job
 LEAST, FORCED_WINS, OF_FORCED = (

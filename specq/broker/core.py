@@ -1,15 +1,15 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
-    from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of the key
-                                   that the socket saw (`specq.broker.admission.gate`)
-    from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it; `deliver()` what clients
-                                   receive of several of its messages
+    from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of
+                                   the key that the socket saw (`specq.broker.admission.gate`)
+    from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it;
+                                   `deliver()` what clients receive of several of its messages
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
-Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts pass the gate and go on. A
-verdict goes to the drafters at once, then into the job and towards the journal; once that has it, to the client. Without a
-journal (`has_journal`) the job itself counts as one.
+Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts pass the gate and go
+on. A verdict goes to the drafters at once, then into the job and towards the journal; once that has it, to the client.
+Without a journal (`has_journal`) the job itself counts as one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Broker:
         return self._effects()
 
     def deliver(self, now: float) -> list[Effect]:
-        """Send clients what has waited: drafters receive a verdict before that, and each client one message for several verdicts."""
+        """Send clients what has waited: drafters receive a verdict before that, and each client one message for several
+        verdicts."""
         self.state.clock.now = now
         self.delivery.flush()
         return self._effects()
@@ -217,8 +218,8 @@ class Broker:
         return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
     def unbind_jobs(self, since: float, now: float) -> list[Effect]:
-        """Unbind the jobs of the verifiers that have sent something since then: if one of these crashes without a broker, that
-        does not count against its jobs. A later broker finds out whether the others crashed."""
+        """Unbind the jobs of the verifiers that have sent something since then: if one of these crashes without a
+        broker, that does not count against its jobs. A later broker finds out whether the others crashed."""
         self.state.clock.now = now
         for job in self.state.jobs.active.values():
             worker = self.state.workers.get(job.session.verifier)
@@ -236,8 +237,9 @@ class Broker:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
-        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those that a
-        verifier held wait until that has come back, or counts as crashed; those that no broker takes any more fail.
+        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those
+        that a verifier held wait until that has come back, or counts as crashed; those that no broker takes any more
+        fail.
 
         For a moment no client is refused because there is no verifier: clients ask again.
         """
@@ -262,8 +264,8 @@ class Broker:
     def troubled(self, reason: str, now: float) -> list[Effect]:
         """Note that the journal cannot be written, and why, or that it can ("").
 
-        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while their
-        clients receive nothing, until their verifiers pause (`max_uncommitted`).
+        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while
+        their clients receive nothing, until their verifiers pause (`max_uncommitted`).
         """
         self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:

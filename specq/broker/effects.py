@@ -43,8 +43,8 @@ class Find(NamedTuple):
 
 
 class FindFinished(NamedTuple):
-    """Look for the last `limit` jobs of an owner (None: of all) that ended, but for the last `skip`; `Broker.listed` takes the
-    answer."""
+    """Look for the last `limit` jobs of an owner (None: of all) that ended, but for the last `skip`; `Broker.listed`
+    takes the answer."""
 
     client: bytes
     limit: int

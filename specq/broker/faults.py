@@ -1,7 +1,9 @@
-"""The last things that went wrong, for `specq top`: workers that were lost or refused, jobs that failed or were given back.
+"""The last things that went wrong, for `specq top`: workers that were lost or refused, jobs that failed or were given
+back.
 
-Rules: the log is short, and a fault that comes again at once is counted, not repeated. What one key does wrong takes a part of the log
-at most, so that it cannot hide what others did. A fault of a job is shown only to those who may know of the job.
+Rules: the log is short, and a fault that comes again at once is counted, not repeated. What one key does wrong takes a
+part of the log at most, so that it cannot hide what others did. A fault of a job is shown only to those who may know of
+the job.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ class FaultLog:
         self._faults: deque[dict[str, Any]] = deque(maxlen=MOST_FAULTS)
 
     def note(self, kind: str, who: str, reason: str, now: float, *, by: str = "", owner: str | None = None) -> None:
-        """Note a fault; `who`: the worker or job. by: whose key's, or socket's, doing it is; "": nobody's. owner: of the job; None: it
-        is no job's."""
+        """Note a fault; `who`: the worker or job. by: whose key's, or socket's, doing it is; "": nobody's. owner: of
+        the job; None: it is no job's."""
         last = self._faults[0] if self._faults else {}
         reason = "".join(one if one.isprintable() else " " for one in reason[:MOST_CHARACTERS])
         if (kind, who, reason) == (last.get("kind"), last.get("who"), last.get("reason")):

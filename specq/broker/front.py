@@ -1,7 +1,7 @@
 """The broker's front: the ROUTER to which all others connect, and whose key is behind each message.
 
-With keys, its directory is the list of those that may connect; it is looked at again at each tick, so that keys are added
-and taken away while the broker runs.
+With keys, its directory is the list of those that may connect; it is looked at again at each tick, so that keys are
+added and taken away while the broker runs.
 """
 
 from __future__ import annotations

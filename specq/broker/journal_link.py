@@ -60,7 +60,8 @@ class JournalLink:
             self._records = []
 
     def notify(self, broker: Broker, now: float) -> list[Effect]:
-        """Notify the broker of what the threads did; return its effects. Raises JournalLostError if the broker must stop.
+        """Notify the broker of what the threads did; return its effects. Raises JournalLostError if the broker must
+        stop.
 
         The signal is cleared before the threads' results are read: a result that comes in between sets it again.
         """

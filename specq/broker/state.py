@@ -41,7 +41,8 @@ class BrokerClock:
     """The time of the message or tick that is being handled, in seconds of the caller's clock.
 
     offset       the journal's time (`specq.journal.clock`) = the caller's time + this
-    grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before they crashed
+    grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before
+                 they crashed
     """
 
     offset: float = 0.0

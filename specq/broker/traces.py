@@ -5,11 +5,11 @@
     job.trace.add_often(...)       something that happens in each round
     traces.take(identity, message) the events of another process
 
-A job is traced in all processes if it asks for it (`Submit.trace`), or if fewer than `at_once` jobs are that did not ask: so a few
-are at any time, and what that costs does not grow with the load.
+A job is traced in all processes if it asks for it (`Submit.trace`), or if fewer than `at_once` jobs are that did not
+ask: so a few are at any time, and what that costs does not grow with the load.
 
-Rules: events are taken only from the workers that had the job and from its client; they are numbers, and are shown as these. A trace
-keeps neither its job nor that job's text.
+Rules: events are taken only from the workers that had the job and from its client; they are numbers, and are shown as
+these. A trace keeps neither its job nor that job's text.
 """
 
 from __future__ import annotations

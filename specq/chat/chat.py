@@ -1,7 +1,7 @@
 """A conversation with a model that is served: questions, commands, answers.
 
-Rule: Ctrl-C stops the answer and not the chat; what came of the answer stays in the conversation, as it stays on the screen. What
-fails costs the question that it was for.
+Rule: Ctrl-C stops the answer and not the chat; what came of the answer stays in the conversation, as it stays on the
+screen. What fails costs the question that it was for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ANSWER_SHARE = 4  # at least one in so many tokens of the context is the answer'
 
 
 class Chat:
-    """Answers questions by a client, in an event loop of its own. `tend` is called while an answer is waited for, and may raise.
+    """Answers questions by a client, in an event loop of its own. `tend` is called while an answer is waited for, and
+    may raise.
 
     note   shows a line that is no answer
     """
@@ -55,7 +56,8 @@ class Chat:
         self._runner.close()
 
     async def _end(self) -> None:
-        """Close the client; first stop what still waits, as it does after a signal that left the loop by an exception."""
+        """Close the client; first stop what still waits, as it does after a signal that left the loop by an
+        exception."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.cancel()
             await asyncio.wait({self._waiting})

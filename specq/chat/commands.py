@@ -1,7 +1,7 @@
 """Lines that begin with a slash: what is set for the answers to come, and what is done at once.
 
-To add one: its line in `COMMANDS`, and a function that takes the chat's settings and what stands behind the name. It returns
-what to show. Values are checked as those of every request.
+To add one: its line in `COMMANDS`, and a function that takes the chat's settings and what stands behind the name. It
+returns what to show. Values are checked as those of every request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class ChatSettings:
     ended: bool = False
 
     def set(self, name: str, value: Any) -> None:
-        """Set a parameter, or take it back with None; raises JobError for a value that is refused, and then keeps the old one."""
+        """Set a parameter, or take it back with None; raises JobError for a value that is refused, and then keeps the
+        old one."""
         changed = {key: old for key, old in self.parameters.items() if key != name}
         changed |= {} if value is None else {name: value}
         check_values(changed)

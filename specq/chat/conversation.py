@@ -23,7 +23,8 @@ class Conversation:
         return [*said, {"role": "user", "content": question}]
 
     def fit(self, question: str, encode: Callable[[Messages], Sequence[int]], limit: int) -> int:
-        """Drop the oldest turns until the messages have at most `limit` tokens, or no turn is left; return how many went."""
+        """Drop the oldest turns until the messages have at most `limit` tokens, or no turn is left; return how many
+        went."""
         num_turns = len(self.turns)
         while self.turns and len(encode(self.messages(question))) > limit:
             del self.turns[0]

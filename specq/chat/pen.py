@@ -82,7 +82,8 @@ class Pen:
         click.echo(self._change_to(NO_MARK), color=True)
 
     def legend(self, absent: Collection[str] = ()) -> None:
-        """Say what the colours or marks stand for, in a line; nothing where there are none. `absent`: origins that there are not."""
+        """Say what the colours or marks stand for, in a line; nothing where there are none. `absent`: origins that
+        there are not."""
         for origin in (one for one in LEGENDS[self.style] if one not in absent):
             self.write(MARKS[origin].meaning, origin)
             click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
@@ -104,7 +105,8 @@ def _colour(name: str | None) -> str:
 
 
 def pen_for(stream: TextIO = sys.stdout, *, otherwise: str = "plain") -> Pen:
-    """Return a pen in colours for a terminal that has them, with marks for one without, and `otherwise` for a file or pipe."""
+    """Return a pen in colours for a terminal that has them, with marks for one without, and `otherwise` for a file or
+    pipe."""
     if not stream.isatty():
         return Pen(otherwise)
     return Pen("colours" if wants_colours() else "marks")

@@ -1,4 +1,5 @@
-"""Messages from the keyboard: a line, or several between triple quotes or with a backslash at the end of each but the last."""
+"""Messages from the keyboard: a line, or several between triple quotes or with a backslash at the end of each but the
+last."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def _until_quotes(line: str, read_line: ReadLine) -> str:
 
 
 def with_history() -> ReadLine:
-    """Return `input`, which knows earlier lines by arrow keys where there is a readline. They are forgotten with the process."""
+    """Return `input`, which knows earlier lines by arrow keys where there is a readline. They are forgotten with the
+    process."""
     with contextlib.suppress(ImportError):
         import readline
 

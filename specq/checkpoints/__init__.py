@@ -1,7 +1,8 @@
 """What a model's files say, in either layout: a directory as Hugging Face has it, or a GGUF file, which may come in
 parts.
 
-    files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its metadata
+    files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its
+                     metadata
     draft_form       what a draft model of our own form says and holds, autoregressive or parallel
     gguf_file        the header of a GGUF file
     gguf_ends        the tokens that end a text, by its metadata

@@ -1,23 +1,25 @@
-"""The form of the draft models that `specq train draft` and `specq train parallel` make: what their config.json says, and which tensors
-they have.
+"""The form of the draft models that `specq train draft` and `specq train parallel` make: what their config.json says,
+and which tensors they have.
 
-Such a model is a directory of config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that costs
-little for a large vocabulary:
+Such a model is a directory of config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that
+costs little for a large vocabulary:
 
-- its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the transpose of
-  `model.embed_tokens.lift` [hidden_size, embedding_rank];
-- its output head `lm_head.weight` has a row for each of the tokens in `lm_head.token_ids` (int32, ascending) and for no others;
-- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is the product with the scale in half precision.
+- its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the
+  transpose of `model.embed_tokens.lift` [hidden_size, embedding_rank];
+- its output head `lm_head.weight` has a row for each of the tokens in `lm_head.token_ids` (int32, ascending) and for no
+    others;
+- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is the product with the scale in half
+    precision.
   Norms are float32;
 - it has no tokenizer of its own: config.json says which one by `tokenizer_hash` and `num_tokens`, see `specq.text`.
 
-A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many tokens it drafts in one
-pass, from the last token of a text and from masks behind it. Its file has one tensor more, `model.embed_tokens.masks` float32
-[num_places - 1, hidden_size]: the embedding of the mask at each place. Their token ids are those from `vocab_size` on.
-A draft model that says `shared` in config.json, the path from its directory to that of another of this form, has that one's input embedding and
-output head; its own file lacks them, and `lm_head.token_ids`.
-A Llama in Hugging Face layout whose config.json says `num_places` is a parallel draft model, too: the last num_places - 1 of its vocab_size
-rows are the masks.
+A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many
+tokens it drafts in one pass, from the last token of a text and from masks behind it. Its file has one tensor more,
+`model.embed_tokens.masks` float32 [num_places - 1, hidden_size]: the embedding of the mask at each place. Their token
+ids are those from `vocab_size` on. A draft model that says `shared` in config.json, the path from its directory to that
+of another of this form, has that one's input embedding and output head; its own file lacks them, and
+`lm_head.token_ids`. A Llama in Hugging Face layout whose config.json says `num_places` is a parallel draft model, too:
+the last num_places - 1 of its vocab_size rows are the masks.
 
 The other names are those of transformers' Llama.
 """
@@ -105,8 +107,8 @@ def draft_shape(model: Path) -> DraftShape | None:
 
 
 def num_places(model: Path) -> int:
-    """Return how many tokens a pass of a draft model foresees, in either layout: 1 unless it is a parallel one. ConfigError for a number
-    that cannot be."""
+    """Return how many tokens a pass of a draft model foresees, in either layout: 1 unless it is a parallel one.
+    ConfigError for a number that cannot be."""
     if shape := draft_shape(model):
         return shape.num_places
     said = read_json(model, "config.json") if model.is_dir() else {}
@@ -196,7 +198,8 @@ def is_shared(tensor: str) -> bool:
 
 
 def owner(model: Path, shape: DraftShape) -> tuple[Path, DraftShape]:
-    """Return the directory that has a model's embedding and head, and what its config.json says; ConfigError if it cannot have them."""
+    """Return the directory that has a model's embedding and head, and what its config.json says; ConfigError if it
+    cannot have them."""
     if not shape.shared:
         return model, shape
     place = model / shape.shared

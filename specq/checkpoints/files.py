@@ -23,8 +23,8 @@ SIZES = (
 
 
 def read_text(model: Path, name: str) -> str | None:
-    """Return one of a model's texts, None if it has none of that name; ConfigError for one that is not UTF-8, or a GGUF file that is of no
-    use."""
+    """Return one of a model's texts, None if it has none of that name; ConfigError for one that is not UTF-8, or a GGUF
+    file that is of no use."""
     if is_gguf(model):
         return _made_of(read_gguf(model)).get(name)
     path = model / name
@@ -47,7 +47,8 @@ def read_json(model: Path, name: str) -> dict[str, Any]:
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """Return what config.json says, nothing if there is none; raises ConfigError for one with a size that no model has."""
+    """Return what config.json says, nothing if there is none; raises ConfigError for one with a size that no model
+    has."""
     said = read_json(model, "config.json")
     for name in SIZES:
         size = said.get(name)

@@ -1,9 +1,11 @@
-"""The metadata of a GGUF file as the `config.json` and `generation_config.json` that such a model has in Hugging Face layout.
+"""The metadata of a GGUF file as the `config.json` and `generation_config.json` that such a model has in Hugging Face
+layout.
 
-To add an architecture: a name in ARCHITECTURES, if llama.cpp builds it as it builds Llama: its tensors have the names of
-`specq.checkpoints.gguf_tensors`, and its keys are in _KEYS.
+To add an architecture: a name in ARCHITECTURES, if llama.cpp builds it as it builds Llama: its tensors have the names
+of `specq.checkpoints.gguf_tensors`, and its keys are in _KEYS.
 
-Rule: a key of the architecture that is not known here may change the text, so the file is refused; one that says 0 does not.
+Rule: a key of the architecture that is not known here may change the text, so the file is refused; one that says 0 does
+not.
 """
 
 from __future__ import annotations

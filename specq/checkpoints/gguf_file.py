@@ -1,13 +1,15 @@
 """A GGUF file, or all parts of one: its metadata, and where its tensors lie.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the header is read here, which `gguf.GGUFReader`
-does too, but in 1.8 s for the 98,000 strings of a small tokenizer, against 0.1 s. Tensors are views of the file, mapped.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the header is read here, which
+`gguf.GGUFReader` does too, but in 1.8 s for the 98,000 strings of a small tokenizer, against 0.1 s. Tensors are views
+of the file, mapped.
 
 Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each says
 which part it is (`split.no`, `split.count`) and how many tensors all have (`split.tensors.count`); the first has the
 metadata. Any part names the whole.
 
-Rule: a file may be cut or wrong anywhere; whatever it says, the answer is a ConfigError that names the file and the fault.
+Rule: a file may be cut or wrong anywhere; whatever it says, the answer is a ConfigError that names the file and the
+fault.
 """
 
 from __future__ import annotations

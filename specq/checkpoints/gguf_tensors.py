@@ -1,7 +1,8 @@
-"""The tensors of a GGUF file, dequantised or in their blocks, under the names and in the layout that transformers has for them.
+"""The tensors of a GGUF file, dequantised or in their blocks, under the names and in the layout that transformers has
+for them.
 
-llama.cpp stores the rows of Llama's query and key projections in another order, that of its rotary kernel: a head's first and
-second half interleaved. It is undone here. Other architectures keep theirs.
+llama.cpp stores the rows of Llama's query and key projections in another order, that of its rotary kernel: a head's
+first and second half interleaved. It is undone here. Other architectures keep theirs.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"
 def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
     """Yield (name, values) of a file's tensors, for the model of this `config.json`.
 
-    Raises ConfigError for a tensor that such a model does not have, for one of a type that cannot be dequantised, and for
-    values that are not finite.
+    Raises ConfigError for a tensor that such a model does not have, for one of a type that cannot be dequantised, and
+    for values that are not finite.
     """
     for tensor in file.tensors.values():
         if tensor.name != ROPE_FACTORS:
@@ -51,7 +52,8 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 def blocks(
     file: GgufFile, config: dict[str, Any], types: Collection[str]
 ) -> Iterator[tuple[str, str, npt.NDArray[np.uint8]]]:
-    """Yield (layer, type, rows) of the linear layers that the file has in one of these types of blocks, u8[rows, bytes of a row].
+    """Yield (layer, type, rows) of the linear layers that the file has in one of these types of blocks, u8[rows, bytes
+    of a row].
 
     A head that is tied to the embedding has its blocks.
     """
@@ -83,7 +85,8 @@ def rope_factors(file: GgufFile) -> Float32Array | None:
 
 
 def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
-    """Return a tensor's values; raises ConfigError for a type that is not supported, and for values that are not finite."""
+    """Return a tensor's values; raises ConfigError for a type that is not supported, and for values that are not
+    finite."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 

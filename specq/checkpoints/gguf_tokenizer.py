@@ -1,7 +1,8 @@
 """The tokenizer of a GGUF file as the files that it has in Hugging Face layout.
 
-Supported is byte-level BPE ("gpt2", as llama.cpp calls it), with the rules in RULES for how a text falls into words. Other kinds
-(SentencePiece and so on) are refused: a tokenizer that is only nearly right makes a worse text, and nobody sees why.
+Supported is byte-level BPE ("gpt2", as llama.cpp calls it), with the rules in RULES for how a text falls into words.
+Other kinds (SentencePiece and so on) are refused: a tokenizer that is only nearly right makes a worse text, and nobody
+sees why.
 
 A token may stand twice. Its text becomes the last of its ids, as in llama.cpp's and transformers' tables, and each of
 its ids becomes that text: tokenizer.json has the others with a mark behind, which its decoder takes away.
@@ -27,7 +28,8 @@ _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # key
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How a text falls into words, as tokenizer.json says it; `begins`: a prompt begins with BOS unless the file says."""
+    """How a text falls into words, as tokenizer.json says it; `begins`: a prompt begins with BOS unless the file
+    says."""
 
     splits: tuple[dict[str, Any], ...]
     normalizer: str = ""

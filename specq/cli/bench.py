@@ -1,4 +1,5 @@
-"""`specq bench`: the suites of `bench/`, which is part of the repository and not of the package; and two reports side by side."""
+"""`specq bench`: the suites of `bench/`, which is part of the repository and not of the package; and two reports side
+by side."""
 
 from __future__ import annotations
 

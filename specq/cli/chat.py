@@ -57,11 +57,11 @@ def chat(
     wait_seconds: float,
     **parameters: Any,
 ) -> None:
-    """Chat with a model; or answer one QUESTION and exit. What is piped in (specq chat "Sum this up:" < notes.txt) stands at the end of
-    the question, or where QUESTION has a -; without a QUESTION it is the question.
+    """Chat with a model; or answer one QUESTION and exit. What is piped in (specq chat "Sum this up:" < notes.txt)
+    stands at the end of the question, or where QUESTION has a -; without a QUESTION it is the question.
 
-    Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped after it.
-    Where one runs that serves other models, you are asked which to use.
+    Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped
+    after it. Where one runs that serves other models, you are asked which to use.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, so that no process is left behind
@@ -87,7 +87,8 @@ def chat(
 
 
 def _question(words: tuple[str, ...]) -> str:
-    """Return what was asked on the command line and, where that is no terminal, standard input; "" for a conversation."""
+    """Return what was asked on the command line and, where that is no terminal, standard input; "" for a
+    conversation."""
     if not words and is_terminal():
         return ""
     if not words:
@@ -106,8 +107,8 @@ def _question(words: tuple[str, ...]) -> str:
 
 
 class _Place(NamedTuple):
-    """Who answers: a client, what looks after the processes, what is to be said once the model is there, and which sources of drafts there
-    are not."""
+    """Who answers: a client, what looks after the processes, what is to be said once the model is there, and which
+    sources of drafts there are not."""
 
     client: AsyncClient
     tend: Callable[[], object] = bool

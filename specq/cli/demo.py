@@ -22,7 +22,8 @@ _COUNT = click.IntRange(1)
 @click.option("--drafters", type=click.IntRange(0), help="Draft workers.  [default: as specq up]")
 @click.pass_context
 def demo(ctx: click.Context, config_file: str | None, max_tokens: int, repeats: int, drafters: int | None) -> None:
-    """Start what `specq up` does, show it at work, measure it against plain decoding, and stop it. The exit status is 1 where a text differs."""
+    """Start what `specq up` does, show it at work, measure it against plain decoding, and stop it. The exit status is 1
+    where a text differs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
     config = load(config_file)
     config = replace(config, up=override(config.up, drafters=drafters))

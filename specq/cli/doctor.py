@@ -57,7 +57,8 @@ def doctor(
     as_json: bool,
     **running: Any,
 ) -> None:
-    """Check this installation and a pair of models, measure the pair, predict what each way of drafting brings here, and advise. The exit status is 1 where something is wrong."""
+    """Check this installation and a pair of models, measure the pair, predict what each way of drafting brings here,
+    and advise. The exit status is 1 where something is wrong."""
     from specq.doctor import Question, examine, lines  # here, since `--help` needs none of it
 
     log.configure("error")

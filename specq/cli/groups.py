@@ -1,6 +1,7 @@
 """Groups of commands and of options.
 
-LazyGroup        commands by table, each imported only when it is called, so that the group's `--help` needs none of them
+LazyGroup        commands by table, each imported only when it is called, so that the group's `--help` needs none of
+                 them
 GroupedCommand   `--help` shows each group of options under its own heading, in the order in which they are declared
 """
 

@@ -25,8 +25,8 @@ class _Keys(click.Group):
 
 @click.group(cls=_Keys)
 def keys() -> None:
-    """Make keys: `specq keys DIRECTORY NAME --role ROLE` for CURVE (encryption, and who may do what), `specq keys api NAME` for
-    the HTTP gateway."""
+    """Make keys: `specq keys DIRECTORY NAME --role ROLE` for CURVE (encryption, and who may do what), `specq keys api
+    NAME` for the HTTP gateway."""
 
 
 @keys.command("api")
@@ -41,7 +41,8 @@ def keys() -> None:
 )
 @click.option("--max-priority", type=int, default=0, show_default=True, help="The highest priority of its jobs.")
 def api(name: str, path: Path, *, max_priority: int) -> None:
-    """Make an API key for `specq serve --api-keys FILE`: the file gets its name and hash, the key itself is shown once."""
+    """Make an API key for `specq serve --api-keys FILE`: the file gets its name and hash, the key itself is shown
+    once."""
     from specq.gateway import make_key
 
     key = make_key(path, name, max_priority=max_priority)
@@ -63,8 +64,8 @@ def curve(
 ) -> None:
     """Make a CURVE key pair: DIRECTORY/NAME.secret, for its owner alone, and DIRECTORY/NAME.pub.
 
-    The broker's directory is the list of who may connect: every .pub file in it, with its roles. All others need their own
-    secret and the broker's .pub file. Give the directory as --keys; see docs/security.md.
+    The broker's directory is the list of who may connect: every .pub file in it, with its roles. All others need their
+    own secret and the broker's .pub file. Give the directory as --keys; see docs/security.md.
     """
     secret, public = make_keys(directory, name, roles, trusted=trusted, max_priority=max_priority, tenants=tenants)
     click.echo(f"{secret}  keep it secret\n{public}  for the broker" + (" and all who connect" * ("broker" in roles)))

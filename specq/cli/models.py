@@ -78,10 +78,11 @@ def inflate(
     only: str | None,
     **shapes: str,
 ) -> None:
-    """Make a large pair that writes what the small one writes, at the full cost of its size; and what else drafts for it.
+    """Make a large pair that writes what the small one writes, at the full cost of its size; and what else drafts for
+    it.
 
-    The pair has the shapes of Qwen2.5-7B and 0.5B unless others are chosen: `--target cpu-target --draft cpu-draft` fits a
-    CPU, `--draft-shape layers=12,intermediate=2432` halves the draft.
+    The pair has the shapes of Qwen2.5-7B and 0.5B unless others are chosen: `--target cpu-target --draft cpu-draft`
+    fits a CPU, `--draft-shape layers=12,intermediate=2432` halves the draft.
     """
     chosen = {role: parse_shape(shapes[role], shapes[f"{role}_shape"]) for role in ROLES if only in (None, role)}
     from specq.models.inflate import write

@@ -31,7 +31,8 @@ def core_list(text: str) -> Cores:
 
 
 def _span(part: str) -> range:
-    """Return the ids of a part such as `2` or `2-3`; raises ValueError where there are none, or so many that nobody means them."""
+    """Return the ids of a part such as `2` or `2-3`; raises ValueError where there are none, or so many that nobody
+    means them."""
     first, dash, last = part.partition("-")
     span = range(int(first), int(last if dash else first) + 1)
     if not span or span[-1] > MAX_CORE:

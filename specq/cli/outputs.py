@@ -1,7 +1,8 @@
 """Outputs that cannot be written: a full disk, a directory in the place of a file, a pipe that nobody reads any more.
 
-Rule: whatever writes, and wherever it fails, the command ends with one line on standard error and status 2; a pipe without a reader ends it
-quietly, with status 1. Standard output is written out before the command ends: a failure at the exit of the interpreter would be a traceback.
+Rule: whatever writes, and wherever it fails, the command ends with one line on standard error and status 2; a pipe
+without a reader ends it quietly, with status 1. Standard output is written out before the command ends: a failure at
+the exit of the interpreter would be a traceback.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class _StandardOutput(io.FileIO):
 
 @contextmanager
 def unwritable_said() -> Iterator[None]:
-    """Turn errors of the system that nobody has handled into a line and SystemExit, those of writing out standard output among them."""
+    """Turn errors of the system that nobody has handled into a line and SystemExit, those of writing out standard
+    output among them."""
     with _named():
         try:
             yield
@@ -54,8 +56,9 @@ def unwritable_said() -> Iterator[None]:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Make standard output one whose errors say so, unless something took its place, as tests do. Where who started this has closed it,
-    writing fails instead of being left out. What goes to a standard error that is closed is left out."""
+    """Make standard output one whose errors say so, unless something took its place, as tests do. Where who started
+    this has closed it, writing fails instead of being left out. What goes to a standard error that is closed is left
+    out."""
     before: Any = sys.stdout
     if before is None:
         raw = _StandardOutput(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
@@ -74,7 +77,8 @@ def _named() -> Iterator[None]:
 
 
 def _unflushed(stream: TextIO) -> OSError | None:
-    """Write out a stream. Return why it cannot be written; then what it still holds is dropped: the interpreter ends quietly."""
+    """Write out a stream. Return why it cannot be written; then what it still holds is dropped: the interpreter ends
+    quietly."""
     try:
         stream.flush()
     except OSError as error:

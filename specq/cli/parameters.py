@@ -1,7 +1,7 @@
 """The parameters of a request as options: one for each name in `specq.client.parameters.NAMES`, in groups.
 
-To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the field;
-values are checked where a request is read, so an option and the key of a line are refused with the same words.
+To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the
+field; values are checked where a request is read, so an option and the key of a line are refused with the same words.
 """
 
 from __future__ import annotations

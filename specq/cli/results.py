@@ -62,7 +62,8 @@ def results(
     verbose: bool,
     **values: Any,
 ) -> None:
-    """Print the results of jobs (of the last one that ended, if none is named) as `specq submit` does: JSONL, a line for each, as they come.
+    """Print the results of jobs (of the last one that ended, if none is named) as `specq submit` does: JSONL, a line
+    for each, as they come.
 
     The exit status is 0 only if all are there and none failed.
     """

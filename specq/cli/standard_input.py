@@ -3,8 +3,8 @@
     read_all    for a user who has asked for it: waits until it ends
     read_piped  for one who has not: a terminal is left alone, and a pipe that nobody writes to is not waited for
 
-Rule: whoever starts a process may leave it an open pipe for standard input and never write to it, as test runners and ssh do. Nothing
-waits for such a pipe unless the user asked for that.
+Rule: whoever starts a process may leave it an open pipe for standard input and never write to it, as test runners and
+ssh do. Nothing waits for such a pipe unless the user asked for that.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def read_all() -> str:
 
 
 def read_piped(tell: Callable[[str], object], first_s: float = FIRST_S) -> str:
-    """Return what was piped or redirected to this process; "" for a terminal, and where standard input is closed or cannot be read.
+    """Return what was piped or redirected to this process; "" for a terminal, and where standard input is closed or
+    cannot be read.
 
-    Where nothing comes within `first_s` seconds, "" is returned, and `tell` receives a line that says so. What has begun to come is
-    read to its end. Raises UsageError for what is not valid text.
+    Where nothing comes within `first_s` seconds, "" is returned, and `tell` receives a line that says so. What has
+    begun to come is read to its end. Raises UsageError for what is not valid text.
     """
     if sys.stdin is None or is_terminal():
         return ""

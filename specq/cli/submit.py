@@ -83,10 +83,10 @@ def submit(
 ) -> None:
     """Send the prompts of a JSONL file (- is standard input); write a line of results for each completion, in order.
 
-    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the parameters
-    below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed,
-    or lost its broker, goes on where it stopped when it is run again with the same prompts, options and --out. Where no
-    broker or no verifier is there yet, it reports that and waits for them.
+    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the
+    parameters below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that
+    was killed, or lost its broker, goes on where it stopped when it is run again with the same prompts, options and
+    --out. Where no broker or no verifier is there yet, it reports that and waits for them.
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
@@ -121,7 +121,8 @@ def submit(
 
 @contextlib.contextmanager
 def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
-    """Connect, and wait for broker and verifier: if they are missing, there is one message instead of one for each line."""
+    """Connect, and wait for broker and verifier: if they are missing, there is one message instead of one for each
+    line."""
     report = WaitReport(wait_s)
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=report) as client:
         try:

@@ -43,10 +43,11 @@ def top(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Watch a broker: workers, sessions, tokens a second, drafts by source, where steps spend their time, queues, last faults.
+    """Watch a broker: workers, sessions, tokens a second, drafts by source, where steps spend their time, queues, last
+    faults.
 
-    Keys: q quits, s sorts sessions by the next column, r reverses them, f filters all rows, arrows scroll, p pauses. Where keys are
-    on, sessions and failed jobs are one's own; the broker's own key sees all.
+    Keys: q quits, s sorts sessions by the next column, r reverses them, f filters all rows, arrows scroll, p pauses.
+    Where keys are on, sessions and failed jobs are one's own; the broker's own key sees all.
     """
     config = override(load(config_file).client, **values)
     is_live = not (once or as_json)

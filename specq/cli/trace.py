@@ -27,8 +27,8 @@ ASK_S, PATIENCE_S = 0.2, 3.0  # workers send what they noted with their heartbea
 def trace(config_file: str | None, job_id: int | None, *, as_json: bool, as_chrome: bool, **values: Any) -> None:
     """Show what happened to a job (the last one if none is named), in every process, by the broker's clock.
 
-    The broker has notes of its last 256 jobs. In all processes those jobs are traced that ask for it (specq submit --trace, trace=True),
-    and a few others (broker.traced_jobs).
+    The broker has notes of its last 256 jobs. In all processes those jobs are traced that ask for it (specq submit
+    --trace, trace=True), and a few others (broker.traced_jobs).
     """
     if as_json and as_chrome:
         raise click.UsageError("give --json or --chrome, not both")

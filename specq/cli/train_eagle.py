@@ -41,8 +41,8 @@ from specq.training import EAGLE_STAGES
 def eagle3(stage: str, *, target: str, device: str, **options: Any) -> None:
     """Train an EAGLE-3 head, for `--heads`, on what a target answers; the target stays as it is.
 
-    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `head` goes on where a
-    run with the same settings was cut off.
+    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
+    `head` goes on where a run with the same settings was cut off.
     """
     found = checked(stage, EAGLE_STAGES, target, options)
     from specq.training.draft_settings import EagleSettings

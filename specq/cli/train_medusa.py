@@ -34,8 +34,8 @@ from specq.training import MEDUSA_STAGES
 def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     """Train Medusa-1 heads, for `--heads`, on what a target answers; the target stays as it is.
 
-    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `heads` goes on where
-    a run with the same settings was cut off.
+    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
+    `heads` goes on where a run with the same settings was cut off.
     """
     found = checked(stage, MEDUSA_STAGES, target, options)
     from specq.training.draft_settings import MedusaSettings

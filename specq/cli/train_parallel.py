@@ -52,10 +52,11 @@ from specq.training import PARALLEL_STAGES
 @click.option("--lr", type=RATE, default=5e-4, help="Peak learning rate of embedding, masks, head and norms.")
 @click.option("--matrix-lr", type=RATE, default=2e-3, help="Peak learning rate of the layers' matrices.")
 def parallel(stage: str, *, target: str, start: str, device: str, **options: Any) -> None:
-    """Train a parallel draft model, for `--draft-model` and draft workers, from a target's autoregressive one, on what the target answers.
+    """Train a parallel draft model, for `--draft-model` and draft workers, from a target's autoregressive one, on what
+    the target answers.
 
-    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out. `draft` goes on where
-    a run with the same settings was cut off.
+    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
+    `draft` goes on where a run with the same settings was cut off.
     """
     resolve_model(target, "target")  # one that is not there has no draft model either, and that is not the reason
     named = start or draft_for(target)

@@ -1,5 +1,5 @@
-"""What the commands of `specq train` share: they run one stage of a table, or all in order; and the options of those that train a
-drafter for a target that exists."""
+"""What the commands of `specq train` share: they run one stage of a table, or all in order; and the options of those
+that train a drafter for a target that exists."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def run_stages(stage: str, stages: Mapping[str, str], settings: object) -> None:
 
 
 def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of such a method, with the prompts that come with specq where none are named, and the target's path; ConfigError for what
-    the stage would not find there. It imports no torch, which takes seconds."""
+    """Return the options of such a method, with the prompts that come with specq where none are named, and the target's
+    path; ConfigError for what the stage would not find there. It imports no torch, which takes seconds."""
     path = Path(resolve_model(target, "target"))
     if not path.exists():
         raise ConfigError(f"there is no {path}; drafters are trained for a model that lies on this machine")
@@ -66,8 +66,8 @@ def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping
 
 
 def run_options(out: str, made: str) -> Callable[[F], F]:
-    """Add the options of `specq.training.draft_settings.RunSettings` whose defaults are the same for all methods; `made`, into the folder
-    `out`: what such a method makes."""
+    """Add the options of `specq.training.draft_settings.RunSettings` whose defaults are the same for all methods;
+    `made`, into the folder `out`: what such a method makes."""
     options = [
         click.option(
             "--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2."

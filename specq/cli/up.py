@@ -12,7 +12,8 @@ from specq.cli.options import key_options, log_options, own_key_options, section
 from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
 from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
 
-# Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role target`.
+# Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role
+# target`.
 DRAFTING = (
     "drafts",
     "heads",
@@ -58,7 +59,8 @@ def up(
     log_json: bool,
     **values: Any,
 ) -> None:
-    """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
+    """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing
+    its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
     names_of_target = (*RUNNING, *DRAFTING, *(name for name in values if name in OWN_NAMES))
     of_target, of_serve = ({name: values.pop(name) for name in names} for names in (names_of_target, SERVING))

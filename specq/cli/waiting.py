@@ -42,7 +42,8 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
 
 
 class WaitReport:
-    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is there.
+    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is
+    there.
 
     `look` returns what else is to be said of the wait, "" for nothing; what it raises ends the wait.
     """
@@ -84,7 +85,8 @@ class WaitReport:
 
 
 def served_instead(model: str, served: Sequence[str], address: str) -> str:
-    """Return what a broker serves instead of a model that is waited for; "" where nothing is served yet, or the model itself.
+    """Return what a broker serves instead of a model that is waited for; "" where nothing is served yet, or the model
+    itself.
 
     Raises ConfigError where others are served and no verifier could have a model of this name.
     """

@@ -5,7 +5,8 @@
     link, connection      the I/O thread that drives it, and what goes over it
     tracing               what is noted of jobs that ask to be traced
     cache                 large tokenizers on disk
-    request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
+    request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its
+                          parts
     batch                 several prompts in one call
     completions, result   events to pieces and results
     base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`

@@ -5,8 +5,8 @@
         async for piece in client.stream("Once upon a time"):
             print(piece.text, end="")
 
-What the calls do is in `specq.client.base`. The socket lives in the same I/O thread as that of `Client`; events go from there to
-the loop of the caller.
+What the calls do is in `specq.client.base`. The socket lives in the same I/O thread as that of `Client`; events go from
+there to the loop of the caller.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ class AsyncClient(BaseClient):
         await self._wait_until_ready(num_targets, num_drafters, timeout_s)
 
     async def leave(self) -> None:
-        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there is."""
+        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there
+        is."""
         await asyncio.get_running_loop().run_in_executor(None, self._connection.link.leave)
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
 """Bad words, as the token sequences that a verifier never completes.
 
-Tokens are banned, not text. Each word is banned as the tokenizer spells it alone and as it spells it after a space. vLLM does
-the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if its number of tokens differs.
-The same letters may still appear in another way: cut into other tokens, across the end of a token that also holds the text
-before or after, or in capitals. And the tokens are banned everywhere, also within a longer word.
+Tokens are banned, not text. Each word is banned as the tokenizer spells it alone and as it spells it after a space.
+vLLM does the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if its number of
+tokens differs. The same letters may still appear in another way: cut into other tokens, across the end of a token that
+also holds the text before or after, or in capitals. And the tokens are banned everywhere, also within a longer word.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What `Client` and `AsyncClient` have in common: all that they do, written once as coroutines.
 
-`AsyncClient` awaits them. `Client` runs each to its end with `run`: its inboxes and jobs block the thread where those of
-`AsyncClient` suspend the task, so a coroutine of `Client` never suspends.
+`AsyncClient` awaits them. `Client` runs each to its end with `run`: its inboxes and jobs block the thread where those
+of `AsyncClient` suspend the task, so a coroutine of `Client` never suspends.
 
-To add a call: a coroutine here, and a method in each face (`specq.client.sync`, `specq.client.aio`) that passes its arguments
-on. Rule: only what a face defines may wait (`_inbox`, `_results`, `_sleep`).
+To add a call: a coroutine here, and a method in each face (`specq.client.sync`, `specq.client.aio`) that passes its
+arguments on. Rule: only what a face defines may wait (`_inbox`, `_results`, `_sleep`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from specq.protocol import JobError
 def read_requests(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
     """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
 
-    The parameters hold for every prompt; `id` is a list too, or None. The error of one of several prompts has its place.
+    The parameters hold for every prompt; `id` is a list too, or None. The error of one of several prompts has its
+    place.
     """
     if not is_batch(arguments):
         return [read_request(arguments, served)]

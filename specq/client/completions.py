@@ -1,7 +1,7 @@
 """How the events of a request's jobs become pieces and results.
 
-Rule: a completion that fails harms no other. Where the answer is a list, the result of that completion has `error`; a single
-completion raises JobError. All raise it if the broker is gone.
+Rule: a completion that fails harms no other. Where the answer is a list, the result of that completion has `error`; a
+single completion raises JobError. All raise it if the broker is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Completions:
     """Turns the events of a request's jobs into pieces, and into results in order."""
 
     def __init__(self, request: Request, served: ServedModel, place: int = 0, num_known: Sequence[int] = ()) -> None:
-        """`place`: of the request among several; `num_known`: tokens of each completion of which nothing is to be shown."""
+        """`place`: of the request among several; `num_known`: tokens of each completion of which nothing is to be
+        shown."""
         self._request, self._codec = request, served.codec
         known = [*num_known, *(0,) * len(request.submits)]
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}

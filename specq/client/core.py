@@ -6,9 +6,10 @@
     receive(message, now)              what the broker sent
     tick(now)                          sends again what got no answer, gives up on a broker that is gone
 
-Rules: every request is repeated until it is answered, so a lost message or a restarted broker loses nothing. A job can be
-submitted again under its id without harm; `have` says how many of its tokens are here. Tokens count by position: those that
-come twice are dropped, those that come too early are asked for again. A request is given up when it gets no answer for
+Rules: every request is repeated until it is answered, so a lost message or a restarted broker loses nothing. A job can
+be submitted again under its id without harm; `have` says how many of its tokens are here. Tokens count by position:
+those that come twice are dropped, those that come too early are asked for again. A request is given up when it gets no
+answer for
 `timeout_s`, whatever else the broker says; a job that the broker has taken, when the broker is silent.
 """
 
@@ -107,8 +108,8 @@ class ClientCore:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, job: Submit, now: float, *, keep_running: bool = False) -> list[Event]:
-        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id. One that is waited for here is joined; what
-        the one who joins has missed is returned."""
+        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id. One that is waited for here is
+        joined; what the one who joins has missed is returned."""
         request = self._requests.get(job.job_id)
         if request is not None and request.is_own:
             return request.join(job)
@@ -156,8 +157,8 @@ class ClientCore:
     def fetch_tokenizer(self, model: str, now: float, wait_s: float | None = None) -> None:
         """Ask for the tokenizer of a model ("": of the only one).
 
-        wait_s  how long to wait for a broker to answer and a verifier of the model to register, with an event `AwaitedModel`
-                when it comes to that; None: for a broker `timeout_s`, for a verifier VERIFIER_WAIT_S
+        wait_s  how long to wait for a broker to answer and a verifier of the model to register, with an event
+                `AwaitedModel` when it comes to that; None: for a broker `timeout_s`, for a verifier VERIFIER_WAIT_S
         """
         self._pieces.clear()
         request = Pending(lambda: FetchTokenizer(model=model), self._patience)
@@ -337,7 +338,8 @@ class ClientCore:
         return events + given_up
 
     def _send_again(self, request: Pending, now: float) -> list[Event]:
-        """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to it."""
+        """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to
+        it."""
         if self._heard is not None or now >= request.broker_until:
             self._requests.outbox.append(request.message())
             return []
@@ -351,7 +353,8 @@ class ClientCore:
         return f"a verifier{of_model} to register with the broker at {self.address}"
 
     def _waits(self, request: Pending, what: str, reason: str = "") -> list[Event]:
-        """Report what the tokenizer waits for, once, and again where the broker has another reason: it serves others now."""
+        """Report what the tokenizer waits for, once, and again where the broker has another reason: it serves others
+        now."""
         if request.waits_for == (what, reason):
             return []
         request.waits_for = (what, reason)

@@ -76,7 +76,8 @@ class JobDesk:
             yield answered(event, FoundJob)
 
     def _exchange(self, actions: Mapping[Any, Action]) -> Iterator[Event]:
-        """Start requests, at most WINDOW at a time; yield the last event of each. Raises JobError if the broker is gone."""
+        """Start requests, at most WINDOW at a time; yield the last event of each. Raises JobError if the broker is
+        gone."""
         inbox, under_way, waiting = SimpleQueue[Event](), set[int | str](), iter(actions.items())
         try:
             while True:
@@ -108,7 +109,8 @@ class JobDesk:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    """Return the lines of a list of jobs; raises JobError for what is not one: whoever answers is not a broker of ours."""
+    """Return the lines of a list of jobs; raises JobError for what is not one: whoever answers is not a broker of
+    ours."""
     try:
         page = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -24,7 +24,8 @@ _OWN = bytes([ORIGIN_CODES[OWN]])
 
 @dataclass(slots=True)
 class ReceivedTranscript:
-    """What is known of a job: tokens, where each comes from (`specq.protocol.origins`), and when (seconds of the caller's clock)."""
+    """What is known of a job: tokens, where each comes from (`specq.protocol.origins`), and when (seconds of the
+    caller's clock)."""
 
     started: float
     token_ids: list[int] = field(default_factory=list)

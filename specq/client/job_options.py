@@ -2,9 +2,10 @@
 
     priority  jobs of a higher one are placed first; in [-1000, 1000]
     deadline  seconds after which the job fails if it has not ended
-    job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key too,
-              where one is needed and not given. None: the job is new
-    cache_salt   a secret: the KV of the prompt, and what earlier texts say, are shared with jobs of the same salt only. None: with all that have
+    job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key
+              too, where one is needed and not given. None: the job is new
+    cache_salt   a secret: the KV of the prompt, and what earlier texts say, are shared with jobs of the same salt only.
+                 None: with all that have
               none. In any case with those of the same API key, or key of the broker, only, where keys are used
     tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
     trace     whether every process notes what happens to the job, for `specq trace`

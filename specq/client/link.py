@@ -27,7 +27,9 @@ _JOIN_S = 5.0
 PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
 STARVED_S = 0.001  # for which the I/O thread was woken and has not looked, while another thread asks for more
-GIVE_WAY_S = 0.0002  # that this one waits then: whoever releases the interpreter lock for a moment, as tokenizers do, takes it again before others wake
+# that this one waits then: whoever releases the interpreter lock for a moment, as tokenizers do, takes it again before
+# others wake
+GIVE_WAY_S = 0.0002
 IDLE_MS = 1000  # after which actions are looked at without a wake-up, which Ctrl-C may have kept from being sent
 
 
@@ -55,8 +57,8 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; events with this `key` go to `sink`, the last one included, and before them those that
-        the action returns."""
+        """Run `action` on the core; events with this `key` go to `sink`, the last one included, and before them those
+        that the action returns."""
 
         def start(core: ClientCore, now: float) -> None:
             missed = action(core, now) or ()
@@ -68,7 +70,8 @@ class Link:
         self.call(start)
 
     def call(self, action: Action) -> None:
-        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed. Who asks for much gives way to it."""
+        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed. Who asks for
+        much gives way to it."""
         if self._closed:
             raise _closed()
         self._actions.append(action)
@@ -83,7 +86,8 @@ class Link:
             self._woken_at = time.monotonic()
 
     def _was_in_vain(self, action: Action) -> bool:
-        """Return whether the client was closed before an action was done; then it is taken back: the I/O thread may have had its last look."""
+        """Return whether the client was closed before an action was done; then it is taken back: the I/O thread may
+        have had its last look."""
         if not self._closed:
             return False
         try:
@@ -118,7 +122,8 @@ class Link:
         self.close()
 
     def close(self) -> None:
-        """Stop all jobs and the thread; requests that wait fail. Messages that were sent are given a moment to leave."""
+        """Stop all jobs and the thread; requests that wait fail. Messages that were sent are given a moment to
+        leave."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -175,8 +180,8 @@ class Link:
             self._flush()
 
     def _act(self) -> None:
-        """Do what other threads have asked for by now: what they ask meanwhile comes when this has been sent, or a thread that submits
-        many jobs would have none of them sent before the last."""
+        """Do what other threads have asked for by now: what they ask meanwhile comes when this has been sent, or a
+        thread that submits many jobs would have none of them sent before the last."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
         self._is_woken = False  # before the look, so that nothing is overlooked

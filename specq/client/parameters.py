@@ -5,8 +5,8 @@
     seed        any 64-bit number, signed or not: see `seed_used`
     the others  fields of `SamplingParams` and `Speculation`
 
-Rule: a wrong value is a JobError (code `invalid`) that names the parameter (`JobError.field`) and says what is allowed. So
-is a value that the other parameters would make the verifier ignore.
+Rule: a wrong value is a JobError (code `invalid`) that names the parameter (`JobError.field`) and says what is allowed.
+So is a value that the other parameters would make the verifier ignore.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
 
 
 def seed_used(seed: Any) -> int:
-    """Return the seed in [0, MAX_SEED] that a given one stands for: itself where it is one of these; for other numbers of 64 bits the first 8 bytes
-    of BLAKE2b (of that digest size) of the text `seed N`, N in decimal, as a little-endian number, halved. Raises JobError for others."""
+    """Return the seed in [0, MAX_SEED] that a given one stands for: itself where it is one of these; for other numbers
+    of 64 bits the first 8 bytes of BLAKE2b (of that digest size) of the text `seed N`, N in decimal, as a little-endian
+    number, halved. Raises JobError for others."""
     if type(seed) is not int or not LEAST_SEED <= seed <= MOST_SEED:
         raise JobError(f"seed is {shown(seed)}; it must be a whole number from -2**63 to 2**64 - 1", field="seed")
     return seed if 0 <= seed <= MAX_SEED else keyed_number(f"seed {seed}")

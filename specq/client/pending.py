@@ -16,8 +16,8 @@ MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wai
 class Pending:
     """A request that waits for its answer; `started` and `sent` are infinite until it is sent.
 
-    Of a job, there are three kinds: one that is submitted and waited for (`own_job`), one that is looked up (`search`), and
-    one that is left to the broker, which has no transcript.
+    Of a job, there are three kinds: one that is submitted and waited for (`own_job`), one that is looked up (`search`),
+    and one that is left to the broker, which has no transcript.
     """
 
     message: Callable[[], Message]
@@ -109,7 +109,8 @@ def no_broker(address: str, timeout_s: float) -> str:
 
 
 class Turns:
-    """The jobs that were not sent yet, in order. At most MAX_UNANSWERED are under way, so that each is answered in time."""
+    """The jobs that were not sent yet, in order. At most MAX_UNANSWERED are under way, so that each is answered in
+    time."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, None] = {}

@@ -114,7 +114,8 @@ def _kind(value: object) -> str:
 
 
 def result_line(result: Result, *, verbose: bool = False) -> bytes:
-    """Return a result as a line of JSON, if `verbose` with all counters; plain ASCII if it echoes what UTF-8 cannot hold."""
+    """Return a result as a line of JSON, if `verbose` with all counters; plain ASCII if it echoes what UTF-8 cannot
+    hold."""
     values = result.to_dict(verbose=verbose)
     try:
         return json.dumps(values, ensure_ascii=False).encode() + b"\n"
@@ -187,7 +188,8 @@ class _Completer:
 
 
 def show_pieces(pieces: Iterable[Piece], show: Show) -> list[Result]:
-    """Show the texts of all completions, one after the other, each as it grows when its turn comes; return the results."""
+    """Show the texts of all completions, one after the other, each as it grows when its turn comes; return the
+    results."""
     results: dict[int, Result] = {}
     waiting: dict[int, str] = {}
     turn = 0

@@ -2,11 +2,12 @@
 
 Several prompts in one call: `specq.client.batch`.
 
-The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options (`specq.client.job_options`) and parameters
-(`specq.client.parameters`); None means not given. To add one: its reader in one of these two modules.
+The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options
+(`specq.client.job_options`) and parameters (`specq.client.parameters`); None means not given. To add one: its reader in
+one of these two modules.
 
-Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and what
-is allowed. It is raised before anything is sent.
+Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and
+what is allowed. It is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messag
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as the broker serves it, with its tokenizer; `asked` is the name that was asked for, "" the only model."""
+    """A model as the broker serves it, with its tokenizer; `asked` is the name that was asked for, "" the only
+    model."""
 
     info: ModelInfo
     codec: TextCodec
@@ -239,7 +241,8 @@ def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams
 
 
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
-    """Raise JobError for parameters that the model cannot take; `room`: tokens that it can generate after the prompt."""
+    """Raise JobError for parameters that the model cannot take; `room`: tokens that it can generate after the
+    prompt."""
     named = {
         "stop_token_ids": params.stop_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],

@@ -64,8 +64,8 @@ class OpenRequests(dict[int | str, Pending]):
             self._turns.forget(key)
 
     def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
-        """End the requests that got no answer in time; the broker at `address` was `heard` last then. If it has been silent for as long, those
-        that wait for their turn end with them: each would wait as long."""
+        """End the requests that got no answer in time; the broker at `address` was `heard` last then. If it has been
+        silent for as long, those that wait for their turn end with them: each would wait as long."""
         late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
         if late and (heard is None or now >= heard + timeout_s):
             late += [(key, request) for key, request in self.items() if request.started == math.inf]

@@ -1,6 +1,7 @@
 """What a caller gets: pieces of text while a job runs, one result when it has ended.
 
-Rule: a `Result` has exactly the fields of a line in a results file (docs/reference/jobs.md, "Results"), and `to_dict` is that line.
+Rule: a `Result` has exactly the fields of a line in a results file (docs/reference/jobs.md, "Results"), and `to_dict`
+is that line.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Result:
     internal: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
-        """Return the result as JSON-able values; `index` and `logprobs` only where there are any, `internal` if `verbose`."""
+        """Return the result as JSON-able values; `index` and `logprobs` only where there are any, `internal` if
+        `verbose`."""
         values = asdict(self)
         index, logprobs, internal = (values.pop(name) for name in ("index", "logprobs", "internal"))
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})

@@ -2,10 +2,10 @@
 
 Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line describes the run (its
 key and its options), each further line its progress: {"done": prompts, "size": bytes of the results, "digest": of the
-prompts done}. It is written before these results are, and counts once the results file is that long: so whatever interrupts a
-run, results that are there whole are done. A run that finds it cuts off what follows, a torn line for instance, notes where it goes on, and
-skips the prompts that are done. The jobs of the others have ids that follow from the key, so the broker does not
-compute them again.
+prompts done}. It is written before these results are, and counts once the results file is that long: so whatever
+interrupts a run, results that are there whole are done. A run that finds it cuts off what follows, a torn line for
+instance, notes where it goes on, and skips the prompts that are done. The jobs of the others have ids that follow from
+the key, so the broker does not compute them again.
 
 Rules: the results of a prompt are there whole, or not at all; one process at a time writes; results of other options or
 other prompts are neither mixed in nor deleted unasked.
@@ -106,7 +106,8 @@ class ResultsFile:
         file = self.path.open("r+b" if self._size else "wb")
         file.truncate(self._size)
         file.seek(0, io.SEEK_END)
-        self._note_progress()  # what was noted of results that were cut off counts no more, however long the file becomes
+        # what was noted of results that were cut off counts no more, however long the file becomes
+        self._note_progress()
         return file
 
     # --- prompts in, results out --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Jobs that are to stop: `Cancel` is sent again until the broker says that the job has ended.
 
-Rule: for a job that nobody waits for any more it is sent MAX_TRIES times at most; the job may have ended before, and then the
-broker does not answer.
+Rule: for a job that nobody waits for any more it is sent MAX_TRIES times at most; the job may have ended before, and
+then the broker does not answer.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Client(BaseClient):
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
     keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`); "": none, for a broker without keys
 
-    Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops all
-    of its jobs that still run.
+    Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops
+    all of its jobs that still run.
     """
 
     _lock_type = _ThreadLock  # of several threads one fetches the tokenizer
@@ -132,9 +132,10 @@ class Client(BaseClient):
         n       number of completions of each prompt, in a list. None: one completion, without a list
         params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
 
-        Returns a `Result`; for several prompts a list with the answer to each, in order. A single prompt that fails raises
-        JobError. In a list, the result of a prompt that fails has `error`, and the others are not affected. JobError is
-        raised for wrong arguments, before anything is sent, and if the broker is gone; then all jobs are stopped.
+        Returns a `Result`; for several prompts a list with the answer to each, in order. A single prompt that fails
+        raises JobError. In a list, the result of a prompt that fails has `error`, and the others are not affected.
+        JobError is raised for wrong arguments, before anything is sent, and if the broker is gone; then all jobs are
+        stopped.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
         return run(self._generate(arguments))
@@ -203,7 +204,8 @@ class Client(BaseClient):
         run(self._wait_until_ready(num_targets, num_drafters, timeout_s))
 
     def leave(self) -> None:
-        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there is."""
+        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there
+        is."""
         self._connection.link.leave()
 
     def close(self) -> None:

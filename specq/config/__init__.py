@@ -9,7 +9,8 @@
     trees            trees of drafts as people write them down
     addresses        which addresses a configuration may name
 
-In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
+In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its
+section.
 """
 
 from specq.config.addresses import check_bind, check_connect, connect_address, free_address

@@ -23,7 +23,8 @@ def read_address(key: str, address: str) -> Address:
 
 
 def check_bind(key: str, address: str, *, insecure: bool = False) -> None:
-    """Raise ConfigError unless `address` can be listened on, and is of this machine only or `insecure` (or has keys)."""
+    """Raise ConfigError unless `address` can be listened on, and is of this machine only or `insecure` (or has
+    keys)."""
     if not read_address(key, address).is_local and not insecure:
         raise ConfigError(
             f"{key} is {address}, which others can reach, and without keys nothing is encrypted or signed: give --keys "

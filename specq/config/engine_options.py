@@ -12,7 +12,8 @@ Options = tuple[str, ...]  # each name=value
 
 
 def from_table(table: Mapping[str, Any], section: str = "") -> Options:
-    """Return the options that a TOML table, that of a section, holds; ConfigError for dates and times, which JSON does not have."""
+    """Return the options that a TOML table, that of a section, holds; ConfigError for dates and times, which JSON does
+    not have."""
     return tuple(f"{name}={_in_json(f'{section}.{name}', value)}" for name, value in table.items())
 
 

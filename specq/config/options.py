@@ -63,7 +63,8 @@ def check_type(key: str, value: object, kind: Any) -> None:
 
 
 def check_limits(key: str, value: object, metadata: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a number lies in its key's range (NaN does not), a word is a choice, and `check` passes."""
+    """Raise ConfigError unless a number lies in its key's range (NaN does not), a word is a choice, and `check`
+    passes."""
     low, high, choices, check = (metadata[name] for name in ("low", "high", "choices", "check"))
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):

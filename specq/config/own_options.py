@@ -1,8 +1,9 @@
 """Options of one engine or proposer: keys of its own, declared beside it, in a section of their own.
 
-`[target]` holds what all engines share, `[target.NAME]` what only the engine NAME knows (and `[draft.NAME]` a proposer). The
-configuration does not know their names: it keeps such tables as they are until one is chosen. On the command line the same
-keys are `--engine-option name=value`, or options of their own for what comes with specq; the command line wins.
+`[target]` holds what all engines share, `[target.NAME]` what only the engine NAME knows (and `[draft.NAME]` a
+proposer). The configuration does not know their names: it keeps such tables as they are until one is chosen. On the
+command line the same keys are `--engine-option name=value`, or options of their own for what comes with specq; the
+command line wins.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MOVED = {
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions(Section):
-    """Base of the options of an engine or proposer: a frozen dataclass whose fields are made by `option`. One with a field
-    `further` takes names that it does not know, too."""
+    """Base of the options of an engine or proposer: a frozen dataclass whose fields are made by `option`. One with a
+    field `further` takes names that it does not know, too."""
 
     LABEL = "options"  # how messages call it
 
@@ -62,8 +63,8 @@ def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], know
 
 
 def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") -> OwnOptions:
-    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed. `name`: of the engine or proposer, for
-    one that has none of its own."""
+    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed. `name`: of
+    the engine or proposer, for one that has none of its own."""
     names = kinds(kind)
     further = {name: value for name, value in values.items() if name not in names}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}

@@ -1,4 +1,5 @@
-"""Old names of keys, which users may still have in files and in commands: each is an alias for one version, with a warning.
+"""Old names of keys, which users may still have in files and in commands: each is an alias for one version, with a
+warning.
 
 To rename a key: change it in its section and add a line to `RENAMED`; remove the line one version later.
 """

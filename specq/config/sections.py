@@ -1,7 +1,8 @@
-"""The sections of a configuration: frozen dataclasses, one for each role; a constructor takes its own section, not the whole.
+"""The sections of a configuration: frozen dataclasses, one for each role; a constructor takes its own section, not the
+whole.
 
-A value is checked when a section is made, wherever it came from. To add an option: one line in its section; file, checks and
-command line follow.
+A value is checked when a section is made, wherever it came from. To add an option: one line in its section; file,
+checks and command line follow.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ MOST_BYTES = 1 << 20  # of a file
 
 
 def read_tree(said: str) -> Any:
-    """Return the value that a list of paths spells, or that the file of this name holds; what it must be is checked by `Speculation`.
-    Raises ConfigError for what is neither."""
+    """Return the value that a list of paths spells, or that the file of this name holds; what it must be is checked by
+    `Speculation`. Raises ConfigError for what is neither."""
     text = said.strip()
     if not text.startswith(("[", "(")):
         text = _content(Path(said).expanduser())

@@ -1,10 +1,11 @@
 """What `specq demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
 
-The processes that `specq up` would start, with the same division of the machine, and a second broker with a verifier that has
-nobody to draft for it, for comparison. Three prompts are answered while the user watches, in colours that show where each piece of
-text came from. Then the same prompts run again in three ways, in turn: plain decoding, which has no speculation at all; lookup alone,
-where the verifier drafts what the text repeats; and specq with all that drafts here. The token ids of all runs must be the same, and
-what the turns say of the speed is in `specq.demo.figures`. All processes are stopped at the end.
+The processes that `specq up` would start, with the same division of the machine, and a second broker with a verifier
+that has nobody to draft for it, for comparison. Three prompts are answered while the user watches, in colours that show
+where each piece of text came from. Then the same prompts run again in three ways, in turn: plain decoding, which has no
+speculation at all; lookup alone, where the verifier drafts what the text repeats; and specq with all that drafts here.
+The token ids of all runs must be the same, and what the turns say of the speed is in `specq.demo.figures`. All
+processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def measure(
 
 
 def report(prompts: list[tuple[str, str]], measured: list[Measured], what_drafts: str, others: float | None) -> bool:
-    """Print a line for each prompt, what all of it comes to, and what to run next; return whether all texts are the same."""
+    """Print a line for each prompt, what all of it comes to, and what to run next; return whether all texts are the
+    same."""
     num_turns = len(measured[0][SPECQ])
     click.echo(table([name for name, _ in prompts], measured))
     click.echo(

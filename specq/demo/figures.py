@@ -1,8 +1,10 @@
-"""What the turns of `specq demo` say: how fast each way was, within which range, and whether that can be told here at all.
+"""What the turns of `specq demo` say: how fast each way was, within which range, and whether that can be told here at
+all.
 
-Rule: a ratio is of one turn, in which the ways ran one after the other on the same machine; its range over the turns is shown, not its median,
-and there is no verdict where the range has both sides of 1, or where plain decoding itself varied by more than the effect. Where no turn is
-further from 1 than a user would notice, the verdict is "as fast", unless other processes kept the machine busy.
+Rule: a ratio is of one turn, in which the ways ran one after the other on the same machine; its range over the turns is
+shown, not its median, and there is no verdict where the range has both sides of 1, or where plain decoding itself
+varied by more than the effect. Where no turn is further from 1 than a user would notice, the verdict is "as fast",
+unless other processes kept the machine busy.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Speed:
 
     @property
     def can_be_told(self) -> bool:
-        """Whether the turns agree that specq is faster, or slower, than plain decoding, by more than that varied itself."""
+        """Whether the turns agree that specq is faster, or slower, than plain decoding, by more than that varied
+        itself."""
         ratios, plain = self.ratios(PLAIN), self.rates[PLAIN]
         effect = max(median(ratios), 1 / median(ratios))
         return (min(ratios) > 1 or max(ratios) < 1) and max(plain) / min(plain) < effect
@@ -67,7 +70,8 @@ _NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup alone"}
 
 
 def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -> str:
-    """Return what was shown, in a sentence. `others`: cores that other processes used meanwhile, of so many; None: unknown."""
+    """Return what was shown, in a sentence. `others`: cores that other processes used meanwhile, of so many; None:
+    unknown."""
     if not same:
         return "shown: NOT the same text everywhere, which is a bug of specq"
     text = "shown: the same text as plain decoding, token for token"

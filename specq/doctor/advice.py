@@ -18,8 +18,8 @@ TORCH = "torch"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's weights, the
-    machine, the engine, and what of specq runs there already."""
+    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's
+    weights, the machine, the engine, and what of specq runs there already."""
 
     models: str
     has_draft: bool

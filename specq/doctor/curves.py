@@ -1,7 +1,8 @@
 """What a step takes by its rows, with help from other cores and without, measured in turn.
 
-Rule: the two are compared with each other, so they are measured in the same minute, step by step. The curves of a verifier's start are not:
-they may be recalled from an earlier start, one from a quiet hour and the other from a busy one.
+Rule: the two are compared with each other, so they are measured in the same minute, step by step. The curves of a
+verifier's start are not: they may be recalled from an earlier start, one from a quiet hour and the other from a busy
+one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def curves_in_turn(engine: Engine) -> tuple[StepCurve, StepCurve]:
 
 
 def comparable(unhelped: Times, with_help: Times) -> tuple[StepCurve, StepCurve]:
-    """Return the curves of what was timed without help and with it. Fewer cores do not compute faster: where it looks so, somebody kept the
-    helpers waiting, and both count as long as the slower one."""
+    """Return the curves of what was timed without help and with it. Fewer cores do not compute faster: where it looks
+    so, somebody kept the helpers waiting, and both count as long as the slower one."""
     alone, together = (
         StepCurve(list(found), [typical(times) for times in found.values()]) for found in (unhelped, with_help)
     )

@@ -1,4 +1,5 @@
-"""The whole examination: the machine, the pair, and, where nothing is wrong with them, what they do here and what follows from it."""
+"""The whole examination: the machine, the pair, and, where nothing is wrong with them, what they do here and what
+follows from it."""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ from specq.runtime.machine import describe, gpu_free_bytes, gpus
 if TYPE_CHECKING:
     from specq.doctor.measuring import MeasuredPair
 
-BUSY = 1.5  # times as long as those timed before, or the reverse: beyond that drafts and steps were not timed on the same machine
+# times as long as those timed before, or the reverse: beyond that drafts and steps were not timed on the same machine
+BUSY = 1.5
 MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is not quiet
 COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: the models that a configuration names, as `specq up` would take them; sessions at a time; is_quick: measure nothing."""
+    """What is asked: the models that a configuration names, as `specq up` would take them; sessions at a time;
+    is_quick: measure nothing."""
 
     config: Config
     sessions: tuple[int, ...]
@@ -116,7 +119,8 @@ def _gpu_bytes() -> int:
 
 
 def _with_models(config: Config) -> Config:
-    """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and is not there."""
+    """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and
+    is not there."""
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
         if name:
             find_model(name, role)
@@ -126,7 +130,8 @@ def _with_models(config: Config) -> Config:
 
 
 def _hinders(checks: Sequence[Check]) -> bool:
-    """Return whether something is wrong that keeps the pair from being measured; the portable path is slow, but it works."""
+    """Return whether something is wrong that keeps the pair from being measured; the portable path is slow, but it
+    works."""
     return any(check.status == WRONG and check.name not in ("kernels", "broker", "state") for check in checks)
 
 
@@ -156,8 +161,9 @@ def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: s
 
 
 def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
-    """Check that nothing disturbed the measurement: that steps of the runs took about as long as those that were timed before (`factor` times as
-    long: below 1 where these were the disturbed ones), and that other processes used few of the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
+    """Check that nothing disturbed the measurement: that steps of the runs took about as long as those that were timed
+    before (`factor` times as long: below 1 where these were the disturbed ones), and that other processes used few of
+    the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
     found = f"steps took {factor:.1f} times as long in the runs as where they were timed alone before"
     if used is not None:
         found += f", other processes used {used:.1f} of {num_cores} processor{'s' * (num_cores != 1)}"

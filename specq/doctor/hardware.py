@@ -1,4 +1,5 @@
-"""The models by themselves, in this process: how long a forward pass takes, and what the drafter thinks of the texts."""
+"""The models by themselves, in this process: how long a forward pass takes, and what the drafter thinks of the
+texts."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
 SESSIONS = 8  # at least, of which one row each is compared with as many rows of one session
 MOST_OF_A_STEP = 0.5  # that is taken for its session's own
-# Before each: what has waited for a message is slower at first (caches, branches, the core's clock). A drafter sleeps meanwhile, a
-# verifier with work to do never does.
+# Before each: what has waited for a message is slower at first (caches, branches, the core's clock). A drafter sleeps
+# meanwhile, a verifier with work to do never does.
 PAUSE_S = 0.001
 HOST_S = 0.0004
 SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
@@ -59,8 +60,8 @@ def load_proposer(model: str) -> Proposer:
 
 
 class Models:
-    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by whether it is helped and
-    (sessions, rows of each) of the target's steps, by rows of the drafter's passes."""
+    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by whether it is
+    helped and (sessions, rows of each) of the target's steps, by rows of the drafter's passes."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Models:
         return [[rows, typical(steps[shape]) - shape[0] * one_ms] for rows, shape in self._shapes.items() if steps]
 
     def session_us(self) -> float:
-        """Return what a row of a session of its own takes more than a further row of one session; never all that a step takes."""
+        """Return what a row of a session of its own takes more than a further row of one session; never all that a step
+        takes."""
         steps = self._steps[False]
         many, one = (typical(steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
         least = min(typical(of[shape]) / shape[0] for of in self._steps.values() for shape in self._shapes.values())
@@ -153,8 +155,8 @@ def helped(engine: Engine, is_helped: bool) -> Iterator[None]:
 
 
 def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, busy_s: float | None = None) -> list[float]:
-    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted; between them the core is
-    busy with something else."""
+    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted; between
+    them the core is busy with something else."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
@@ -184,7 +186,8 @@ def _star(num_nodes: int) -> Tree:
 
 
 def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
-    """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not counted."""
+    """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not
+    counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     proposer.open(0, context, SamplingParams())
     ids = count()
@@ -195,8 +198,8 @@ def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAU
 
 
 def foresight_times(proposer: Proposer, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
-    """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more, after one that is not
-    counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
+    """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more,
+    after one that is not counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
     proposer.open(0, (1 + np.arange(CONTEXT) % 1000).astype(np.int32), SamplingParams())
 
     def passes() -> Iterator[list[Expansion]]:

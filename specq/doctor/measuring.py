@@ -1,9 +1,10 @@
-"""The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of drafts one at a time.
+"""The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of
+drafts one at a time.
 
-What a step takes by its rows is measured in turn with help from other cores and without (`curves`), a level of drafts by its sessions as at
-each start of a verifier. Then a few bundled prompts are
-completed greedily: plainly, plainly for all of them at a time, and with each source of drafts. Each method has a verifier of its own
-over the one engine, and all complete a prompt before the next one, since machines drift.
+What a step takes by its rows is measured in turn with help from other cores and without (`curves`), a level of drafts
+by its sessions as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly for
+all of them at a time, and with each source of drafts. Each method has a verifier of its own over the one engine, and
+all complete a prompt before the next one, since machines drift.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class MeasuredPair:
     device: str
 
     def figures(self) -> dict[str, Any]:
-        """Return the times that were measured, in milliseconds. Of steps it is the curve of the start, times what steps of the runs took of it."""
+        """Return the times that were measured, in milliseconds. Of steps it is the curve of the start, times what steps
+        of the runs took of it."""
         costs, level = self.costs, self.costs.level
         return {
             "steps_took_times_the_curve": significant(slowness(self.runs)),
@@ -62,7 +64,8 @@ def _ms(seconds: float) -> float:
 
 
 def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> MeasuredPair:
-    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are of interest;
+    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are
+    of interest;
     `num_places`: tokens that a pass of its draft model foresees."""
     here = this_machine()
     shares = divide_cores(len(here.cores), 1, 1)
@@ -152,8 +155,8 @@ def _levels(source: ColocatedDrafter, step: StepCurve, num_sessions: int) -> int
 
 
 def slowness(runs: Sequence[WatchedRun]) -> float:
-    """Return how many times longer steps took than the curve says: contexts are longer than when it was measured, and the machine may be
-    slower than then."""
+    """Return how many times longer steps took than the curve says: contexts are longer than when it was measured, and
+    the machine may be slower than then."""
     curve_s = sum(run.curve_s for run in runs)
     return sum(run.engine_s for run in runs) / curve_s if curve_s else 1.0
 
@@ -172,7 +175,8 @@ def scratch_rows(source: DraftSource | None, curve: StepCurve, num_sessions: int
 
 
 def host_times(one: WatchedRun, several: WatchedRun) -> tuple[float, float]:
-    """Return the seconds that the host takes for a round of plain decoding: with one session, and more with each further one."""
+    """Return the seconds that the host takes for a round of plain decoding: with one session, and more with each
+    further one."""
     more_s = (several.own_s - one.own_s) / max(several.num_sessions - 1, 1)
     return max(one.own_s, 0.0), max(more_s, 0.0)
 

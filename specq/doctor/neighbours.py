@@ -1,6 +1,8 @@
-"""What else this machine does while the doctor measures: how many processors other processes use, and whether specq runs here already.
+"""What else this machine does while the doctor measures: how many processors other processes use, and whether specq
+runs here already.
 
-Rule: unknown is None, never a guess; where the system does not count seconds by processor, the load average of the last minute stands for them.
+Rule: unknown is None, never a guess; where the system does not count seconds by processor, the load average of the last
+minute stands for them.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ ROLES = ("broker", "worker", "serve")
 def used_by_others(
     before: Usage | None, after: Usage | None, num_cores: int, load: float | None = None
 ) -> float | None:
-    """Return how many of the processors other processes used between two moments, as a mean, or the `load`; None where nothing says it."""
+    """Return how many of the processors other processes used between two moments, as a mean, or the `load`; None where
+    nothing says it."""
     used = others_cores(before, after)
     used = load if used is None else used
     return None if used is None else min(used, float(num_cores))
 
 
 def usage(cores: Sequence[int], proc: Path = PROC) -> Usage | None:
-    """Return what this process, with the children that it had, and all others have taken of the processors; None where that is not known."""
+    """Return what this process, with the children that it had, and all others have taken of the processors; None where
+    that is not known."""
     return Usage.known({}, cores, with_ended=True, proc=proc)
 
 
@@ -35,7 +39,8 @@ def load_average() -> float | None:
 
 
 def running(proc: Path = PROC) -> str:
-    """Return which processes of specq run here already, in words; "" for none, or where the system does not list processes."""
+    """Return which processes of specq run here already, in words; "" for none, or where the system does not list
+    processes."""
     found = Counter(role for arguments in _others(proc) if (role := role_of(arguments)))
     return ", ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in sorted(found.items()))
 

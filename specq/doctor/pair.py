@@ -1,7 +1,8 @@
-"""The models: are they here and whole, do draft model and heads fit the target, and do the models fit this machine's memory?
+"""The models: are they here and whole, do draft model and heads fit the target, and do the models fit this machine's
+memory?
 
-Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it. Heads, which are small, are loaded
-as a verifier loads them, since only their tensors say for which target they are.
+Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it. Heads, which
+are small, are loaded as a verifier loads them, since only their tensors say for which target they are.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class PairModel:
 
 
 def find(name: str, role: str) -> PairModel:
-    """Return a model that is on this machine; ConfigError, which says what is wrong, for one that is not, or is of no use."""
+    """Return a model that is on this machine; ConfigError, which says what is wrong, for one that is not, or is of no
+    use."""
     resolved = resolve_model(name, role)
     path = local_checkpoint(resolved) or _cached(resolved)
     if is_gguf(path):
@@ -99,7 +101,8 @@ def _kind(said: dict[str, Any]) -> str:
 
 
 def slot_bytes(said: dict[str, Any]) -> int:
-    """Return the bytes of a token's keys and values in float32, of a model with this config.json; 0 where it does not say."""
+    """Return the bytes of a token's keys and values in float32, of a model with this config.json; 0 where it does not
+    say."""
     heads = int(said.get("num_attention_heads") or 0)
     kv_heads = int(said.get("num_key_value_heads") or heads)
     head_dim = int(said.get("head_dim") or (int(said.get("hidden_size") or 0) // heads if heads else 0))
@@ -116,8 +119,8 @@ class ModelPair:
 
 
 def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
-    """Look at a target, a draft model and heads, "" for none; `free_bytes` of memory, None where that is not known; `gpu_bytes` are free on
-    the GPU that computes, 0: the CPU does."""
+    """Look at a target, a draft model and heads, "" for none; `free_bytes` of memory, None where that is not known;
+    `gpu_bytes` are free on the GPU that computes, 0: the CPU does."""
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)
     drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
@@ -172,7 +175,8 @@ def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
 
 
 def heads_fit(heads: str, target: PairModel) -> Check:
-    """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and layers."""
+    """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and
+    layers."""
     from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch
     from specq.drafting.medusa.network import load_heads  # brings torch
 

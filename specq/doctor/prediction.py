@@ -1,24 +1,30 @@
-"""What each method of drafting would bring for some sessions at a time, computed from what was measured on this machine.
+"""What each method of drafting would bring for some sessions at a time, computed from what was measured on this
+machine.
 
 A round is a step of the target and what comes before it. For n sessions whose rounds go d levels deep
 
-    tokens     n * (1 + the mean number of levels that were accepted, of the first d); of a lookahead window with fewer columns
-               than at the measurement, as much less
+    tokens     n * (1 + the mean number of levels that were accepted, of the first d); of a lookahead window with fewer
+               columns than at the measurement, as much less
     rows       n, and the nodes that were verified in the first d levels of n rounds, and the scratch rows
-    seconds    the mean of step curve(rows) over the rounds, n at a time, + the host's time for n sessions + the method's own time
+    seconds    the mean of step curve(rows) over the rounds, n at a time, + the host's time for n sessions + the
+               method's own time
 
-and d is the depth with the most tokens a second; a colocated draft model's is the one that its own rule chooses for n sessions
-(`specq.drafting.draft_model.round_choice`), by what it learned in the measurement. Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d
-(`PredictedRounds`), the step curve from steps of so many rows. So siblings, and that unlikely nodes are not verified, count as they were measured.
+and d is the depth with the most tokens a second; a colocated draft model's is the one that its own rule chooses for n
+sessions (`specq.drafting.draft_model.round_choice`), by what it learned in the measurement. Tokens and rows come from
+rounds of the real pair on a few prompts, cut at depth d (`PredictedRounds`), the step curve from steps of so many rows.
+So siblings, and that unlikely nodes are not verified, count as they were measured.
 
-A draft worker drafts while the target steps, so its own time costs nothing, but it may be late. Its rounds alternate between two states
-(`worker`): nothing is there, so the step gives one token, and the chain that is drafted meanwhile fits if its first token is that one; and
-a chain of m levels is there, which goes on if it is accepted as a whole and the token after it was foreseen, too. Its tokens and its rows come
-from the same rounds, those in which the draft model drafted: a level counts as not accepted also where a round did not go so deep.
+A draft worker drafts while the target steps, so its own time costs nothing, but it may be late. Its rounds alternate
+between two states (`worker`): nothing is there, so the step gives one token, and the chain that is drafted meanwhile
+fits if its first token is that one; and a chain of m levels is there, which goes on if it is accepted as a whole and
+the token after it was foreseen, too. Its tokens and its rows come from the same rounds, those in which the draft model
+drafted: a level counts as not accepted also where a round did not go so deep.
 
-A token is a row: no prediction is beyond the most rows a second of the step curve (`most_rows_per_s`), which is asserted.
+A token is a row: no prediction is beyond the most rows a second of the step curve (`most_rows_per_s`), which is
+asserted.
 
-Not in it: prompts, sockets and other processes, contexts longer than those of the measurement, and several methods at a time.
+Not in it: prompts, sockets and other processes, contexts longer than those of the measurement, and several methods at a
+time.
 """
 
 from __future__ import annotations
@@ -71,8 +77,8 @@ class PredictedRounds:
         return sum(sum(one.nodes[:depth]) for one in self.rounds) / max(len(self.rounds), 1)
 
     def step_s(self, step: Curve, num_sessions: int, rows: float, depth: int, share: float = 1.0) -> float:
-        """Return the mean seconds of a step with `rows`, and with this part of the nodes up to this depth of so many rounds. Steps of 1 and of
-        9 rows take longer than two of 5, so it is not the time of the mean."""
+        """Return the mean seconds of a step with `rows`, and with this part of the nodes up to this depth of so many
+        rounds. Steps of 1 and of 9 rows take longer than two of 5, so it is not the time of the mean."""
         if not self.rounds:
             return step(round(rows))
         nodes = np.array([sum(one.nodes[:depth]) for one in self.rounds])
@@ -92,7 +98,8 @@ class PredictedRounds:
         return [sum(one.accepted >= depth for one in self.rounds) / count for depth in range(1, self.deepest + 1)]
 
     def accept_probs(self) -> list[float]:
-        """Return how often a level was accepted, depth by depth, where the level before it was and nodes stood there."""
+        """Return how often a level was accepted, depth by depth, where the level before it was and nodes stood
+        there."""
         found = []
         for depth in range(1, self.deepest + 1):
             tried = [one for one in self.rounds if len(one.nodes) >= depth and one.accepted >= depth - 1]
@@ -106,8 +113,8 @@ class PredictedRounds:
 class Costs:
     """What was measured of the machine.
 
-    step, unhelped_step   seconds of a step by its rows: as the engine is, and while other processes have the other cores; measured together,
-                          and the second never less than the first (`curves`)
+    step, unhelped_step   seconds of a step by its rows: as the engine is, and while other processes have the other
+                          cores; measured together, and the second never less than the first (`curves`)
     host_s, host_more_s   what a round takes besides its step: with one session, and more with each further one
     level                 seconds of a level of the colocated draft model, by sessions; None: there is none
     pass_s                seconds of a draft worker's pass on its own core; 0: there is none
@@ -129,9 +136,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class PredictedMethod:
-    """What was measured of a method with one session: its rounds; own_s: what one takes beyond plain decoding's and its rows; scratch: each
-    session's rows besides its nodes, by the number of sessions; levels: how deep it drafts for so many sessions, where it decides that
-    itself before it drafts."""
+    """What was measured of a method with one session: its rounds; own_s: what one takes beyond plain decoding's and its
+    rows; scratch: each session's rows besides its nodes, by the number of sessions; levels: how deep it drafts for so
+    many sessions, where it decides that itself before it drafts."""
 
     name: str
     rounds: PredictedRounds
@@ -186,7 +193,8 @@ def most_rows_per_s(step: Curve, most_rows: int) -> float:
 
 
 def beside(method: PredictedMethod, costs: Costs, num_sessions: int) -> tuple[float, int]:
-    """Return tokens a second, and at which depth, of a method that drafts in the verifier's process before each step."""
+    """Return tokens a second, and at which depth, of a method that drafts in the verifier's process before each
+    step."""
     if method.levels is not None:
         depth = method.levels(num_sessions)
         return _rate(method, costs, num_sessions, depth), depth
@@ -203,8 +211,8 @@ def _rate(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) 
 
 
 def own_s(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> float:
-    """Return the seconds of a method's own for a round: of a draft model as its levels are, those of a parallel one in a single pass; of all
-    else once for each session."""
+    """Return the seconds of a method's own for a round: of a draft model as its levels are, those of a parallel one in
+    a single pass; of all else once for each session."""
     usual = method.levels(1) if method.levels is not None else 0
     if not usual or costs.level is None:
         return num_sessions * method.own_s

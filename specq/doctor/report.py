@@ -1,4 +1,5 @@
-"""An examination as text. What was measured and what was computed stand in tables of their own, and each says which it is."""
+"""An examination as text. What was measured and what was computed stand in tables of their own, and each says which it
+is."""
 
 from __future__ import annotations
 

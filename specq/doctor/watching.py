@@ -86,8 +86,8 @@ class Watched:
         self.engine_s = self.curve_s = 0.0
 
     def complete(self, sessions: Sequence[Open]) -> None:
-        """Complete these prompts at a time, until all have ended or the time is over. A turn counts where all sessions decode, from their
-        second verdict to the last but one: the first has the prompt in it, the last is cut short."""
+        """Complete these prompts at a time, until all have ended or the time is over. A turn counts where all sessions
+        decode, from their second verdict to the last but one: the first has the prompt in it, the last is cut short."""
         for message in sessions:
             self.texts[message.session_id] = []
             self.verifier.handle(message, time.monotonic())
@@ -132,7 +132,8 @@ class Watched:
 
 
 def usual(seconds: Sequence[float]) -> float:
-    """Return the mean without the largest: a session's first draft has its prompt in it, and other processes disturb."""
+    """Return the mean without the largest: a session's first draft has its prompt in it, and other processes
+    disturb."""
     kept = sorted(seconds)[: ceil(USUAL * len(seconds))]
     return sum(kept) / max(len(kept), 1)
 

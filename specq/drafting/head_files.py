@@ -20,7 +20,8 @@ Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by na
 
 
 def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Tensors:
-    """Read the first of these files that is there; ConfigError if none is, if it is damaged, for values that are not finite, and where
+    """Read the first of these files that is there; ConfigError if none is, if it is damaged, for values that are not
+    finite, and where
     `reason_against` says what is wrong with the number formats and shapes. kind: what is read, for messages."""
     path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:

@@ -63,8 +63,8 @@ class Proposer(Protocol):
     info: ModelInfo
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says
-        whether children are drawn. What is kept of texts is shared among sessions of one owner only, as of `Engine.open`."""
+        """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says whether
+        children are drawn. What is kept of texts is shared among sessions of one owner only, as of `Engine.open`."""
         ...
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
@@ -104,8 +104,9 @@ class ActivationReader(Protocol):
         ...
 
     def observe(self, session_id: int, first: int, states: Float32Array) -> None:
-        """Take in rows f32[n, width] of an open session, each of which stands before a token of the text, the first before the one at position
-        `first`. What is known is skipped; behind a gap the text begins anew. The tokens may come later."""
+        """Take in rows f32[n, width] of an open session, each of which stands before a token of the text, the first
+        before the one at position `first`. What is known is skipped; behind a gap the text begins anew. The tokens may
+        come later."""
         ...
 
     def knows(self, session_id: int) -> bool:
@@ -114,12 +115,14 @@ class ActivationReader(Protocol):
 
 
 def draws_children(params: SamplingParams) -> bool:
-    """Return whether children for these parameters are drawn, with their draft distribution; else they are the likeliest."""
+    """Return whether children for these parameters are drawn, with their draft distribution; else they are the
+    likeliest."""
     return strategy(params.strategy).samples_drafts(params)
 
 
 def ranking_params(params: SamplingParams) -> SamplingParams:
-    """Return by which parameters point masses are ranked. Where the verifier draws by itself, its noise must not choose what it judges."""
+    """Return by which parameters point masses are ranked. Where the verifier draws by itself, its noise must not choose
+    what it judges."""
     return replace(params, temperature=0.0) if draws_children(params) else params
 
 
@@ -127,13 +130,13 @@ def ranking_params(params: SamplingParams) -> SamplingParams:
 class ProposerSpec:
     """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.
 
-    make          makes the proposer, given a model's directory or hub name and the keyword arguments that `specq.processes.draft`
-                  names; here the heavy imports are
+    make          makes the proposer, given a model's directory or hub name and the keyword arguments that
+                  `specq.processes.draft` names; here the heavy imports are
     options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
     needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
     takes_heads   `make` takes `heads`, too: a directory of heads for the model
-    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the directory, GGUF file or
-                  hub name of the `target` and its `target_name`, too
+    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the
+                  directory, GGUF file or hub name of the `target` and its `target_name`, too
     package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
     takes_gguf    whether it loads GGUF files
     """

@@ -1,8 +1,9 @@
-"""Trees of ranks: which node is the how-manieth choice at its depth, below which other node; for heads, which say of each place ahead
-what is likely there, whatever stands before it.
+"""Trees of ranks: which node is the how-manieth choice at its depth, below which other node; for heads, which say of
+each place ahead what is likely there, whatever stands before it.
 
-What a job asks for (`specq.drafting.worker.shapes`) is such a tree. Where it asks for nothing, the tree is grown best first: of a wide tree
-the nodes are taken that are likeliest to lie on the target's path. `DraftingParams`: with which sampling parameters each session is drafted for.
+What a job asks for (`specq.drafting.worker.shapes`) is such a tree. Where it asks for nothing, the tree is grown best
+first: of a wide tree the nodes are taken that are likeliest to lie on the target's path. `DraftingParams`: with which
+sampling parameters each session is drafted for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MANY_PATHS = 4096  # of a shape, beyond which it is cut
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTree:
-    """Nodes, parents before children. depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1 for the context.
+    """Nodes, parents before children. depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1
+    for the context.
 
     is_fixed   all nodes are wanted, whatever they promise
     """
@@ -67,8 +69,8 @@ class RankTree:
 
 
 def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
-    """Return bool[m, n]: of each context the `most` likeliest nodes of those that may be and reach `floor`, given f32[m, n], parents before
-    children. With a node come those above it, which are no less likely."""
+    """Return bool[m, n]: of each context the `most` likeliest nodes of those that may be and reach `floor`, given
+    f32[m, n], parents before children. With a node come those above it, which are no less likely."""
     wanted = np.isfinite(reach) & (reach >= floor)
     if most < reach.shape[1]:
         order = np.argsort(-reach, axis=1, kind="stable")  # a parent comes first among equals
@@ -80,8 +82,8 @@ def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
 
 @lru_cache(maxsize=256)
 def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...] = ()) -> RankTree:
-    """Return the tree that a job asks for, at most so many places deep; `default`: the paths of one that asks for nothing, else it is
-    best first."""
+    """Return the tree that a job asks for, at most so many places deep; `default`: the paths of one that asks for
+    nothing, else it is best first."""
     asked = Speculation(tree=default) if default and not speculation.has_fixed_shape else speculation
     shape = shape_of(asked, fan_out=WIDTH, max_ahead=num_places)
     depth = min(num_places, speculation.max_depth or num_places)
@@ -102,8 +104,8 @@ def _paths(shape: DraftShape, depth: int) -> list[Path]:
 
 
 def _paths_by_product(depth: int) -> list[Path]:
-    """Return the paths of which the product of all (rank + 1) is at most WIDTH, prefixes first: the chance of a choice falls about as
-    1 / (rank + 1), so these are nearly all that may be likely."""
+    """Return the paths of which the product of all (rank + 1) is at most WIDTH, prefixes first: the chance of a choice
+    falls about as 1 / (rank + 1), so these are nearly all that may be likely."""
     found: list[Path] = []
     level: list[tuple[Path, int]] = [((), 1)]
     for _ in range(depth):
@@ -113,7 +115,8 @@ def _paths_by_product(depth: int) -> list[Path]:
 
 
 def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
-    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than `most`. why: what limits them."""
+    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than `most`. why:
+    what limits them."""
     if not said:
         return ()
     try:

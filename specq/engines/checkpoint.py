@@ -33,7 +33,8 @@ def local_checkpoint(model: str) -> Path | None:
 
 
 def tokenizer_files(model: str) -> dict[str, str]:
-    """Return a model's tokenizer files as name -> text; of one that is on the hub these alone are fetched. Empty if it has none."""
+    """Return a model's tokenizer files as name -> text; of one that is on the hub these alone are fetched. Empty if it
+    has none."""
     return load_tokenizer_files(local_checkpoint(model) or _fetched(model, *TOKENIZER_FILES))
 
 
@@ -66,8 +67,8 @@ def check_no_gguf(model: str, needed_by: str, name: str = "") -> None:
 
 
 def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
-    """Return what a checkpoint's files say of its model, whose weights are not read: so neither fingerprint, nor number format, nor KV.
-    ConfigError for files that are of no use."""
+    """Return what a checkpoint's files say of its model, whose weights are not read: so neither fingerprint, nor number
+    format, nor KV. ConfigError for files that are of no use."""
     said = read_config(checkpoint)
     num_masks = draft_form.num_places(checkpoint) - 1 if draft_form.draft_shape(checkpoint) is None else 0
     vocab_size = int(said.get("vocab_size") or 0) - num_masks

@@ -93,8 +93,8 @@ def misfit(step: SessionStep, reason: str) -> EngineError:
 
 
 def check_works(engine: Engine) -> None:
-    """Step a session of the engine's own; raise EngineLostError if that fails. For the time after a step that failed with
-    each of its sessions: if even this one fails, it was the fault of none of them."""
+    """Step a session of the engine's own; raise EngineLostError if that fails. For the time after a step that failed
+    with each of its sessions: if even this one fails, it was the fault of none of them."""
     token_ids = np.zeros(1, np.int32)
     try:
         engine.open(PROBE, token_ids)

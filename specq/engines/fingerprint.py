@@ -1,4 +1,5 @@
-"""What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the same.
+"""What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the
+same.
 
 It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how
 tensors are quantised, the tokens that end a text, and the options by which a deployment runs the model otherwise than

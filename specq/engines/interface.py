@@ -22,17 +22,17 @@ class Engine(Protocol):
     num_tap_layers: int  # hidden states may be asked for of layers 0 .. num_tap_layers - 1, and FINAL; 0: of none
     takes_scratch: bool  # whether steps may have scratch rows
     overlaps: bool  # whether it is an `OverlappingEngine`, and runs steps while the host goes on
-    # Whether threads on cores that other processes use as well take part in steps. Where this is so at first, the verifier switches
-    # it between steps; elsewhere it stays False.
+    # Whether threads on cores that other processes use as well take part in steps. Where this is so at first, the
+    # verifier switches it between steps; elsewhere it stays False.
     is_helped: bool
-    # Numbers of rows, ascending, after which a step takes longer at once, since its rows are computed so many at a time. Between
-    # them a step's time is about a line. The verifier profiles on both sides of each.
+    # Numbers of rows, ascending, after which a step takes longer at once, since its rows are computed so many at a
+    # time. Between them a step's time is about a line. The verifier profiles on both sides of each.
     jumps: tuple[int, ...]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
-        prefix), at most n - 1. KV is shared among sessions of one owner only: else what another one asked for could be learned by how soon
-        tokens come. Raises EngineError if the session is open."""
+        prefix), at most n - 1. KV is shared among sessions of one owner only: else what another one asked for could be
+        learned by how soon tokens come. Raises EngineError if the session is open."""
         ...
 
     def close(self, session_id: int) -> None:
@@ -41,21 +41,21 @@ class Engine(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """KV slots that a step may still take, cached prefixes that can be dropped included. Asked for each heartbeat, too: where the
-        engine is lost though nobody asks it for a step, EngineLostError is raised."""
+        """KV slots that a step may still take, cached prefixes that can be dropped included. Asked for each heartbeat,
+        too: where the engine is lost though nobody asks it for a step, EngineLostError is raised."""
         ...
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
-        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. A verifier gives a
-        `specq.verification.StepBatch`, which has the steps as arrays too, and takes `Judgements` as well as a list. Hidden states and
-        the logits of scratch rows are returned where they are asked for, which changes no judgement and costs nothing where
-        they are not; on a device they stay there, and nothing waits for them.
+        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. A verifier
+        gives a `specq.verification.StepBatch`, which has the steps as arrays too, and takes `Judgements` as well as a
+        list. Hidden states and the logits of scratch rows are returned where they are asked for, which changes no
+        judgement and costs nothing where they are not; on a device they stay there, and nothing waits for them.
 
         Each step's `start` equals the session's KV length. Afterwards the KV holds start + m tokens plus the accepted
-        path (not the correction), and nothing of scratch rows. A session that cannot be judged has a judgement with a `fault`, and is to be closed.
-        Raises EngineError, with nothing changed, if `free_slots` is less than the rows, or if the engine does not give what
-        is asked for. After any other error but
-        EngineLostError nothing has changed either: the step may be repeated with some of its sessions.
+        path (not the correction), and nothing of scratch rows. A session that cannot be judged has a judgement with a
+        `fault`, and is to be closed. Raises EngineError, with nothing changed, if `free_slots` is less than the rows,
+        or if the engine does not give what is asked for. After any other error but EngineLostError nothing has changed
+        either: the step may be repeated with some of its sessions.
         """
         ...
 
@@ -73,16 +73,18 @@ class Engine(Protocol):
 class Launched(Protocol):
     """A step that was launched.
 
-    feeds   whether the tokens that it says are known to the device before the host has collected them, so that `StepBatch.fed_by` of the
-            next step may name its sessions: where nothing was drafted, and judging needs nothing of the host
+    feeds   whether the tokens that it says are known to the device before the host has collected them, so that
+            `StepBatch.fed_by` of the next step may name its sessions: where nothing was drafted, and judging needs
+            nothing of the host
     """
 
     @property
     def feeds(self) -> bool: ...
 
     def collect(self) -> StepOutput:
-        """Wait for the step and return what `Engine.step` does. Steps are collected in the order in which they were launched. If
-        this raises, the step has changed nothing, and those that were launched after it must be discarded, the newest first."""
+        """Wait for the step and return what `Engine.step` does. Steps are collected in the order in which they were
+        launched. If this raises, the step has changed nothing, and those that were launched after it must be discarded,
+        the newest first."""
         ...
 
     def discard(self) -> None:
@@ -91,19 +93,24 @@ class Launched(Protocol):
 
 
 class OverlappingEngine(Engine, Protocol):
-    """An engine whose next step may be launched before the last one is collected; at most two are in flight, or three where processes of their own launch them.
+    """An engine whose next step may be launched before the last one is collected; at most two are in flight, or three
+    where processes of their own launch them.
 
-    A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
+    A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it
+    is nobody's then.
 
-    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`). Any engine may say for which
-    chains it is quicker (`specq.engines.even_chains`), and whether it launches steps in other processes (`specq.engines.is_apart`).
+    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`). Any engine
+    may say for which chains it is quicker (`specq.engines.even_chains`), and whether it launches steps in other
+    processes (`specq.engines.is_apart`).
     """
 
-    takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)
+    # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)
+    takes_unread: bool
 
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
-        """Begin a step: `step` is `launch(...).collect()`. `after`: the newest step in flight, if there is one. Each step's `start`
-        equals the KV length as it will be when that is collected. Raises as `step` does, with nothing changed."""
+        """Begin a step: `step` is `launch(...).collect()`. `after`: the newest step in flight, if there is one. Each
+        step's `start` equals the KV length as it will be when that is collected. Raises as `step` does, with nothing
+        changed."""
         ...
 
 
@@ -115,7 +122,8 @@ class EngineSpec:
                         `specq.processes.target` names; here the heavy imports are
     options             the keys of [target.NAME], which `make` takes as keyword arguments, too
     renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
-    prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says it
+    prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says
+                        it
     package             what must be installed for `make` to work; "": nothing more
     takes_gguf          whether it loads GGUF files
     takes_heads         whether it returns the hidden states that heads draft from

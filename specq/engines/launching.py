@@ -30,20 +30,22 @@ def takes_unread(engine: Engine) -> bool:
 
 
 def is_apart(engine: Engine) -> bool:
-    """Return whether processes of their own launch an engine's steps, while the host goes on: so the sooner they are told of the next step, the better."""
+    """Return whether processes of their own launch an engine's steps, while the host goes on: so the sooner they are
+    told of the next step, the better."""
     return engine.overlaps and bool(getattr(engine, "is_apart", False))
 
 
 def even_chains(engine: Engine) -> Mapping[int, int]:
-    """Return, of an engine that takes chains, numbers of nodes -> the most sessions of a step that may all have chains of so many, if it computes
-    such a step quicker than one whose chains differ; shorter chains it makes as long. Empty: lengths are of no matter."""
+    """Return, of an engine that takes chains, numbers of nodes -> the most sessions of a step that may all have chains
+    of so many, if it computes such a step quicker than one whose chains differ; shorter chains it makes as long. Empty:
+    lengths are of no matter."""
     found: Mapping[int, int] = getattr(engine, "even_chains", {})
     return found
 
 
 def tidy(engine: Engine) -> None:
-    """Let an engine do now what it has put off when a step was collected, if it puts anything off: it does so until the next call, where the
-    device would wait for it. So it is told when the device has other work."""
+    """Let an engine do now what it has put off when a step was collected, if it puts anything off: it does so until the
+    next call, where the device would wait for it. So it is told when the device has other work."""
     if callable(tidies := getattr(engine, "tidy", None)):
         tidies()
 

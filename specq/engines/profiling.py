@@ -1,7 +1,7 @@
 """How long steps of an engine take: measured at start-up, on a few short sessions.
 
-Where nothing is compiled for a size, `quick_step_times` measures few sizes for a short time and recalls what an earlier start
-found; larger sizes, and what is otherwise wrong, `specq.verifier.StepCurve` learns in service.
+Where nothing is compiled for a size, `quick_step_times` measures few sizes for a short time and recalls what an earlier
+start found; larger sizes, and what is otherwise wrong, `specq.verifier.StepCurve` learns in service.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def step_times(
     most_each: int = 0,
 ) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
-    only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins but for the least
-    that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of which a session takes whole ones;
-    `most_each`: rows of a session, of which a step of more rows has more than SESSIONS, as far as there is room; 0: always that many.
+    only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins
+    but for the least that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of
+    which a session takes whole ones;
+    `most_each`: rows of a session, of which a step of more rows has more than SESSIONS, as far as there is room; 0:
+        always that many.
     Raises ConfigError where the KV memory is too small for these steps. See `Engine.step_times`."""
     _check_kv(engine, max(sizes), CONTEXT, min(SESSIONS, most_sessions), block_slots)
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
@@ -57,8 +59,9 @@ def step_times(
 
 
 def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
-    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, if there are some, so that none in service is the first of its kind: an
-    engine may prepare a step of many rows of one session, and of few rows of each of many, in other ways."""
+    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, if there are some, so that
+    none in service is the first of its kind: an engine may prepare a step of many rows of one session, and of few rows
+    of each of many, in other ways."""
     random = np.random.default_rng(1)
     for size in sizes:
         for num_sessions in {min(-(-size // QUICK_ROWS), most_sessions), min(size, most_sessions)}:
@@ -66,10 +69,11 @@ def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...],
 
 
 def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
-    """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there are two.
+    """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there
+    are two.
 
-    recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that, unless
-               steps take more or less time now, or it was asked for other sizes
+    recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that,
+               unless steps take more or less time now, or it was asked for other sizes
 
     Raises ConfigError where the KV memory is too small for the largest of them that may be measured.
     """
@@ -94,8 +98,8 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
 
 
 def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: int = 1) -> int:
-    """Return the fewest KV slots, in whole blocks, with which a step of so many rows can be timed, of sessions that have `context` - 1 tokens
-    each before it."""
+    """Return the fewest KV slots, in whole blocks, with which a step of so many rows can be timed, of sessions that
+    have `context` - 1 tokens each before it."""
     before = -(-(context - 1) // block_slots)  # blocks of a session
     slacks = np.full(num_sessions, before * block_slots - (context - 1))
     further = next(num for num in count() if free_slots(num, block_slots, slacks) >= num_rows)
@@ -129,7 +133,8 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 
 
 def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:
-    """Open sessions, each an id, a context and how many of its tokens are to have KV; compute, in one step, what the engine has not of these."""
+    """Open sessions, each an id, a context and how many of its tokens are to have KV; compute, in one step, what the
+    engine has not of these."""
     steps = [
         SessionStep(session_id, start, context[start:count], SamplingParams(), judged=False)
         for session_id, context, count in contexts

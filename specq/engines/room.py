@@ -12,7 +12,8 @@ from specq.protocol import IntpArray
 def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     """Return the most tokens that fit however they are divided among sessions.
 
-    `num_free` blocks are free; session i has room for slacks[i] tokens in its own blocks, i64[n]. One token beyond a session's
+    `num_free` blocks are free; session i has room for slacks[i] tokens in its own blocks, i64[n]. One token beyond a
+        session's
     slack takes a block, and so does each `block_size` more; the answer is one less than the fewest that take too many.
     """
     if len(slacks) > num_free + 1:  # one block too many is taken by the sessions with the least slack
@@ -22,7 +23,8 @@ def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
 
 @dataclass(slots=True)
 class Slacks:
-    """What of sessions' slacks is needed for `free_slots` while as many blocks are free as there are sessions, less one. Sessions can be added.
+    """What of sessions' slacks is needed for `free_slots` while as many blocks are free as there are sessions, less
+    one. Sessions can be added.
 
     least      the least slack
     num_saved  by how many tokens the first blocks of all sessions cost less than `block_size` each

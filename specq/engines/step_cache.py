@@ -1,4 +1,5 @@
-"""Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of threads.
+"""Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of
+threads.
 
 Rules: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew. A file that is
 written is the newest, whatever the wall clock says.
@@ -38,7 +39,8 @@ def recall(path: Path) -> dict[int, float]:
 
 
 def keep(path: Path, times: Mapping[int, float]) -> None:
-    """Write the times, and drop the oldest of more than MOST_FILES files. A cache that cannot be written is no error."""
+    """Write the times, and drop the oldest of more than MOST_FILES files. A cache that cannot be written is no
+    error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(path) as temporary:

@@ -1,4 +1,5 @@
-"""The `torch` engine as the table has it, and its own options: `specq.engines.torch`, which imports torch, without that."""
+"""The `torch` engine as the table has it, and its own options: `specq.engines.torch`, which imports torch, without
+that."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@
     routes/               the endpoints, one file a group; endpoint, replies: what they share
     app                   all of it as an ASGI application
 
-To add a field: a line in a table of `fields` (or of the call that has it), and one in docs/http-api.md. To add an endpoint: a file
-in `routes/`, and its line in `app`.
+To add a field: a line in a table of `fields` (or of the call that has it), and one in docs/http-api.md. To add an
+endpoint: a file in `routes/`, and its line in `app`.
 """
 
 from specq.gateway.api_keys import ApiKeys, make_key

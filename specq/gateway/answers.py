@@ -159,8 +159,8 @@ class Events:
 
 
 def usage(call: Call, results: Sequence[Result]) -> Json:
-    """Return the tokens of a request, each prompt counted once, and what speculation did for it. Of several completions of a prompt those share
-    KV that came later: what was there before is what the first one found, the least."""
+    """Return the tokens of a request, each prompt counted once, and what speculation did for it. Of several completions
+    of a prompt those share KV that came later: what was there before is what the first one found, the least."""
     prompts = sum(result.usage["prompt_tokens"] for result in results[:: call.n])
     cached = [result.usage["cached_tokens"] for result in results]
     completions = sum(result.usage["completion_tokens"] for result in results)
@@ -176,7 +176,8 @@ def _tokens(prompts: int, completions: int) -> Json:
 
 
 def speculation(stats: Iterable[dict[str, Any]]) -> Json:
-    """Return the sums over all completions, the rates that follow, and the statistics of each (docs/reference/jobs.md, "Results")."""
+    """Return the sums over all completions, the rates that follow, and the statistics of each (docs/reference/jobs.md,
+    "Results")."""
     each = list(stats)
     rounds, drafted, accepted = (sum(one[name] for one in each) for name in _SUMMED)
     return {

@@ -4,8 +4,8 @@
     sha256 = "..."          # of the key
     max_priority = 0        # the highest priority of her jobs
 
-A key has 256 random bits, so a plain hash of it tells nothing. The file is read again when it changes: a key that is taken out is
-refused from the next request on.
+A key has 256 random bits, so a plain hash of it tells nothing. The file is read again when it changes: a key that is
+taken out is refused from the next request on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ NOBODY = Caller()  # where there are no keys
 
 
 class ApiKeys:
-    """The keys in a file. Raises ConfigError if it cannot be read; later, a file that cannot be read changes nothing."""
+    """The keys in a file. Raises ConfigError if it cannot be read; later, a file that cannot be read changes
+    nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,7 +105,8 @@ def _check(path: Path, name: str, table: Any) -> str:
 
 
 def make_key(path: Path, name: str, *, max_priority: int = 0) -> str:
-    """Add a new key to a file, which is made if there is none; return the key. Raises ConfigError for a name that it has."""
+    """Add a new key to a file, which is made if there is none; return the key. Raises ConfigError for a name that it
+    has."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for a key: up to 64 letters, digits, and _ - (not first)")
     if not PRIORITY.admits(max_priority):

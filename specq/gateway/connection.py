@@ -1,9 +1,9 @@
-"""Connections: how many there may be, and how long a client may take: for its headers, for the rest of a body that was refused,
-and to read what it is sent.
+"""Connections: how many there may be, and how long a client may take: for its headers, for the rest of a body that was
+refused, and to read what it is sent.
 
-uvicorn bounds the size of headers and the idle time between requests, and has no limit on these. Rule: where there are too many
-connections, the one goes that has waited longest without a request, so that nobody keeps others out by connecting; one to which an
-answer is still on its way goes only where there is no other.
+uvicorn bounds the size of headers and the idle time between requests, and has no limit on these. Rule: where there are
+too many connections, the one goes that has waited longest without a request, so that nobody keeps others out by
+connecting; one to which an answer is still on its way goes only where there is no other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Limited(H11Protocol):
         self._await_reader()
 
     def _await_reader(self, before: int | None = None) -> None:
-        """Give the connection up if its reader has taken nothing for so long; `before`: bytes that waited for it then."""
+        """Give the connection up if its reader has taken nothing for so long; `before`: bytes that waited for it
+        then."""
         size = self.transport.get_write_buffer_size()
         if before is not None and size >= before:
             self.transport.abort()
@@ -117,16 +118,19 @@ class Limited(H11Protocol):
 
 
 def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[Limited]:
-    """Return the protocol of a server: seconds for headers, connections, and seconds in which a reader may take nothing."""
+    """Return the protocol of a server: seconds for headers, connections, and seconds in which a reader may take
+    nothing."""
     limits = {"header_s": header_s, "most": most, "stall_s": stall_s, "waiting": {}}
     return type("LimitedHere", (Limited,), limits)
 
 
 def _bound(connection: socket.socket | None) -> None:
-    """Bound what the system keeps for a reader, and how long for one that is gone; and let it send at once what it is given.
+    """Bound what the system keeps for a reader, and how long for one that is gone; and let it send at once what it is
+    given.
 
-    An answer is its head and its body, a stream an event after the other: a system that may wait sends the second one only when the reader's
-    system has acknowledged the first, which takes that 40 ms. asyncio turns this off only for sockets that were made with a protocol number.
+    An answer is its head and its body, a stream an event after the other: a system that may wait sends the second one
+    only when the reader's system has acknowledged the first, which takes that 40 ms. asyncio turns this off only for
+    sockets that were made with a protocol number.
     """
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

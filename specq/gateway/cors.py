@@ -1,7 +1,7 @@
 """CORS: which foreign pages may ask from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-Rule: it stands before the guard, since a browser asks without a key whether it may send one, and a page must be able to read why it was
-refused. It opens nothing to those who are no browser: keys, names of hosts and limits are the guard's.
+Rule: it stands before the guard, since a browser asks without a key whether it may send one, and a page must be able to
+read why it was refused. It opens nothing to those who are no browser: keys, names of hosts and limits are the guard's.
 """
 
 from __future__ import annotations

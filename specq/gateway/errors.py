@@ -1,4 +1,5 @@
-"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status that belongs to each.
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status that belongs to
+each.
 
 Rule: every refusal is an `ApiError`. What client and broker say of a job becomes one by its code and field (`of_job`).
 """

@@ -6,7 +6,8 @@
     ONLY       accepted with these values, which ask for nothing; any other is refused by name
     REFUSED    refused by name, with the reason; null is like not given
 
-Rule: a field that is in none of the tables of its endpoint is refused. To add one: a line in its table, and in docs/http-api.md.
+Rule: a field that is in none of the tables of its endpoint is refused. To add one: a line in its table, and in
+docs/http-api.md.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def check_known(
     only: Mapping[str, tuple[Any, ...]],
     refused: Mapping[str, str],
 ) -> None:
-    """Raise ApiError for a field that is unknown, refused, of the wrong type, or not one of the values that ask for nothing."""
+    """Raise ApiError for a field that is unknown, refused, of the wrong type, or not one of the values that ask for
+    nothing."""
     names = [*known, *ignored, *only]
     for name, value in fields.items():
         if name in refused:
@@ -159,8 +161,8 @@ def check(name: str, value: Any, kind: Check) -> Any:
 
 
 def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
-    """Return the role of a message; raises ApiError for one that is not among `roles`. `name` is what the message is called there,
-    `field` the field that it stands in."""
+    """Return the role of a message; raises ApiError for one that is not among `roles`. `name` is what the message is
+    called there, `field` the field that it stands in."""
     if role not in roles:
         known = ", ".join(roles)
         raise ApiError(f"{name}.role is {role!r:.40}; it must be one of {known}", param=field, code="invalid_value")

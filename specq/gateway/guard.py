@@ -24,7 +24,8 @@ CALLER = "specq.caller"
 
 
 class Guard:
-    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time, `most_in_all` of all."""
+    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time, `most_in_all` of
+    all."""
 
     def __init__(
         self,

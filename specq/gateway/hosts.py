@@ -1,7 +1,7 @@
 """The `Host` header: by which names clients may call the gateway; pure.
 
-A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be known;
-addresses are safe, since no name stands behind them.
+A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be
+known; addresses are safe, since no name stands behind them.
 """
 
 from __future__ import annotations

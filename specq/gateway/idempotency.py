@@ -1,10 +1,11 @@
-"""Exactly once over HTTP: an `Idempotency-Key` names the jobs of a request, so that repeating it finds them again; pure.
+"""Exactly once over HTTP: an `Idempotency-Key` names the jobs of a request, so that repeating it finds them again;
+pure.
 
     Idempotency-Key   with the name of the API key, it becomes the job key, from which job ids and seeds follow
     Last-Event-ID     where to take up a stream again
 
-The broker keeps the jobs, and under their label a digest of what was asked for: the same key with another request is refused there
-(`conflict`). Nothing is kept in the gateway.
+The broker keeps the jobs, and under their label a digest of what was asked for: the same key with another request is
+refused there (`conflict`). Nothing is kept in the gateway.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Repeatable:
 
 
 def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeatable:
-    """Return what the headers say; raises ApiError for a key that cannot be used, or a position without a key or stream."""
+    """Return what the headers say; raises ApiError for a key that cannot be used, or a position without a key or
+    stream."""
     key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
         message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"

@@ -1,7 +1,8 @@
-"""What the gateway counts, for Prometheus: requests and their times; and beside it what its broker reports of the pipeline.
+"""What the gateway counts, for Prometheus: requests and their times; and beside it what its broker reports of the
+pipeline.
 
-Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. To add a metric: a line here, or in
-`specq.gateway.pipeline_metrics`, and one in docs/observability.md.
+Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. To add a metric: a
+line here, or in `specq.gateway.pipeline_metrics`, and one in docs/observability.md.
 """
 
 from __future__ import annotations

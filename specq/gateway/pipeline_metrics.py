@@ -1,7 +1,8 @@
 """The metrics of the pipeline behind the gateway, of a report of its broker: one table.
 
-To add one: a line here, and one in docs/observability.md. What is read of a report is in `specq.gateway.report_series`. Names follow
-Prometheus' conventions; those that begin with `vllm:` are what vLLM has, for tools that read it, as far as they mean the same here.
+To add one: a line here, and one in docs/observability.md. What is read of a report is in `specq.gateway.report_series`.
+Names follow Prometheus' conventions; those that begin with `vllm:` are what vLLM has, for tools that read it, as far as
+they mean the same here.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ class PipelineMetrics(Collector):
 
 
 def _labelled(line: MetricLine, samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples with a value for each label, each series once; what has another number of labels is left out."""
+    """Yield the samples with a value for each label, each series once; what has another number of labels is left
+    out."""
     seen = set[Labels]()
     for labels, value in samples:
         full = (labels[0], "0", *labels[1:]) if line.labels[:2] == VLLM else labels

@@ -1,7 +1,7 @@
 """What a broker's report says, as series: functions that each read one thing of it.
 
-Rule: a report comes from outside, perhaps from a broker of another version, and what workers counted from workers of any version. What
-is not there, or not of the expected form, gives no series, and harms no other.
+Rule: a report comes from outside, perhaps from a broker of another version, and what workers counted from workers of
+any version. What is not there, or not of the expected form, gives no series, and harms no other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Labels = tuple[str, ...]
 
 
 class Buckets(NamedTuple):
-    """A histogram's value: (limit, how many were at most that) ascending, the last for all; and the sum of what was observed."""
+    """A histogram's value: (limit, how many were at most that) ascending, the last for all; and the sum of what was
+    observed."""
 
     counts: list[tuple[str, float]]
     sum: float
@@ -127,8 +128,8 @@ def kv_use(report: Report) -> Iterator[Sample]:
 
 
 def workers(report: Report, role: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the workers of a role ("": of any) by names of which no two are equal: where several have one name, each is called by its
-    incarnation, too, whatever their order; an old broker does not say that, and they are numbered."""
+    """Yield the workers of a role ("": of any) by names of which no two are equal: where several have one name, each is
+    called by its incarnation, too, whatever their order; an old broker does not say that, and they are numbered."""
     said = report.get("workers")
     found = [_object(worker) for worker in (said if isinstance(said, list) else ())]
     names, seen = Counter(_named(worker) for worker in found), Counter[str]()
@@ -186,7 +187,8 @@ def of_metrics(name: str) -> Read:
 
 
 def by_label(name: str, place: int = -1, *, of: Callable[[float], float] = float) -> Read:
-    """Return the numbers that workers have counted under this name by a label's values; with `place`, one of the numbers of each."""
+    """Return the numbers that workers have counted under this name by a label's values; with `place`, one of the
+    numbers of each."""
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, values in _counted(report, name):

@@ -27,8 +27,8 @@ class Upstream:
         self._asking: asyncio.Task[dict[str, Any]] | None = None
 
     async def report(self, timeout_s: float | None = None, fresh_s: float = REPORT_S) -> dict[str, Any]:
-        """Return the broker's report, not older than `fresh_s`; raises JobError (or TimeoutError after `timeout_s`) if it does not
-        answer."""
+        """Return the broker's report, not older than `fresh_s`; raises JobError (or TimeoutError after `timeout_s`) if
+        it does not answer."""
         at, report = self._report
         if at and time.monotonic() - at < fresh_s:
             return report

@@ -9,8 +9,8 @@
 
 In: groups of records. Out: unfinished jobs, finished ones by id, lists. To add a kind of journal: see `interface`.
 
-Rules: a group of records is journaled whole or not at all, and only by the broker whose fence is the newest. Tokens count by
-position, so tokens that are written twice change nothing.
+Rules: a group of records is journaled whole or not at all, and only by the broker whose fence is the newest. Tokens
+count by position, so tokens that are written twice change nothing.
 """
 
 from specq.journal.clock import Clocks, MachineClock, Noted, offset_of, read_clocks

@@ -48,7 +48,8 @@ class Kept(NamedTuple):
 
 
 class JournalReader(Protocol):
-    """Looks things up while the owner writes, and does not delay it. One thread at a time; it may be another than the owner's.
+    """Looks things up while the owner writes, and does not delay it. One thread at a time; it may be another than the
+    owner's.
 
     Each method raises JournalBusyError for what cannot be read now.
     """
@@ -66,8 +67,8 @@ class JournalReader(Protocol):
 class Journal(Protocol):
     """An open journal and its ownership. One thread at a time.
 
-    A journal has one owner. Each new owner raises a number, the fence; an owner whose fence is not the newest writes nothing
-    any more.
+    A journal has one owner. Each new owner raises a number, the fence; an owner whose fence is not the newest writes
+    nothing any more.
 
     address  what was opened, for log lines
     epoch    the owner's epochs lie above this, and above all epochs of its predecessors (`EPOCHS` for each)
@@ -83,21 +84,23 @@ class Journal(Protocol):
     def __init__(self, address: str, opening: Opening) -> None:
         """Open a journal, make it if there is none, and become its owner.
 
-        Raises ConfigError if it cannot be used, is of a later version, or belongs to a living broker (unless `take_over`).
+        Raises ConfigError if it cannot be used, is of a later version, or belongs to a living broker (unless
+        `take_over`).
         """
 
     def write(self, records: Sequence[Record]) -> None:
         """Journal a group of records, whole or not at all, in their order.
 
-        Raises JournalBusyError if that cannot be done now (the same group may be written later), JournalLostError if the
-        journal has another owner.
+        Raises JournalBusyError if that cannot be done now (the same group may be written later), JournalLostError if
+        the journal has another owner.
         """
 
     def check(self) -> None:
         """Raise JournalLostError if the journal has another owner, JournalBusyError if that cannot be read."""
 
     def unfinished(self) -> list[StoredJob]:
-        """Return the jobs that have not ended, oldest first, with all their tokens; raises ConfigError if one is unreadable."""
+        """Return the jobs that have not ended, oldest first, with all their tokens; raises ConfigError if one is
+        unreadable."""
 
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
         """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
@@ -106,7 +109,8 @@ class Journal(Protocol):
         """Note the journal's time: the next owner goes on from there. Raises as `write` does."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        """Return free room to the file system, one small step; False if nothing was done. `idle`: nothing else waits."""
+        """Return free room to the file system, one small step; False if nothing was done. `idle`: nothing else
+        waits."""
 
     def reader(self) -> JournalReader:
         """Return a new reader of the same journal."""

@@ -1,6 +1,7 @@
 """What the broker writes to the journal about a job, and what it reads back: plain values, no I/O.
 
-Rule: records are written in the order in which things happened. `TokensAdded` of one job follow each other without a gap.
+Rule: records are written in the order in which things happened. `TokensAdded` of one job follow each other without a
+gap.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class TokensAdded(NamedTuple):
     """One round's tokens, after `base_len` generated ones.
 
     token_ids i32[m], origins u8[m] (`specq.protocol.origins`), logprobs: rows of `specq.journal.logprob_rows` or
-    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified; cached_tokens: with the first tokens, as in `JobStats`.
+    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified; cached_tokens: with the first
+    tokens, as in `JobStats`.
     """
 
     job_id: int
@@ -108,10 +110,11 @@ def num_bytes(record: Record) -> int:
 
 @dataclass(slots=True)
 class StoredJob:
-    """A job as the journal holds it; fields as in the records. `rounds`, `draft_tokens` and `cached_tokens` count up to its last tokens.
+    """A job as the journal holds it; fields as in the records. `rounds`, `draft_tokens` and `cached_tokens` count up to
+    its last tokens.
 
-    misfit  which of its values are out of bounds by now, though an earlier broker accepted them; usually "". In `submit`
-            these have their defaults, and no verifier receives the job
+    misfit  which of its values are out of bounds by now, though an earlier broker accepted them; usually "". In
+            `submit` these have their defaults, and no verifier receives the job
     """
 
     submit: Submit

@@ -1,8 +1,8 @@
 """The two threads that keep the disk out of the broker's loop: one writes, one looks things up.
 
 The writer journals all waiting records as one group, as soon as the group before is done, but at most one group in two
-milliseconds: the busier the broker, the larger the groups, and the less each record costs. `durable` says how far it is. Both
-threads call `wake` when something has changed.
+milliseconds: the busier the broker, the larger the groups, and the less each record costs. `durable` says how far it
+is. Both threads call `wake` when something has changed.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class JournalWriter:
                 pass
 
     def _step(self, *, idle: bool) -> bool:
-        """Forget some results that are too old or too many, and return some free room. False if there is nothing to do."""
+        """Forget some results that are too old or too many, and return some free room. False if there is nothing to
+        do."""
         now, most = time.monotonic(), self._keep.num_bytes
         is_due = now >= self._next_expiry
         kept = self._journal.keep_to(most, now + self._journal.offset - self._keep.seconds if is_due else 0.0)

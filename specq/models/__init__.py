@@ -1,12 +1,13 @@
 """The models that specq knows by name, and what a model's name means.
 
     tiny       a pair that ships with specq, its weights compressed (`packed`); for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`); a draft model, a parallel one (smollm2-parallel) and Medusa
-               heads ship with specq
+    smollm2    a small chat model, whose weights a package brings (`packaged`); a draft model, a parallel one
+               (smollm2-parallel) and Medusa heads ship with specq
 
-To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
-`drafting.medusa.form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
-that says "licensed under ...". Weights in bfloat16 take a third less when they are packed (`packed`).
+To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads,
+of `drafting.medusa.form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file,
+and a README.md in NAME or NAME/ROLE that says "licensed under ...". Weights in bfloat16 take a third less when they are
+packed (`packed`).
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
 """
@@ -63,7 +64,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 class KnownModel:
     """A model that has a name: one role of a pair, or HEADS.
 
-    path        where it is; None where it is not on this machine. Of a packed model its copy in the cache, once there is one
+    path        where it is; None where it is not on this machine. Of a packed model its copy in the cache, once there
+                is one
     num_bytes   of all its files, of packed ones as they are when they are unpacked
     """
 
@@ -109,7 +111,8 @@ def default_model() -> str:
 
 
 def default_pair() -> str:
-    """Return the name of the pair that is shown and measured where none is named: its draft model must be there, too."""
+    """Return the name of the pair that is shown and measured where none is named: its draft model must be there,
+    too."""
     name = default_model()
     return name if draft_for(name) else FALLBACK
 
@@ -131,18 +134,19 @@ def _home(name: str, role: str) -> Path:
 
 
 def resolve_model(name: str, role: str) -> str:
-    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is. A packed model is
-    unpacked into the cache first, which takes a second once.
+    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is. A
+    packed model is unpacked into the cache first, which takes a second once.
 
-    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that must be fetched
-    first, for heads whose config.json is not of heads, and for a packed model that cannot be unpacked.
+    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that
+    must be fetched first, for heads whose config.json is not of heads, and for a packed model that cannot be unpacked.
     """
     found = find_model(name, role)
     return str(unpacked(Path(found))) if is_packed(Path(found)) else found
 
 
 def find_model(name: str, role: str) -> str:
-    """Return what `resolve_model` does, of a packed model the directory in which it lies packed; raises what that does of names and paths."""
+    """Return what `resolve_model` does, of a packed model the directory in which it lies packed; raises what that does
+    of names and paths."""
     if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
         return str(home)
     path = Path(name).expanduser()
@@ -161,14 +165,15 @@ def find_model(name: str, role: str) -> str:
 
 
 def could_be_target(name: str) -> bool:
-    """Return whether a verifier, of this machine or another, could load a target by this name: it is one of ours, a path, or a hub name with
-    a slash."""
+    """Return whether a verifier, of this machine or another, could load a target by this name: it is one of ours, a
+    path, or a hub name with a slash."""
     is_ours = any((model.name, model.role) == (name, "target") for model in known_models())
     return is_ours or "/" in name or is_gguf(name) or Path(name).expanduser().exists()
 
 
 def tokenizer_of(name: str, role: str) -> str:
-    """Return where a model's tokenizer is, as `resolve_model` does, but nothing is unpacked: a draft model of ours may have its target's."""
+    """Return where a model's tokenizer is, as `resolve_model` does, but nothing is unpacked: a draft model of ours may
+    have its target's."""
     path = find_model(name, role)
     home = _home(name, role)
     lacks_own, pair = path == str(home) and read_text(Path(path), "tokenizer.json") is None, home.parent.name

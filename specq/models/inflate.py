@@ -1,18 +1,20 @@
 """Checkpoints of any larger shape that compute what a small Llama computes, at the larger shape's full cost.
 
-An engine can so be measured at real sizes with the real acceptance of small models, where no large weights are available. Any engine
-loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the model in memory;
-`specq.models.inflate_heads` does the same for heads. The outputs stay those of the small model because of this:
+An engine can so be measured at real sizes with the real acceptance of small models, where no large weights are
+available. Any engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints,
+`inflate` makes the model in memory; `specq.models.inflate_heads` does the same for heads. The outputs stay those of the
+small model because of this:
 
 - The residual stream is padded with zeros; norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
 - Rotary pair i of head size e becomes pair i * E/e of head size E, which has its frequency; sqrt(E/e) goes into q.
 - Extra heads and feed-forward columns have random input weights and zero output weights, and so have extra layers.
-- Extra rows of the vocabulary copy the row of the padding token, or, where none is named, of the token that is held for least likely
-  after random text: its logit is far below the others, where a row of zeros would have logit 0 and take mass at T > 0. A head over some
-  tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
+- Extra rows of the vocabulary copy the row of the padding token, or, where none is named, of the token that is held for
+    least likely
+  after random text: its logit is far below the others, where a row of zeros would have logit 0 and take mass at T > 0.
+  A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
 
-The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of our own form. A parallel one stays one: its masks
-are the last rows of the larger vocabulary, and config.json says `num_places`.
+The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of our own form. A parallel one
+stays one: its masks are the last rows of the larger vocabulary, and config.json says `num_places`.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def load_small(source: str | Path) -> Small:
 
 
 def _rare_row(network: Any, token_ids: torch.Tensor) -> int:
-    """Return the row of the padding token, or of the token whose greatest probability after random texts is the least."""
+    """Return the row of the padding token, or of the token whose greatest probability after random texts is the
+    least."""
     if network.config.pad_token_id is not None:
         return int((token_ids == network.config.pad_token_id).nonzero()[0])
     texts = torch.randint(0, network.config.vocab_size, PROBES, generator=torch.Generator().manual_seed(0))
@@ -187,8 +190,8 @@ def write(
 ) -> None:
     """Write the inflation of a checkpoint, a file for each layer, with its tokenizer and index.
 
-    `device` is where the tensors are made, "" a GPU if there is one; `dtype` is one of `DTYPES`. `tokenizer`: the model whose tokenizer it
-    gets where it has none of its own.
+    `device` is where the tensors are made, "" a GPU if there is one; `dtype` is one of `DTYPES`. `tokenizer`: the model
+    whose tokenizer it gets where it has none of its own.
     """
     kind = DTYPES[dtype]
     small = load_small(source)

@@ -1,8 +1,10 @@
-"""Heads for a target of a larger shape that draft what small heads draft for the small target, at the larger shape's full cost.
+"""Heads for a target of a larger shape that draft what small heads draft for the small target, at the larger shape's
+full cost.
 
-What an inflated target's layers say is what the small one's say, padded with zeros (`specq.models.inflate_layers`). So an EAGLE-3 head reads
-the same layers, has one layer of the target's shape, and speaks of the tokens that the small head speaks of; Medusa heads read the last
-hidden state in the same way. Both share the inflated target's embedding or output matrix where the small ones shared the small target's.
+What an inflated target's layers say is what the small one's say, padded with zeros (`specq.models.inflate_layers`). So
+an EAGLE-3 head reads the same layers, has one layer of the target's shape, and speaks of the tokens that the small head
+speaks of; Medusa heads read the last hidden state in the same way. Both share the inflated target's embedding or output
+matrix where the small ones shared the small target's.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def write_heads(
 ) -> Path:
     """Write a directory of heads inflated for a target of this shape into `out`; return the new directory.
 
-    `target` is the small target, `device` and `dtype` are as of `specq.models.inflate.write`. Raises ConfigError for what is no heads, and for a
+    `target` is the small target, `device` and `dtype` are as of `specq.models.inflate.write`. Raises ConfigError for
+        what is no heads, and for a
     shape that they do not fit into.
     """
     large = replace(shape, qkv_bias=False, tied=False)

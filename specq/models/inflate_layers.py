@@ -1,7 +1,8 @@
-"""Layers and vocabularies of a larger shape that compute what small ones compute: what `inflate` and `inflate_heads` share.
+"""Layers and vocabularies of a larger shape that compute what small ones compute: what `inflate` and `inflate_heads`
+share.
 
-Rule: the residual stream is that of the small model, padded with zeros, and nothing else. So hidden states of any layer are the small
-model's in the first channels, and whatever reads them needs no scale.
+Rule: the residual stream is that of the small model, padded with zeros, and nothing else. So hidden states of any layer
+are the small model's in the first channels, and whatever reads them needs no scale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Placer:
     """Makes one large tensor after another from small weights, on a device.
 
     weights   the small tensors, by the names that the large ones get
-    inputs    how many times the hidden size an attention layer reads: 2 in an EAGLE-3 head, whose rows are [embedding; state]
+    inputs    how many times the hidden size an attention layer reads: 2 in an EAGLE-3 head, whose rows are [embedding;
+              state]
     """
 
     def __init__(
@@ -103,7 +105,8 @@ class Placer:
         return weight
 
     def onto_hidden(self, name: str, rows: int, times: int = 1) -> torch.Tensor:
-        """Return a matrix [rows, times * hidden] that reads the small hidden states alone, its own rows first and those of zeros behind."""
+        """Return a matrix [rows, times * hidden] that reads the small hidden states alone, its own rows first and those
+        of zeros behind."""
         matrix = self.filled(rows, times * self.large.hidden)
         columns = torch.tensor(self.channels(times), device=self.device)
         matrix[:, columns] = 0
@@ -118,6 +121,7 @@ class Placer:
         return torch.zeros(sizes, dtype=self.dtype, device=self.device)
 
     def filled(self, *sizes: int) -> torch.Tensor:
-        """Return random values, for weights that do not matter: a device computes with zeros faster than with others."""
+        """Return random values, for weights that do not matter: a device computes with zeros faster than with
+        others."""
         matrix = torch.empty(sizes, dtype=self.dtype, device=self.device)
         return matrix.normal_(0, FILL, generator=self._random)

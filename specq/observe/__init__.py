@@ -5,8 +5,8 @@
     screen      the same on a terminal, as it changes (`specq top`); keyboard: what is typed meanwhile
     timeline    the trace of a job as text, for `specq trace`; chrome: in the format that Perfetto opens
 
-In: the reports and traces that a client receives. Out: text. All but screen and keyboard is pure. To show something more: a function of
-`sections` that returns a `Section`, and a line in `SECTIONS`.
+In: the reports and traces that a client receives. Out: text. All but screen and keyboard is pure. To show something
+more: a function of `sections` that returns a `Section`, and a line in `SECTIONS`.
 """
 
 from specq.observe.chrome import chrome

@@ -1,6 +1,7 @@
 """The trace of a job in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-A process is a process, steps are spans with their phases inside, all else is a mark; what is known of an event are its `args`.
+A process is a process, steps are spans with their phases inside, all else is a mark; what is known of an event are its
+`args`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Two reports of a broker as one picture: what is there, and how much a second.
 
-Rule: a report holds counters that only grow. Rates are their difference by the broker's own clock, so that they are right however
-late an answer is. A counter that is smaller than before is of a worker, or of a broker, that was started again: it counts anew.
+Rule: a report holds counters that only grow. Rates are their difference by the broker's own clock, so that they are
+right however late an answer is. A counter that is smaller than before is of a worker, or of a broker, that was started
+again: it counts anew.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Snapshot:
 
     @property
     def sessions(self) -> list[Report]:
-        """Return the sessions that the report lists, each with `tokens_s` and the share of its drafts that was accepted."""
+        """Return the sessions that the report lists, each with `tokens_s` and the share of its drafts that was
+        accepted."""
         known = {session["job"]: session for session in _sessions(self.before)}
         return [self._session(one, known.get(one["job"])) for one in _sessions(self.report)]
 
@@ -100,7 +102,8 @@ def _identity(worker: Report) -> tuple[Any, ...]:
 
 
 def _labelled(worker: Report) -> dict[str, dict[str, Any]]:
-    """Return what a worker says that it has counted by labels; a name may have labels in one report and none in another."""
+    """Return what a worker says that it has counted by labels; a name may have labels in one report and none in
+    another."""
     return {name: value for name, value in worker.get("metrics", {}).items() if isinstance(value, dict)}
 
 
@@ -125,7 +128,8 @@ def _numbers(value: Any) -> list[float]:
 
 
 def unused_sources(report: Report) -> set[str]:
-    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they were measured not to pay."""
+    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they were measured not
+    to pay."""
     known, used = set[str](), set[str]()
     for worker in report.get("workers", ()):
         arms = _labelled(worker).get("arms", {})
@@ -140,7 +144,8 @@ def unused_sources(report: Report) -> set[str]:
 
 
 def _arm(label: str) -> tuple[int, set[str]]:
-    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.control.arms`); of an unknown form: no sources."""
+    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.control.arms`); of an unknown form:
+    no sources."""
     sessions, _, sources = label.partition(" ")
     return (int(sessions) if sessions.isdecimal() and int(sessions) else 1), set(sources.split("+")) - {"none", ""}
 

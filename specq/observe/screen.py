@@ -1,7 +1,8 @@
-"""`specq top` on a terminal: the sections of `specq.observe.sections`, fitted to its size, with keys to sort and filter.
+"""`specq top` on a terminal: the sections of `specq.observe.sections`, fitted to its size, with keys to sort and
+filter.
 
-Rules: one thread asks the broker, so that keys are answered at once while it is silent. What is shown is readable without colours.
-The terminal is given back as it was: at the end, on Ctrl-C, on SIGTERM and on an error.
+Rules: one thread asks the broker, so that keys are answered at once while it is silent. What is shown is readable
+without colours. The terminal is given back as it was: at the end, on Ctrl-C, on SIGTERM and on an error.
 """
 
 from __future__ import annotations

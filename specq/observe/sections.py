@@ -1,7 +1,7 @@
 """What `specq status` and `specq top` show, as rows of text: one function a section, from a snapshot.
 
-Rule: a section is values, not layout: `plain` prints it without colours and control characters, `specq.observe.screen` on a terminal.
-Names of workers and labels come from outside; what is not printable is replaced.
+Rule: a section is values, not layout: `plain` prints it without colours and control characters, `specq.observe.screen`
+on a terminal. Names of workers and labels come from outside; what is not printable is replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those o
 
 @dataclass(frozen=True, slots=True)
 class ViewSection:
-    """A title with a note, the names of the columns, and a row of texts or numbers for each thing; `optional`: the columns that
-    are left out where a line is short, the first one first."""
+    """A title with a note, the names of the columns, and a row of texts or numbers for each thing; `optional`: the
+    columns that are left out where a line is short, the first one first."""
 
     title: str
     header: tuple[str, ...]
@@ -37,7 +37,8 @@ class ViewSection:
         return f"{self.title} ({self.note})" if self.note else self.title
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the header and the rows in columns, each line at most `width` characters long (0: as long as it is)."""
+        """Return the header and the rows in columns, each line at most `width` characters long (0: as long as it
+        is)."""
         left_out: set[str] = set()
         for name in ("", *self.optional):
             left_out.add(name)
@@ -121,8 +122,8 @@ SORTS: dict[str, Callable[[Report], float]] = {
 
 
 def speculation(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the report before, by all
-    verifiers, and whether it is out of use, since it does not pay."""
+    """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the
+    report before, by all verifiers, and whether it is out of use, since it does not pay."""
     judged = snapshot.counted("judged")
     verified, accepted = total(judged), total(judged, 1)
     ever, unused = total(Snapshot(snapshot.report).counted("judged")), unused_sources(snapshot.report)
@@ -186,7 +187,8 @@ def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a line in as many as it takes, each at most `width` characters long (0: as long as it is), broken between words."""
+    """Return a line in as many as it takes, each at most `width` characters long (0: as long as it is), broken between
+    words."""
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else [text]
 
 

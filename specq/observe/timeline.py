@@ -1,6 +1,7 @@
 """The trace of a job as text: a line an event, in the order of the broker's clock.
 
-Rule: what a line says was noted by the process that it names. Other processes' times are off by as much as the head says.
+Rule: what a line says was noted by the process that it names. Other processes' times are off by as much as the head
+says.
 """
 
 from __future__ import annotations

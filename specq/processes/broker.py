@@ -116,8 +116,8 @@ class BrokerLoop:
         self.apply(self.broker.give_up(time.monotonic()))
 
     def _unbind_jobs(self, stop: Stop) -> None:
-        """Wait for a message of each verifier that has jobs, for two heartbeats at most, and unbind the jobs of those that sent
-        one. A verifier that is silent may have crashed: the next broker finds out."""
+        """Wait for a message of each verifier that has jobs, for two heartbeats at most, and unbind the jobs of those
+        that sent one. A verifier that is silent may have crashed: the next broker finds out."""
         since, patience_s = time.monotonic(), 2 * self.broker.state.settings.heartbeat_ms / 1000
         while self.broker.awaits_verifiers(since) and time.monotonic() < since + patience_s and not stop.asked_again:
             self.turn()

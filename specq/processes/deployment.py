@@ -1,8 +1,9 @@
 """What `specq up` starts where nobody has said it: who drafts, where, and which cores each process gets.
 
-Rules: what a configuration says is done as it says. Where it leaves the number of draft workers open, drafts come from where they
-are made fastest: a draft model in the verifier's process, which costs no message and no second process beside it, and draft
-workers on cores that the verifier does not need. Whether each of them pays is then measured (`specq.verifier.control.arms`).
+Rules: what a configuration says is done as it says. Where it leaves the number of draft workers open, drafts come from
+where they are made fastest: a draft model in the verifier's process, which costs no message and no second process
+beside it, and draft workers on cores that the verifier does not need. Whether each of them pays is then measured
+(`specq.verifier.control.arms`).
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
 def placed(config: Config, machine: Hardware | None = None) -> Config:
     """Return a configuration that names its models and says who drafts where.
 
-    A target without a draft model gets no drafters that would need one; nor are there any without a key of theirs where nobody asked
-    for them. `machine`: None for this one.
+    A target without a draft model gets no drafters that would need one; nor are there any without a key of theirs where
+    nobody asked for them. `machine`: None for this one.
     """
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
@@ -94,8 +95,8 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
 
 
 def without_draft_model(config: Config) -> Config:
-    """Return a configuration in which no draft model drafts, neither in the verifier's process nor, where their number is left open, in draft
-    workers; other ways of drafting stay."""
+    """Return a configuration in which no draft model drafts, neither in the verifier's process nor, where their number
+    is left open, in draft workers; other ways of drafting stay."""
     config = replace(config, target=replace(config.target, draft_model=""), draft=replace(config.draft, model=""))
     if config.up.drafters != AUTO_DRAFTERS or not PROPOSERS.resolve(config.draft.proposer).needs_model:
         return config
@@ -103,15 +104,16 @@ def without_draft_model(config: Config) -> Config:
 
 
 def _wants_workers(draft: DraftConfig) -> bool:
-    """Return whether draft workers are meant: their section says how they draft. Tables of proposers that are not chosen mean
-    nothing."""
+    """Return whether draft workers are meant: their section says how they draft. Tables of proposers that are not
+    chosen mean nothing."""
     default = DraftConfig()
     names = (f.name for f in fields(default) if f.name not in NOT_HOW)
     return any(getattr(draft, name) != getattr(default, name) for name in names) or bool(options_of(draft))
 
 
 def _spare_workers(machine: Hardware) -> int:
-    """Return how many workers draft beside a verifier that drafts for itself; a GPU's drafts are none that a core could match."""
+    """Return how many workers draft beside a verifier that drafts for itself; a GPU's drafts are none that a core could
+    match."""
     if machine.has_gpu or len(machine.cores) < LEAST_CORES:
         return 0
     return min(len(machine.cores) // LEAST_CORES, MOST_WORKERS)
@@ -131,8 +133,8 @@ def _with_workers(config: Config, number: int) -> Config:
 
 
 def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
-    """Return the section of a placed configuration's target; a lone target gets help on the broker's core, which is free most of the
-    time. While it uses what draft workers send, it leaves that core to them."""
+    """Return the section of a placed configuration's target; a lone target gets help on the broker's core, which is
+    free most of the time. While it uses what draft workers send, it leaves that core to them."""
     target, is_alone = config.target, config.up.targets == 1
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
@@ -153,7 +155,8 @@ def models_of(chosen: Config) -> list[tuple[str, str]]:
 
 
 def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[str]:
-    """Return the sources of drafts that a user might expect, and that what is started for a configuration does not have."""
+    """Return the sources of drafts that a user might expect, and that what is started for a configuration does not
+    have."""
     chosen = placed(asked, machine)
     there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
     return frozenset(source for source, is_there in there.items() if not is_there)

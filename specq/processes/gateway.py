@@ -82,7 +82,8 @@ def make_server(config: ServeConfig) -> Gateway:
 
 
 def most_connections(wanted: int) -> int:
-    """Return how many connections there may be: as many as wanted, if the system lets the process have so many open files."""
+    """Return how many connections there may be: as many as wanted, if the system lets the process have so many open
+    files."""
     needed = wanted + SPARE + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

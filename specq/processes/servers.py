@@ -20,7 +20,8 @@ ANY_PORT = "tcp://127.0.0.1:*"
 
 
 def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> Config:
-    """Return the configuration of a broker on a free port, one target and some drafters, with `keys` as of `specq up`."""
+    """Return the configuration of a broker on a free port, one target and some drafters, with `keys` as of `specq
+    up`."""
     config = on_free_port(load())
     return replace(
         config,
@@ -44,7 +45,8 @@ class Servers:
     """
 
     def __init__(self, config: Config, drafters_at: str = "", stdout: int | None = None) -> None:
-        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own; `stdout` as of `Group`."""
+        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own; `stdout` as
+        of `Group`."""
         self.config, self.keys, self.drafters = config, config.broker.keys, placed(config).up.drafters
         self.address, self._drafters_at, self._stdout = config.broker.bind, drafters_at, stdout
         check_keys(self.keys, "broker", "target", *(["draft"] if self.drafters else []), "client")
@@ -86,7 +88,8 @@ class Servers:
         return {name: process.pid for name, process in self._group.processes.items()}
 
     def wait_ready(self, timeout_s: float = READY_S, tell: Tell = bool) -> None:
-        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late. `tell` as of `Group`."""
+        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late. `tell`
+        as of `Group`."""
         self._group.wait_ready(timeout_s, tell=tell)
 
     def tend(self) -> None:

@@ -89,9 +89,11 @@ class VerifierLoop:
         self._unsent = NO_REPORTS  # what the last step gave
 
     def turn(self) -> None:
-        """Send what the last step gave, handle what has arrived, and what follows in a burst, beat if it is time, run one step if there is work.
+        """Send what the last step gave, handle what has arrived, and what follows in a burst, beat if it is time, run
+        one step if there is work.
 
-        While the device drafts for the next step, the host sends and receives. The heartbeat says how long it may be silent in the step that follows.
+        While the device drafts for the next step, the host sends and receives. The heartbeat says how long it may be
+        silent in the step that follows.
         """
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
@@ -109,7 +111,8 @@ class VerifierLoop:
             self._unsent = self.verifier.step(time.monotonic)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
-        """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are dropped."""
+        """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are
+        dropped."""
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
@@ -145,7 +148,8 @@ class VerifierLoop:
         self._handle(message, identity)
 
     def _handle(self, message: Message, identity: bytes) -> None:
-        """Handle a message, and answer who sent it: what is said of a session reaches who opened it, whoever else speaks."""
+        """Handle a message, and answer who sent it: what is said of a session reaches who opened it, whoever else
+        speaks."""
         try:
             answers = self.verifier.handle(message, time.monotonic())
         except ProtocolError as error:
@@ -225,7 +229,8 @@ def run(config: TargetConfig) -> int:
 
 
 def colocated_device(config: TargetConfig) -> str:
-    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of them."""
+    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of
+    them."""
     spec: EngineSpec = ENGINES.resolve(config.engine)
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
@@ -292,8 +297,8 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
 
 
 def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
-    """Run steps of all sizes, up to so many rows, without and with the hidden states that sources read: where an engine records a step when it is first
-    needed, sessions would wait for that."""
+    """Run steps of all sizes, up to so many rows, without and with the hidden states that sources read: where an engine
+    records a step when it is first needed, sessions would wait for that."""
     if not (engine.overlaps and engine.jumps):
         return
     started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)

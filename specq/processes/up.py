@@ -4,9 +4,9 @@
         group.wait_ready(timeout_s=60)
 
 Rules: the cores are divided, since two processes that compute on the same ones slow each other many times over; nobody
-outlives the group (on Linux not even its sudden death). A worker that dies is named, and started again after a while, which
-doubles each time. Where that was in vain too often, where its options or files are wrong, and where the broker dies, the rest
-is stopped.
+outlives the group (on Linux not even its sudden death). A worker that dies is named, and started again after a while,
+which doubles each time. Where that was in vain too often, where its options or files are wrong, and where the broker
+dies, the rest is stopped.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _broker_address(config: Config) -> str:
 
 
 class Group:
-    """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of the
-    broker; `stdout`: where their standard output goes, None: to this process's own."""
+    """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of
+    the broker; `stdout`: where their standard output goes, None: to this process's own."""
 
     def __init__(self, members: Sequence[Member], keys: str = "", stdout: int | None = None) -> None:
         self.members, self.keys, self._stdout = list(members), keys, stdout
@@ -144,7 +144,8 @@ class Group:
     def wait_ready(
         self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool, tell: Tell = bool
     ) -> bool:
-        """Wait until the broker knows all workers as ready; False if `asked` to stop before. `tell` is told of progress.
+        """Wait until the broker knows all workers as ready; False if `asked` to stop before. `tell` is told of
+        progress.
 
         Raises EngineError if a process ends for good, or the time is over.
         """
@@ -209,8 +210,8 @@ class Group:
 
 
 def _check_free(members: Sequence[Member]) -> None:
-    """Raise ConfigError if another process listens at an address of ours: its workers, or its gateway, would be taken for ours
-    that are ready."""
+    """Raise ConfigError if another process listens at an address of ours: its workers, or its gateway, would be taken
+    for ours that are ready."""
     _check_no_broker(members[0].about)
     for address in (member.about for member in members if member.name == GATEWAY):
         _check_no_server(address)
@@ -252,7 +253,8 @@ def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
 
 
 def _first_in_child(parent: int) -> Callable[[], None]:
-    """Return what a child shall call first: it takes all cores, and ends when `parent` does (where there is a prctl)."""
+    """Return what a child shall call first: it takes all cores, and ends when `parent` does (where there is a
+    prctl)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     cores = available_cores()
 

@@ -19,7 +19,8 @@
     errors          the exceptions that specq raises
     near_names      what is said of a name that is unknown
 
-In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
+In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in
+`MESSAGES`.
 """
 
 from specq.protocol import trace_events

@@ -1,4 +1,5 @@
-"""Hidden states of a target as they travel to a drafter that reads them: what it asks for, and rows of numbers as bytes.
+"""Hidden states of a target as they travel to a drafter that reads them: what it asks for, and rows of numbers as
+bytes.
 
     bf16   two bytes a number, rounded to the nearest
     int8   a byte a number, and for each layer of a row a scale: its largest magnitude / 127
@@ -66,7 +67,8 @@ def pack_activations(halves: UInt16Array, form: str, num_layers: int) -> tuple[U
 
 
 def unpack_activations(data: UInt8Array, scales: Float32Array, form: str, width: int, num_layers: int) -> Float32Array:
-    """Return rows f32[n, width]; raise ProtocolError, which says why, if the sizes do not fit together, or numbers are not finite."""
+    """Return rows f32[n, width]; raise ProtocolError, which says why, if the sizes do not fit together, or numbers are
+    not finite."""
     size = width * (2 if form == BF16 else 1)
     if not 0 < num_layers <= width or width % num_layers or len(data) % size:
         raise ProtocolError(

@@ -1,8 +1,8 @@
 """Addresses as people write them: tcp://HOST:PORT and ipc://PATH. They are taken apart here and nowhere else; pure.
 
-HOST is a name, an IPv4 address, an IPv6 address in brackets, perhaps with the interface that a link-local one belongs to
-([fe80::1%eth0]), or for all interfaces: * (IPv4, and IPv6 where the machine has it), 0.0.0.0 (IPv4), [::] (IPv6 and IPv4).
-PORT is 1 to 65535, or * for any free one.
+HOST is a name, an IPv4 address, an IPv6 address in brackets, perhaps with the interface that a link-local one belongs
+to ([fe80::1%eth0]), or for all interfaces: * (IPv4, and IPv6 where the machine has it), 0.0.0.0 (IPv4), [::] (IPv6 and
+IPv4). PORT is 1 to 65535, or * for any free one.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def parse_address(text: str) -> Address:
 
 
 def split_host(text: str) -> tuple[str, str | None]:
-    """Return the host of HOST:PORT without its brackets, and the port; None where there is none, "..." of an address of IPv6 without brackets
-    is all host."""
+    """Return the host of HOST:PORT without its brackets, and the port; None where there is none, "..." of an address of
+    IPv6 without brackets is all host."""
     if text.startswith("["):
         host, _, after = text[1:].partition("]")
         return host, after[1:] if after.startswith(":") else None

@@ -7,9 +7,10 @@
     Json      a free JSON object, of limited depth and number of entries
     Elements  the numbers in an array
 
-Rule: every number, string and list of every message names its bound here, and `specq.protocol.wire` refuses to load a message type
-with one that does not. A bound lies beyond whatever honest use needs, and within what the code behind it can hold: what was let
-in can neither overflow nor fill the memory. To add a field: give it a bound of the table, or add one to it.
+Rule: every number, string and list of every message names its bound here, and `specq.protocol.wire` refuses to load a
+message type with one that does not. A bound lies beyond whatever honest use needs, and within what the code behind it
+can hold: what was let in can neither overflow nor fill the memory. To add a field: give it a bound of the table, or add
+one to it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 HOUR_MS, YEAR_MS = 3_600_000, 366 * 24 * 3_600_000
 
-# Below this a temperature is 0, as in vLLM: logits / T would overflow, and the law is all on the likeliest token anyway.
+# Below this a temperature is 0, as in vLLM: logits / T would overflow, and the law is all on the likeliest token
+# anyway.
 MIN_TEMPERATURE = 1e-5
 
 
@@ -126,7 +128,8 @@ class PairBound:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A free JSON object: so deep at most, with so many entries in all; its numbers are finite, and fit into 64 bits."""
+    """A free JSON object: so deep at most, with so many entries in all; its numbers are finite, and fit into 64
+    bits."""
 
     depth: int
     entries: int
@@ -159,8 +162,8 @@ def _is_small(value: Any) -> bool:
 class Elements:
     """The numbers in an array, little-endian.
 
-    is_plain  looks at the bytes, since a message has few, and NumPy's calls cost more than all the rest of its decoding;
-              None: all are as they should be
+    is_plain  looks at the bytes, since a message has few, and NumPy's calls cost more than all the rest of its
+              decoding; None: all are as they should be
     admits    looks at the values where that was not sure; None: it was
     most      how many there may be; a frame has a limit besides
     """
@@ -172,7 +175,8 @@ class Elements:
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as an error repeats it: cut, since the error travels, and before it is written out as a whole."""
+    """Return a wrong value as an error repeats it: cut, since the error travels, and before it is written out as a
+    whole."""
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > MAX_SHOWN:
         kind = "entries" if isinstance(value, (list, tuple)) else "characters"
         return f"{repr(value[:MAX_SHOWN])[:MAX_SHOWN]}... ({len(value)} {kind})"
@@ -221,7 +225,8 @@ MAX_NODES = 4096  # of one session, in one message
 NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
 NODE_PROBS = replace(PROBABILITIES, most=MAX_NODES)
 NODE_NAMES, NODE_DISTRIBUTIONS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
-# Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is stricter.
+# Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is
+# stricter.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)

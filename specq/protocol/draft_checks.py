@@ -1,8 +1,9 @@
 """What a draft must satisfy before it is grafted.
 
-A draft that breaks these rules is dropped as a whole and counted, before it reaches a session's tree; the judge relies on them.
-They do not detect a false draft distribution, one that the tokens were not drawn from, which biases the text of
-`probabilistic`. That is why the drafts of untrusted drafters are reduced to point masses (`stripped`), which are exact always.
+A draft that breaks these rules is dropped as a whole and counted, before it reaches a session's tree; the judge relies
+on them. They do not detect a false draft distribution, one that the tokens were not drawn from, which biases the text
+of `probabilistic`. That is why the drafts of untrusted drafters are reduced to point masses (`stripped`), which are
+exact always.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
 
 
 def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -> str:
-    """Return what is wrong with the sampled nodes; ids i32[g, k] and weights u16[g, k] are those of the distributions."""
+    """Return what is wrong with the sampled nodes; ids i32[g, k] and weights u16[g, k] are those of the
+    distributions."""
     sampled = np.flatnonzero(draft.q_rows >= 0)
     parents, rows = draft.parent_ids[sampled], draft.q_rows[sampled]
     if np.any(weights[rows].sum(1, np.int64) == 0):

@@ -47,8 +47,9 @@ BROKER_GONE = ("no_broker", "lost")  # codes of JobError that say nothing of the
 class JobError(SpecqError):
     """A job was refused or failed.
 
-    `code` is one of `invalid`, `conflict` (the job exists with other content), `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
-    `lost`, `forbidden`. `field` is the argument of the request that is at fault, "" where it is none.
+    `code` is one of `invalid`, `conflict` (the job exists with other content), `no_verifier`, `no_broker`, `busy`,
+    `deadline`, `engine`, `unknown`, `lost`, `forbidden`. `field` is the argument of the request that is at fault, ""
+    where it is none.
     """
 
     def __init__(self, message: str, code: str = "invalid", field: str = "") -> None:

@@ -1,4 +1,5 @@
-"""What became of drafts, round by round, for a job that asks for it: which were verified and not accepted, and how long rounds took.
+"""What became of drafts, round by round, for a job that asks for it: which were verified and not accepted, and how long
+rounds took.
 
 Rule: it is a hint, as drafts are. No text depends on it, no journal has it, and what does not fit together is left out.
 """
@@ -35,7 +36,8 @@ class RejectedDraft(NamedTuple):
 
 
 class RoundTime(NamedTuple):
-    """A round: the place of its first token, and microseconds of the step, and for which its oldest draft had waited."""
+    """A round: the place of its first token, and microseconds of the step, and for which its oldest draft had
+    waited."""
 
     place: int
     step_us: int
@@ -115,7 +117,8 @@ def _row(draft: RejectedDraft, first: int) -> tuple[int, int, int, int]:
 
 
 def rejected_of(verdict: CarriesNodes, place: int) -> list[RejectedDraft]:
-    """Return the verified nodes of a verdict that were not accepted; none if what it says of nodes does not fit together."""
+    """Return the verified nodes of a verdict that were not accepted; none if what it says of nodes does not fit
+    together."""
     mask, parents = verdict.mask.tolist(), verdict.node_parents.tolist()
     said = verdict.node_tokens, verdict.node_parents, verdict.node_probs, verdict.node_lanes
     if any(len(values) != len(mask) for values in said) or not _come_first(parents):

@@ -1,7 +1,9 @@
-"""Checks of the scalar fields of messages. An annotation names a field's type and bound; `check_of` makes a check of it.
+"""Checks of the scalar fields of messages. An annotation names a field's type and bound; `check_of` makes a check of
+it.
 
-Rule: checks are made once, when a module is loaded. A field without a bound is an error then, so that none is forgotten. A check
-takes a value of the JSON header and returns the field's value, or raises OutOfBoundsError, TypeError, ValueError or JobError.
+Rule: checks are made once, when a module is loaded. A field without a bound is an error then, so that none is
+forgotten. A check takes a value of the JSON header and returns the field's value, or raises OutOfBoundsError,
+TypeError, ValueError or JobError.
 """
 
 from __future__ import annotations

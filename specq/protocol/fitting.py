@@ -11,8 +11,8 @@ def fits(draft: ModelInfo, target: ModelInfo) -> bool:
 
 
 def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> str:
-    """Return why a draft model fits none of the targets, naming both sides, and what can be done. `shared`: how many tokens both have,
-    where that is known."""
+    """Return why a draft model fits none of the targets, naming both sides, and what can be done. `shared`: how many
+    tokens both have, where that is known."""
     served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
     return (
         f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "

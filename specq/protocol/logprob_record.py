@@ -58,8 +58,8 @@ class LogprobRecord:
         }
 
     def to_list(self, token_ids: Sequence[int], start: int = 0) -> list[dict[str, Any]]:
-        """Return a JSON-able entry for each token from the one at `start` on: {"token_id", "logprob", "top": [[token id,
-        logprob], ...]}; none where nothing is recorded."""
+        """Return a JSON-able entry for each token from the one at `start` on: {"token_id", "logprob", "top": [[token
+        id, logprob], ...]}; none where nothing is recorded."""
         n = self.num_top
         return [
             {

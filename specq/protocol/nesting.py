@@ -1,4 +1,5 @@
-"""How deep lists and objects of JSON from outside may be nested: what writes it again, or shows it, allows for some 250 levels."""
+"""How deep lists and objects of JSON from outside may be nested: what writes it again, or shows it, allows for some 250
+levels."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ MOST_LEVELS = 100
 
 
 def is_too_deep(data: bytes, value: Any) -> bool:
-    """Return whether JSON, `value` as it was read from `data`, has lists and objects in more than MOST_LEVELS levels."""
+    """Return whether JSON, `value` as it was read from `data`, has lists and objects in more than MOST_LEVELS
+    levels."""
     if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
         return False
     level = [value]

@@ -1,8 +1,8 @@
 """Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
 
-Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier versions have;
-verifiers of today say more. Users read the names of `SHOWN`, in all views. To add a source of drafts: a name at the end of `ORIGINS`, its
-lane in `_SOURCES`, and what users read in `SHOWN`.
+Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier
+versions have; verifiers of today say more. Users read the names of `SHOWN`, in all views. To add a source of drafts: a
+name at the end of `ORIGINS`, its lane in `_SOURCES`, and what users read in `SHOWN`.
 """
 
 from __future__ import annotations

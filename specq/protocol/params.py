@@ -1,7 +1,7 @@
 """The options of a job: how its tokens are sampled, and how they are drafted.
 
-Rule: `from_dict` and `validate` refuse wrong values, and name the field, the value and what is allowed. Options travel as JSON;
-those at their defaults are left out.
+Rule: `from_dict` and `validate` refuse wrong values, and name the field, the value and what is allowed. Options travel
+as JSON; those at their defaults are left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Values:
         return self.check(self.BOUNDS)
 
     def check(self, names: Container[str]) -> Self:
-        """Return self where these fields are within their bounds and all agree with each other; raises JobError as `validate`."""
+        """Return self where these fields are within their bounds and all agree with each other; raises JobError as
+        `validate`."""
         for name, bound in self.BOUNDS.items():
             if name in names and not bound.admits(value := getattr(self, name)):
                 raise _misfit(name, value, bound.allowed)
@@ -125,7 +126,8 @@ class SamplingParams(Values):
     top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 is greedy: it becomes
                   temperature 0
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
-    seed          in [0, 2**63); keys all random draws. What users give may be any 64-bit number: `specq.client.parameters.seed_used`
+    seed          in [0, 2**63); keys all random draws. What users give may be any 64-bit number:
+                  `specq.client.parameters.seed_used`
     max_tokens    most tokens to generate, >= 1
     stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
     stop_token_ids   tokens that end the text
@@ -133,11 +135,12 @@ class SamplingParams(Values):
     strategy      a name in `specq.verification.STRATEGIES`
     threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
     typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
-    min_tokens    before so many there is no end-of-sequence or stop token; a stop string that is complete by then does not
-                  end the text
+    min_tokens    before so many there is no end-of-sequence or stop token; a stop string that is complete by then does
+                  not end the text
     logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
     presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
-    repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative one
+    repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative
+                         one
     logit_bias    pairs (token id, what is added to its logit)
     bad_token_ids sequences of token ids that are never completed
     """
@@ -196,18 +199,22 @@ class SamplingParams(Values):
 class Speculation(Values):
     """How a job is drafted for. Under `deterministic` this changes the speed, never the text.
 
-    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each verdict; "plain": neither drafters
-                    nor the verifier draft; "jit": as "async", but where nothing that was drafted fits a session's text, the session
-                    waits for its drafter, which drafts a chain just in time (SSD's backup for a miss of its cache)
-    num_candidates  0: the tree grows best first, by what the verifier's `min_accept_prob` asks for; N >= 1: a round drafts N
-                    candidates as one tree: the N likeliest first tokens, each followed by its likeliest continuation
+    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each verdict; "plain": neither
+                    drafters nor the verifier draft; "jit": as "async", but where nothing that was drafted fits a
+                    session's text, the session waits for its drafter, which drafts a chain just in time (SSD's backup
+                    for a miss of its cache)
+    num_candidates  0: the tree grows best first, by what the verifier's `min_accept_prob` asks for; N >= 1: a round
+                    drafts N candidates as one tree: the N likeliest first tokens, each followed by its likeliest
+                    continuation
     candidate_temp  temperature that drafts are made with; -1: the job's
     candidate_top_p top-p that drafts are made with; 0: the job's
     max_depth       most tokens drafted ahead of what is committed; 0: the drafter's own limit
     max_nodes       most nodes of a session's tree at any time; 0: the drafter's own limit
-    tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of the
+    tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of
+                    the
                     likeliest first token; its prefixes are part of the tree. Empty: none
-    fan_out_hit, fan_out_miss   fixed fan-outs, as in SSD: how many guesses are drafted for each token of a chain, after a
+    fan_out_hit, fan_out_miss   fixed fan-outs, as in SSD: how many guesses are drafted for each token of a chain, after
+                                a
                     round whose outcome was drafted, and after one whose outcome was not. Empty: none
     """
 

@@ -20,7 +20,8 @@ class Tap:
     """Hidden states that a step returns.
 
     layers  i: the residual stream after layer i, counted from 0; or FINAL. Empty: no hidden states
-    chunks  sessions all of whose token rows are wanted; of other sessions it is only the row that is judged, the last one
+    chunks  sessions all of whose token rows are wanted; of other sessions it is only the row that is judged, the last
+            one
     """
 
     layers: tuple[int, ...] = ()
@@ -40,8 +41,8 @@ NO_TAP = Tap()
 class SessionRows:
     """Some rows of each of a call's steps.
 
-    values  [n, width], on the engine's device, in the model's dtype or float32: step i has values[starts[i] : starts[i + 1]].
-            It is the caller's: no later step writes to it
+    values  [n, width], on the engine's device, in the model's dtype or float32: step i has values[starts[i] : starts[i
+            + 1]]. It is the caller's: no later step writes to it
     starts  i32[steps + 1]
     layers  of hidden states: whose numbers lie beside each other as columns, as many of each; () where that is not said
     """

@@ -1,8 +1,9 @@
 """What happens to a traced job in a worker or client, as numbers: a kind, a time, and the kind's values.
 
-Rules: an event is WIDTH + 2 numbers, so that noting one costs little, and nothing that a worker says has to be trusted as text. A kind
-never changes its number or the meaning of a value; a receiver leaves out a kind that it does not know. Times are microseconds of
-the broker's monotonic clock: each process reckons its own clock over to it (`specq.runtime.Tracer`).
+Rules: an event is WIDTH + 2 numbers, so that noting one costs little, and nothing that a worker says has to be trusted
+as text. A kind never changes its number or the meaning of a value; a receiver leaves out a kind that it does not know.
+Times are microseconds of the broker's monotonic clock: each process reckons its own clock over to it
+(`specq.runtime.Tracer`).
 """
 
 from __future__ import annotations

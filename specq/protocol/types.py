@@ -1,7 +1,7 @@
 """The values that all packages share: models, draft trees, steps, judgements.
 
-Rule: frozen dataclasses of numbers and NumPy arrays; their only behaviour is to derive counts. This module imports nothing of
-specq but `arrays`, `bounds`, `params` and `versions`.
+Rule: frozen dataclasses of numbers and NumPy arrays; their only behaviour is to derive counts. This module imports
+nothing of specq but `arrays`, `bounds`, `params` and `versions`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class ModelInfo:
     former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
     added_eos_ids       those of `eos_ids` that older versions did not take for ends: jobs that began under the former
                         fingerprint go on past them
-    arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a near-tie
+    arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a
+                        near-tie
     tokenizer_hash      a hash of vocabulary, merges and added tokens
     vocab_size          token ids that it takes, which may be padded beyond the tokenizer's `num_tokens`
     """
@@ -58,13 +59,14 @@ class ModelInfo:
         return {f.name: value for f, value in values.items() if value != f.default or since_of(f) == OLDEST_VERSION}
 
     def of_before(self) -> ModelInfo:
-        """Return it as peers of the oldest version read it. With other ends it is another model to them: a job that began under the former
-        fingerprint would end too early here."""
+        """Return it as peers of the oldest version read it. With other ends it is another model to them: a job that
+        began under the former fingerprint would end too early here."""
         return replace(self, added_eos_ids=(), former_fingerprint="") if self.added_eos_ids else self
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many token ids, from 0, a prompt may have: those of tokenizer and model; either may have more than the other."""
+        """How many token ids, from 0, a prompt may have: those of tokenizer and model; either may have more than the
+        other."""
         return min(self.num_tokens, self.vocab_size)
 
 
@@ -80,9 +82,10 @@ class DraftDistribution:
 class DraftDistributions:
     """What the nodes of a tree were sampled from, for `probabilistic`: g distributions over k tokens each.
 
-    ids        i32[g, k], weights u16[g, k]: probability = weight / sum of weights; unused places hold id -1 and weight 0
-    rows       i32[n]: the distribution that each node was drawn from; -1: a point mass, chosen and not drawn. Sampled siblings
-               name one row and stand in draw order: each was drawn without the tokens of its earlier siblings
+    ids        i32[g, k], weights u16[g, k]: probability = weight / sum of weights; unused places hold id -1 and weight
+               0
+    rows       i32[n]: the distribution that each node was drawn from; -1: a point mass, chosen and not drawn. Sampled
+               siblings name one row and stand in draw order: each was drawn without the tokens of its earlier siblings
     """
 
     ids: Int32Array
@@ -126,8 +129,8 @@ class ScratchRows:
     decoding, a row is a token of one trajectory, and its parent the token before it.
 
     token_ids  i32[s]
-    parents    i32[s]: a row sees the context, and its parent and the parent's ancestors. -1: the context alone; below the
-               number n of the tree's nodes: that node; n + i: scratch row i, which comes before its children
+    parents    i32[s]: a row sees the context, and its parent and the parent's ancestors. -1: the context alone; below
+               the number n of the tree's nodes: that node; n + i: scratch row i, which comes before its children
     positions  i32[s]: where each token stands, from the step's `base_len` on; they need not follow from the parents
     """
 
@@ -145,8 +148,8 @@ NO_SCRATCH = ScratchRows(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
-    """`bad_token_ids`, ready to be looked up at each row. A sequence is split before its last token: the tokens before it are
-    its beginning, after which the last one is banned.
+    """`bad_token_ids`, ready to be looked up at each row. A sequence is split before its last token: the tokens before
+    it are its beginning, after which the last one is banned.
 
     alone      i64[k], ascending: tokens that are banned everywhere
     following  last token of a beginning -> (beginning, i64[m] ascending: the tokens that are banned after it), ...
@@ -158,12 +161,13 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by `specq.verifier.sessions.history`.
+    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by
+    `specq.verifier.sessions.history`.
 
     end_ids     tokens that end the text: end-of-sequence unless ignored, and stop tokens
     tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids need
-    token_ids   i32[k], ascending: the tokens that penalties change: the generated ones, and with a repetition_penalty those of
-                the prompt; counts f32[k]: how often each was generated
+    token_ids   i32[k], ascending: the tokens that penalties change: the generated ones, and with a repetition_penalty
+                those of the prompt; counts f32[k]: how often each was generated
     bans        None without bad_token_ids
     """
 

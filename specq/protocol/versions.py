@@ -1,7 +1,8 @@
-"""Which versions of the protocol this side reads, and what it can do beyond the older one; docs/decisions/0017 says why.
+"""Which versions of the protocol this side reads, and what it can do beyond the older one; docs/decisions/0017 says
+why.
 
-Rule: a message is written in the oldest version that has all its fields. So peers one version apart understand each other, but
-for messages that say something new: the older peer refuses these as a whole.
+Rule: a message is written in the oldest version that has all its fields. So peers one version apart understand each
+other, but for messages that say something new: the older peer refuses these as a whole.
 """
 
 from __future__ import annotations

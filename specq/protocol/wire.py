@@ -5,8 +5,8 @@ fields that differ from their defaults; a message type fixes its arrays and thei
 
 `v` is the oldest version that has all that the message says (`specq.protocol.versions`).
 
-Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError; it never
-runs code from the wire and never allocates more than the frames it was given.
+Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError;
+it never runs code from the wire and never allocates more than the frames it was given.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def decode(frames: Sequence[bytes]) -> Message:
 
 
 def decode_scalars(frames: Sequence[bytes], cls: type[Message]) -> dict[str, Any]:
-    """Return the scalar fields of a message of this type that are not at their defaults, checked; raise ProtocolError for
-    anything else."""
+    """Return the scalar fields of a message of this type that are not at their defaults, checked; raise ProtocolError
+    for anything else."""
     version, header = _readable_header(frames)
     if header.pop("type") != cls.TYPE:
         raise ProtocolError(f"not a {cls.TYPE}")
@@ -107,8 +107,8 @@ def type_of(frames: Sequence[bytes]) -> type[Message] | None:
 
 
 def named_type(frames: Sequence[bytes]) -> type[Message] | None:
-    """Return the message type that a header names, even one that cannot be decoded for something else, its version included; else
-    None."""
+    """Return the message type that a header names, even one that cannot be decoded for something else, its version
+    included; else None."""
     try:
         name = _parsed_header(frames).get("type")
     except ProtocolError:
@@ -117,8 +117,8 @@ def named_type(frames: Sequence[bytes]) -> type[Message] | None:
 
 
 def in_version_of(asked: Sequence[bytes], answer: Frames) -> Frames:
-    """Return the frames of an answer under the protocol version of what it answers, so that a peer of another version reads it: for
-    messages that are the same in all."""
+    """Return the frames of an answer under the protocol version of what it answers, so that a peer of another version
+    reads it: for messages that are the same in all."""
     try:
         version = _parsed_header(asked).get("v")
     except ProtocolError:

@@ -1,14 +1,15 @@
-"""What a worker counts from its start on, as its heartbeats carry it: the broker keeps the newest and shows it in its report, of which
-the gateway makes Prometheus' series.
+"""What a worker counts from its start on, as its heartbeats carry it: the broker keeps the newest and shows it in its
+report, of which the gateway makes Prometheus' series.
 
     a number    a count or a measure
     a list      numbers by place; those at the end that are 0 may be left out
     an object   numbers or lists by the value of a label
 
-A histogram is a list: the sum of what was observed, then how often a value was at most the first limit, the second, ..., beyond all.
+A histogram is a list: the sum of what was observed, then how often a value was at most the first limit, the second,
+..., beyond all.
 
-Rule: names are what versions agree on. A receiver leaves alone what it does not know; a name never changes its meaning, limits of a
-histogram included. The bound limits only how much there may be.
+Rule: names are what versions agree on. A receiver leaves alone what it does not know; a name never changes its meaning,
+limits of a histogram included. The bound limits only how much there may be.
 """
 
 from __future__ import annotations

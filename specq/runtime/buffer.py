@@ -1,4 +1,5 @@
-"""Arrays whose addresses are known, for calls of C: to ask NumPy for an address takes longer than to copy some hundred numbers."""
+"""Arrays whose addresses are known, for calls of C: to ask NumPy for an address takes longer than to copy some hundred
+numbers."""
 
 from __future__ import annotations
 

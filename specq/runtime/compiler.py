@@ -1,8 +1,8 @@
 """Builds C kernels at first use and keeps the libraries in the user's cache.
 
-The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Beside each library is a hash of its
-bytes: one that a loss of power or a full disk left in part is built again, since to load it would kill the process. Without a C
-compiler there is no library, and whoever asked takes its portable path.
+The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Beside each library
+is a hash of its bytes: one that a loss of power or a full disk left in part is built again, since to load it would kill
+the process. Without a C compiler there is no library, and whoever asked takes its portable path.
 """
 
 from __future__ import annotations

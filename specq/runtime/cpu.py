@@ -1,7 +1,7 @@
 """What a worker process takes of the machine's processors.
 
-Rules: call `apply_cpu` before torch is imported; the thread pools that come with it read the environment only once. Call `give_way` when
-the process is ready: one that gives way while it loads may wait for minutes on a busy machine.
+Rules: call `apply_cpu` before torch is imported; the thread pools that come with it read the environment only once.
+Call `give_way` when the process is ready: one that gives way while it loads may wait for minutes on a busy machine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
 def give_way(nice: int) -> None:
     """Add `nice` to the niceness of this process, with all threads that it has: on Linux each thread has its own.
 
-    Linux may divide a core among sessions first (sched(7), "The autogroup feature"), and a niceness counts only within one: a process
-    that leads a session, as those of `specq up` do, sets the niceness of all of it.
+    Linux may divide a core among sessions first (sched(7), "The autogroup feature"), and a niceness counts only within
+    one: a process that leads a session, as those of `specq up` do, sets the niceness of all of it.
     """
     if not nice:
         return

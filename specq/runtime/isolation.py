@@ -4,8 +4,8 @@
         ...
     in_halves(sessions, act, faults, ...)  what is done for many at once, and may be repeated with some of them
 
-Rule: an error fails the session that it was raised for, and no other; only `EngineLostError`, which is nobody's fault, goes
-through and ends the process. What was raised is logged with the session's id, and never what users sent.
+Rule: an error fails the session that it was raised for, and no other; only `EngineLostError`, which is nobody's fault,
+goes through and ends the process. What was raised is logged with the session's id, and never what users sent.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ G = TypeVar("G", bound=Divisible)
 
 
 class Faults:
-    """What is wrong with which sessions; `found` by session id, the first fault of each. `is_unexpected`: some of it is no
-    error that specq raises on purpose."""
+    """What is wrong with which sessions; `found` by session id, the first fault of each. `is_unexpected`: some of it is
+    no error that specq raises on purpose."""
 
     def __init__(self) -> None:
         self.found: dict[int, Fault] = {}
@@ -79,7 +79,8 @@ class Faults:
 
 
 class _Guard:
-    """See `Faults.of`. A class, since it is entered for each session of each step: `contextmanager` costs a microsecond more."""
+    """See `Faults.of`. A class, since it is entered for each session of each step: `contextmanager` costs a microsecond
+    more."""
 
     __slots__ = ("doing", "faults", "session")
 
@@ -101,7 +102,8 @@ def in_halves(
 ) -> list[tuple[G, R]]:
     """Do something for sessions together; where that raises, for halves of them, down to the one that is at fault.
 
-    Return what came of it, with the sessions that it was done for. `act` must leave everything as it was where it raises.
+    Return what came of it, with the sessions that it was done for. `act` must leave everything as it was where it
+    raises.
     retry   another process may do better with the session at fault
     """
     if not sessions:

@@ -46,8 +46,8 @@ class _Lossy:
 
 
 def traced(error: BaseException) -> dict[str, str]:
-    """Return the fields that say what an unexpected error is and where it was raised. Not its message: that may quote what
-    users sent, which is not to be logged."""
+    """Return the fields that say what an unexpected error is and where it was raised. Not its message: that may quote
+    what users sent, which is not to be logged."""
     frames = traceback.extract_tb(error.__traceback__)[-2:]
     return {
         "error": type(error).__name__,

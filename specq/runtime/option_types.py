@@ -1,4 +1,5 @@
-"""Types of command-line options that several packages have: numbers, and where to write, tried before anything is done."""
+"""Types of command-line options that several packages have: numbers, and where to write, tried before anything is
+done."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class OutFolder(click.Path):
 
 @contextmanager
 def writing(out: str | Path) -> Iterator[None]:
-    """Turn what the system says against writing there into ConfigError; that nobody reads a pipe any more stays as it is."""
+    """Turn what the system says against writing there into ConfigError; that nobody reads a pipe any more stays as it
+    is."""
     try:
         yield
     except BrokenPipeError:

@@ -14,7 +14,8 @@ Tell = Callable[[str], object]
 
 
 def teller(name: str, *, wanted: bool) -> Tell:
-    """Return what says what a worker does now: on standard output if that is `wanted`, else on standard error if that is a terminal."""
+    """Return what says what a worker does now: on standard output if that is `wanted`, else on standard error if that
+    is a terminal."""
     if not wanted and not sys.stderr.isatty():
         return bool
     return lambda what: click.echo(f"{name}: {what}", err=not wanted)
@@ -28,7 +29,8 @@ class Readiness:
         self._told = started
 
     def note(self, ready: Collection[str], now: float) -> bool:
-        """Take the names of those that are ready by now; True if all are. Of one that nobody waited for nothing is said."""
+        """Take the names of those that are ready by now; True if all are. Of one that nobody waited for nothing is
+        said."""
         elapsed = now - self._started
         for name in [name for name in self._missing if name in ready]:
             self._missing.remove(name)

@@ -1,8 +1,8 @@
 """Choice by table: names to "package.module:object", imported only when chosen.
 
 So `specq --help`, the broker and the client start without torch, and a new strategy, proposer or engine is one file and
-one line in its package's table. `resolve` serves closed tables. A `Table` is open: what another package registers as an entry
-point of the table's group can be chosen too, as in that package's pyproject.toml:
+one line in its package's table. `resolve` serves closed tables. A `Table` is open: what another package registers as an
+entry point of the table's group can be chosen too, as in that package's pyproject.toml:
 
     [project.entry-points."specq.strategies"]
     cautious = "their_package.module:Cautious"
@@ -37,8 +37,8 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
 
 
 class Table(dict[str, str]):
-    """Our own names to "package.module:object"; `resolve` and `names` also know the entry points of `group`, and those of the
-    `former` name of that group."""
+    """Our own names to "package.module:object"; `resolve` and `names` also know the entry points of `group`, and those
+    of the `former` name of that group."""
 
     def __init__(self, kind: str, group: str, own: Mapping[str, str], former: str = "") -> None:
         super().__init__(own)
@@ -64,7 +64,8 @@ class Table(dict[str, str]):
         return [*self, *sorted(self.third_party)]
 
     def resolve(self, name: str) -> Any:
-        """Return the object of that name; ConfigError for an unknown name, and for an entry point that cannot be loaded."""
+        """Return the object of that name; ConfigError for an unknown name, and for an entry point that cannot be
+        loaded."""
         if name in self:
             return resolve(self.kind, self, name)
         point = self.third_party.get(name)

@@ -6,11 +6,11 @@
     for message in tracer.messages(): ...                    # at each heartbeat: to the broker
     tracer.take_clock(message)                               # the broker's answer to `GetClock`
 
-The clocks are compared by round trips: the broker says what its clock was when it received `GetClock`. Of the last ROUND_TRIPS
-the shortest counts; half of it is how far the times may be off, whatever the machine.
+The clocks are compared by round trips: the broker says what its clock was when it received `GetClock`. Of the last
+ROUND_TRIPS the shortest counts; half of it is how far the times may be off, whatever the machine.
 
-Rules: while nothing is traced, nothing is sent, and `is_on` is False, which is all that a hot path asks. A session's ring and the
-number of rings are bounded; what is lost is counted.
+Rules: while nothing is traced, nothing is sent, and `is_on` is False, which is all that a hot path asks. A session's
+ring and the number of rings are bounded; what is lost is counted.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Tracer:
             ring.has_ended = True
 
     def messages(self) -> Iterator[Message]:
-        """Yield what the broker shall know: to be called with each heartbeat. Until the clocks were compared, events wait."""
+        """Yield what the broker shall know: to be called with each heartbeat. Until the clocks were compared, events
+        wait."""
         if not self._rings:
             return
         yield GetClock(sent_us=int(self.clock() * 1e6))

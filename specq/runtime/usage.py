@@ -17,7 +17,8 @@ NUM_FIELDS = 8  # those after them are parts of the first two
 class Usage:
     """Seconds of processor time until a moment.
 
-    at      the moment; own: of each of our processes, by name; busy: of all that there are, and what the machine's host took from it
+    at      the moment; own: of each of our processes, by name; busy: of all that there are, and what the machine's host
+            took from it
     """
 
     at: float
@@ -30,7 +31,8 @@ class Usage:
     ) -> Usage:
         """Return what our processes have taken, and this one, as `client`; `busy` is of these cores, none: of all.
 
-        with_ended   also what children of this one took that have ended, as `ended`: not where one of `pids` may end meanwhile
+        with_ended   also what children of this one took that have ended, as `ended`: not where one of `pids` may end
+                     meanwhile
         """
         own = {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
         if with_ended:
@@ -53,7 +55,8 @@ class Usage:
         return Usage(self.at - before.at, own, self.busy - before.busy)
 
     def to_dict(self) -> dict[str, float]:
-        """Return, of what was taken between two moments, how many cores our processes took in the mean, and all others."""
+        """Return, of what was taken between two moments, how many cores our processes took in the mean, and all
+        others."""
         cores = {name: round(seconds / self.at, 3) for name, seconds in self.own.items()}
         return cores | {"others": round(max(self.busy - sum(self.own.values()), 0.0) / self.at, 3)}
 
@@ -70,8 +73,8 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s(cores: Collection[int] = (), path: Path = PROC / "stat") -> float:
-    """Return the seconds that these cores have been busy for, together; none: all cores. Raises OSError or ValueError where the system does not
-    say it of each of them."""
+    """Return the seconds that these cores have been busy for, together; none: all cores. Raises OSError or ValueError
+    where the system does not say it of each of them."""
     wanted = {f"cpu{core}" for core in cores} or {"cpu"}
     parts = (line.split() for line in path.read_text().splitlines())
     ticks = [[int(value) for value in values][:NUM_FIELDS] for name, *values in filter(None, parts) if name in wanted]

@@ -2,10 +2,11 @@
 
 The JSON holds any of these (`specq bench calibrate` measures them all):
 
-    step_ms     [[rows, milliseconds], ...] of the target's forward pass; helped_ms, session_us, context_us as in EngineSettings
+    step_ms     [[rows, milliseconds], ...] of the target's forward pass; helped_ms, session_us, context_us as in
+                EngineSettings
     pass_ms     [[rows, milliseconds], ...] of the draft model's pass
-    choices     [[claim, rank], ...]: along the target's own texts, position by position, the drafter's probability of its
-                first choice, and the place that the target's token has among its choices, from 0
+    choices     [[claim, rank], ...]: along the target's own texts, position by position, the drafter's probability of
+                its first choice, and the place that the target's token has among its choices, from 0
     acceptance, ranks   instead of `choices`, as in DraftSettings
     host        microseconds, as in HostSettings
     network     as in NetworkSettings
@@ -83,8 +84,8 @@ def read_measured(path: Path) -> Measured:
 def drafting(choices: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """Return `acceptance` and `ranks` of DraftSettings from (claim, rank) pairs, position by position.
 
-    A position's acceptance is how often the first choice was right where as much was claimed: the claim, calibrated. The
-    order is kept, since easy positions come in runs, and it is runs that drafts live on.
+    A position's acceptance is how often the first choice was right where as much was claimed: the claim, calibrated.
+    The order is kept, since easy positions come in runs, and it is runs that drafts live on.
     """
     claims = [min(int(claim * NUM_BINS), NUM_BINS - 1) for claim, _ in choices]
     seen, right = [0] * NUM_BINS, [0] * NUM_BINS

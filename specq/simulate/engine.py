@@ -15,12 +15,12 @@ PROFILED_SESSIONS = 8  # a profiled step's rows are divided among so many, as th
 
 
 class TimedEngine:
-    """Judges by the stub text. `busy_s` grows by what each step takes; `help_part` is the part of the last one that a thread on another core
-    did; the rest are counts since the start.
+    """Judges by the stub text. `busy_s` grows by what each step takes; `help_part` is the part of the last one that a
+    thread on another core did; the rest are counts since the start.
 
-    A step takes its curve's time for its rows (there are two where it can be helped), `session_us` more for each session, `context_us`
-    for each 1,000 tokens of KV that its sessions have, and `plan_us` for each session, which is the verifier's own and no part of the
-    profile.
+    A step takes its curve's time for its rows (there are two where it can be helped), `session_us` more for each
+    session, `context_us` for each 1,000 tokens of KV that its sessions have, and `plan_us` for each session, which is
+    the verifier's own and no part of the profile.
     """
 
     max_chain = 0

@@ -1,4 +1,5 @@
-"""A virtual clock and the queue of what is going to happen: one event at a time, in the order of time, then of asking."""
+"""A virtual clock and the queue of what is going to happen: one event at a time, in the order of time, then of
+asking."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Processes that share a machine: how long their computing takes beside each other.
 
-Three things are shared. A core: processes of the same urgency take turns on it. Urgency: what gives way (drafters, which run
-at niceness 19) stands still while something else computes on its core. Memory and cache: while another core computes with a
-model, too, work takes `stretch` times as long, and more by as much for each further core. And help: where a thread on another
-core takes part in a verifier's step, it takes turns there. Nobody waits for it: what it is kept from, the step's own core does.
+Three things are shared. A core: processes of the same urgency take turns on it. Urgency: what gives way (drafters,
+which run at niceness 19) stands still while something else computes on its core. Memory and cache: while another core
+computes with a model, too, work takes `stretch` times as long, and more by as much for each further core. And help:
+where a thread on another core takes part in a verifier's step, it takes turns there. Nobody waits for it: what it is
+kept from, the step's own core does.
 
-A process that computes has been told when it will be done, and that does not change. Who begins later knows of it, and is
-slowed by it; what this takes from the earlier one is owed to it, and added to its next work. So work is conserved: over a
-while, each process gets done what it would in lockstep with the others.
+A process that computes has been told when it will be done, and that does not change. Who begins later knows of it, and
+is slowed by it; what this takes from the earlier one is owed to it, and added to its next work. So work is conserved:
+over a while, each process gets done what it would in lockstep with the others.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Tenant:
     """A process on a machine: on which core, how many times as long its work takes while another core computes with a
     model; whether it computes with a model itself, and gives way to others on its core.
 
-    helper       the thread that takes part in its work where it is helped, on a core that it shares with others; help_part: the part of
-                 the work that this one last did; helped_stretch: how many times as long that work takes while something with a
-                 model gives way to the helper
+    helper       the thread that takes part in its work where it is helped, on a core that it shares with others;
+                 help_part: the part of the work that this one last did; helped_stretch: how many times as long that
+                 work takes while something with a model gives way to the helper
     busy_until   it computes until then, as far as is known; owed_s: seconds of work that others took from it since
     """
 
@@ -66,8 +67,9 @@ class SimulatedMachine:
         self._tenants = [one for one in self._tenants if one not in tenant.all]
 
     def compute(self, tenant: Tenant, start: float, work_s: float, *, help_part: float = 0.0) -> float:
-        """Return when work ends that a process begins at `start`; what it takes from others is owed to them. `help_part`: the part of the
-        work that its helper would do if nobody kept it from that; `work_s` is what it takes then."""
+        """Return when work ends that a process begins at `start`; what it takes from others is owed to them.
+        `help_part`: the part of the work that its helper would do if nobody kept it from that; `work_s` is what it
+        takes then."""
         work_s += tenant.take_owed()
         tenant.help_part, computing = help_part, tenant.all if help_part else [tenant]
         busy = sorted(

@@ -1,9 +1,9 @@
 """The simulated processes: a worker's loop, as in `workers/`, under a virtual clock.
 
-Each process does one thing at a time. A message is handled when it arrives if the process is idle, else right after what
-it is doing; either way before it does anything else, so that the order of handling is the order of arrival. A process
-that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again. How long it computes
-depends on who else does so on its machine.
+Each process does one thing at a time. A message is handled when it arrives if the process is idle, else right after
+what it is doing; either way before it does anything else, so that the order of handling is the order of arrival. A
+process that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again. How long
+it computes depends on who else does so on its machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Process:
             self._turn_later()
 
     def compute(self, start: float, seconds: float, *, help_part: float = 0.0) -> float:
-        """Return when computing ends that takes so long alone, with the `help_part` of a thread on another core for that part."""
+        """Return when computing ends that takes so long alone, with the `help_part` of a thread on another core for
+        that part."""
         return self.machine.compute(self.tenant, start, seconds, help_part=help_part) if seconds else start
 
     def cost(self, message: Message) -> float:

@@ -43,8 +43,8 @@ class Simulation:
     """A scenario's world, its stubs and its users."""
 
     def __init__(self, scenario: Scenario, texts: Texts = (), choices: Choices = ()) -> None:
-        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before. `choices`: what a real
-        drafter thought of them, position by position, in place of made-up guesses."""
+        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before.
+        `choices`: what a real drafter thought of them, position by position, in place of made-up guesses."""
         self.scenario, self._choices = scenario, choices
         traffic, network = scenario.traffic, scenario.network
         self.text = RecordedText(texts, traffic.seed) if texts else StubText(traffic.seed)
@@ -112,8 +112,8 @@ class Simulation:
         )
 
     def run(self, *, drain: bool) -> Figures:
-        """Warm up, measure, and return the figures; `drain`: let the jobs in flight end, too, and those of num_jobs that
-        have not begun."""
+        """Warm up, measure, and return the figures; `drain`: let the jobs in flight end, too, and those of num_jobs
+        that have not begun."""
         traffic, queue = self.scenario.traffic, self.world.queue
         queue.run(_BOOT_S)
         self.users.start()
@@ -128,8 +128,8 @@ class Simulation:
         return figures(traffic.seconds, counts, jobs, in_flight, (len(self.engines), len(self.proposers)))
 
     def run_jobs(self, traffic: TrafficSettings, speculation: Speculation) -> float:
-        """Let all of `num_jobs` be served, from an idle system on; return the seconds from the first submitted to the last
-        token. What the processes have learned stays for the next jobs."""
+        """Let all of `num_jobs` be served, from an idle system on; return the seconds from the first submitted to the
+        last token. What the processes have learned stays for the next jobs."""
         queue = self.world.queue
         queue.run(_BOOT_S)
         began = queue.now

@@ -48,7 +48,8 @@ class EngineSettings(ScenarioSection):
 
     verifiers      how many there are
     step_ms        [[rows, milliseconds], ...]: a forward pass of so many rows
-    helped_ms      likewise, with a thread on the broker's core, which helps while draft workers are silent; empty: nobody helps
+    helped_ms      likewise, with a thread on the broker's core, which helps while draft workers are silent; empty:
+                   nobody helps
     session_us     added for each session of a step; context_us: for each 1,000 tokens of KV of the step's sessions
     """
 
@@ -125,7 +126,8 @@ class HostSettings(ScenarioSection):
     draft_us     a verifier, for a draft that it takes; graft_us: for each node in it
     lookup_us    a verifier, for each node that it looks up
     verdict_us   a verifier, for a session's verdict; plan_us: for a session and step, before the forward pass
-    hear_us      a drafter, for a verdict that it hears; pass_us: for a pass, besides the model's; send_us: for a draft that it sends
+    hear_us      a drafter, for a verdict that it hears; pass_us: for a pass, besides the model's; send_us: for a draft
+                 that it sends
     client_us    a client, for a message that it takes
     """
 
@@ -146,8 +148,8 @@ class HostSettings(ScenarioSection):
 class MachineSettings(ScenarioSection):
     """The one machine that all processes share, if they do; `specq.simulate.machine` says what of each other they feel.
 
-    draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them; each verifier
-                   has cores of its own, and help on the broker's. 0: each process has a machine of its own
+    draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them; each
+                   verifier has cores of its own, and help on the broker's. 0: each process has a machine of its own
     step_stretch   how many times as long a verifier's work takes while another core computes with a model
     helped_stretch likewise a step with help, while a drafter would compute on the helper's core
     pass_stretch   as step_stretch, a drafter's

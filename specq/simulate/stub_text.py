@@ -63,8 +63,8 @@ class StubText:
 
 
 class RecordedText(StubText):
-    """Texts that a real target has said: the sessions have them in turns, so that what repeats itself in them is there to be
-    looked up. Chances by position are along the texts, one after the other."""
+    """Texts that a real target has said: the sessions have them in turns, so that what repeats itself in them is there
+    to be looked up. Chances by position are along the texts, one after the other."""
 
     def __init__(self, texts: Texts, seed: int = 0) -> None:
         """`texts`: (prompt, what the target said to it), as token ids."""
@@ -152,8 +152,8 @@ class StubGuesses:
 
 
 class RecordedGuesses(StubGuesses):
-    """What a real drafter thought of recorded texts: at each position the target's token has the rank that it had, and the first choice
-    the probability that was claimed for it."""
+    """What a real drafter thought of recorded texts: at each position the target's token has the rank that it had, and
+    the first choice the probability that was claimed for it."""
 
     def __init__(self, text: StubText, choices: Choices, ranks: Sequence[float]) -> None:
         """`choices`: (claim, rank) of each position; `ranks`: as of `StubGuesses`, which the other choices claim."""

@@ -67,7 +67,8 @@ class World:
         sources: Iterable[DraftSource] | None = None,
         **options: Any,
     ) -> Verifier:
-        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: suffix decoding by default."""
+        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: suffix decoding by
+        default."""
         sources = (SuffixDecoder(),) if sources is None else sources
         verifier = Verifier(engine, curve, sources, incarnation=next(self._incarnations), **options)
         hello = Hello(

@@ -4,7 +4,8 @@
     world          a broker, verifiers and drafters in memory under a virtual clock, and one client
     tokenizer      a tiny byte-level tokenizer
     checkpoints    tiny random models of each architecture, and transformers' own answers
-    fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to one
+    fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to
+                   one
     conformance    suites that every engine, proposer, journal and strategy must pass
     reference      speculative decoding in 80 lines, in textbook order
     oracle         naive judges; random_steps: steps to judge, and a comparison with naive judges

@@ -64,7 +64,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
-    """Save a random model of a kind in CONFIGS or EXPERTS, with weights large enough to matter; return its directory."""
+    """Save a random model of a kind in CONFIGS or EXPERTS, with weights large enough to matter; return its
+    directory."""
     settings = dict((CONFIGS | EXPERTS)[kind])
     torch.manual_seed(seed)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -78,7 +79,8 @@ def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
 
 
 def make_renumbered(source: Path, directory: Path) -> Path:
-    """Write a model of Hugging Face layout with its ordinary tokens in another order: the same model, of another vocabulary."""
+    """Write a model of Hugging Face layout with its ordinary tokens in another order: the same model, of another
+    vocabulary."""
     content = json.loads((source / "tokenizer.json").read_text("utf-8"))
     vocab: dict[str, int] = content["model"]["vocab"]
     added = {token["id"] for token in content["added_tokens"]}

@@ -67,7 +67,8 @@ def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def places_logits(directory: Path, context: list[int], num_places: int) -> torch.Tensor:
-    """Return what a parallel draft model says of the places after a context, f32[num_places, vocab_size]; as `draft_logits`."""
+    """Return what a parallel draft model says of the places after a context, f32[num_places, vocab_size]; as
+    `draft_logits`."""
     shape, tensors = draft_form.draft_shape(directory), load_file(directory / draft_form.WEIGHTS)
     assert shape is not None
 

@@ -1,4 +1,5 @@
-"""Random EAGLE-3 heads in the layout of SpecForge, and what such a head says by plain arithmetic, one row after the other."""
+"""Random EAGLE-3 heads in the layout of SpecForge, and what such a head says by plain arithmetic, one row after the
+other."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ def eagle_logits(
     embedding: torch.Tensor,
     first: int = 1,
 ) -> torch.Tensor:
-    """Return f32[len(token_ids), columns]: what a head says behind each of some tokens, of which the first is at position `first` of its
-    text. taps f32[n, width]: the target's hidden states before the first n of them; the others are read with the head's own states."""
+    """Return f32[len(token_ids), columns]: what a head says behind each of some tokens, of which the first is at
+    position `first` of its text. taps f32[n, width]: the target's hidden states before the first n of them; the others
+    are read with the head's own states."""
     values = load_file(directory / WEIGHTS)
     states = list(taps @ values["fc.weight"].T)
     keys, heads_values, found = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()

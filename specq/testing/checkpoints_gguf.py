@@ -1,4 +1,5 @@
-"""Tiny GGUF files, written from a checkpoint as llama.cpp's converter writes them, and a checkpoint of the values they hold."""
+"""Tiny GGUF files, written from a checkpoint as llama.cpp's converter writes them, and a checkpoint of the values they
+hold."""
 
 from __future__ import annotations
 

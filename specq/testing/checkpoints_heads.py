@@ -40,7 +40,8 @@ def make_heads(
     layers: int = 1,
     seed: int = 0,
 ) -> Path:
-    """Write random heads of our own form, without matrices to the vocabulary, in 8 bits; `tokenizer`: its number of tokens and hash;
+    """Write random heads of our own form, without matrices to the vocabulary, in 8 bits; `tokenizer`: its number of
+    tokens and hash;
     `head_size`: how many tokens they know, 0 for all."""
     rng, tensors = np.random.default_rng(seed), dict[str, torch.Tensor]()
     for name, tensor in _blocks(rng, hidden, heads, layers).items():
@@ -75,7 +76,8 @@ def _random(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def heads_logits(directory: Path, states: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
-    """Return f32[n, heads, columns] of hidden states f32[n, hidden]; `output`: the target's matrix, where the heads have none."""
+    """Return f32[n, heads, columns] of hidden states f32[n, hidden]; `output`: the target's matrix, where the heads
+    have none."""
     tensors, said = load_file(directory / PUBLISHED), json.loads((directory / "config.json").read_text())
     layers = said["medusa_num_layers"]
 

@@ -1,4 +1,5 @@
-"""Trees grown level by level in plain NumPy, from what says which tokens are likely behind each row: for toy heads, and to compare with."""
+"""Trees grown level by level in plain NumPy, from what says which tokens are likely behind each row: for toy heads, and
+to compare with."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class Growth(Protocol):
     """Trees that grow below some contexts, as many rows at each level for all of them."""
 
     def ranked(self, count: int) -> Ranked:
-        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count]: at first behind the
-        contexts, one row each."""
+        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count]: at
+        first behind the contexts, one row each."""
         ...
 
     def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
@@ -33,8 +34,8 @@ class _Levels:
         self.num_nodes = 0
 
     def add(self, ranked: Ranked, columns: IntpArray, rows: IntpArray, above: Float32Array) -> Grown:
-        """Add nodes: of what is ranked behind rows [m, rows, count] these, as places in all of it, i64[m, n]; rows i64[m, rows]: which
-        nodes the rows are; above f32[m, rows]: how far these reach."""
+        """Add nodes: of what is ranked behind rows [m, rows, count] these, as places in all of it, i64[m, n]; rows
+        i64[m, rows]: which nodes the rows are; above f32[m, rows]: how far these reach."""
         behind = columns // ranked.token_ids.shape[2]
         num_contexts = len(columns)
         token_ids = np.take_along_axis(ranked.token_ids.reshape(num_contexts, -1), columns, 1)
@@ -52,7 +53,8 @@ class _Levels:
 
 
 def grow_best_first(growth: Growth, num_contexts: int, depth: int, floor: float = -np.inf) -> Grown:
-    """Return nodes of trees of at most so many levels. No level is computed below which nothing could reach the floor."""
+    """Return nodes of trees of at most so many levels. No level is computed below which nothing could reach the
+    floor."""
     levels = _Levels()
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     for level in range(depth):
@@ -112,8 +114,8 @@ def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
 
 
 def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
-    """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at deeper levels. See
-    `specq.drafting.DeviceNodes`."""
+    """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at
+    deeper levels. See `specq.drafting.DeviceNodes`."""
     num_trees, num_nodes = parents.shape
     found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)
     for tree in range(num_trees):

@@ -1,4 +1,5 @@
-"""A toy engine whose steps are in flight for a while, as on a GPU: for tests of whoever launches a step before the last one is collected."""
+"""A toy engine whose steps are in flight for a while, as on a GPU: for tests of whoever launches a step before the last
+one is collected."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class LateStep:
 
 
 class LateEngine(ToyEngine):
-    """Computes when a step is collected, with the tokens that the step before gave by then. It checks the order of calls, and where the
-    sessions' KV ends.
+    """Computes when a step is collected, with the tokens that the step before gave by then. It checks the order of
+    calls, and where the sessions' KV ends.
 
     failing   steps whose collection raises, by the number of their launch: the errors
     most      steps that were ever in flight at once; num_discarded

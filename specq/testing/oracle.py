@@ -107,7 +107,8 @@ def deterministic(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def children_in_order(tree: Tree, node: int) -> list[int]:
-    """Return the indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point masses."""
+    """Return the indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point
+    masses."""
     children = [i for i in range(tree.num_nodes) if tree.parents[i] == node]
     return sorted(children, key=lambda i: (tree.distributions is None or tree.distributions.rows[i] < 0, i))
 
@@ -129,7 +130,8 @@ def draft_distribution(tree: Tree, node: int, earlier_siblings: list[int], vocab
 
 
 def probabilistic(step: SessionStep, rows: Float32Array) -> Outcome:
-    """Return (path, tokens) of one session by the published rule (Leviathan et al. 2023, arXiv 2211.17192; siblings: SpecInfer)."""
+    """Return (path, tokens) of one session by the published rule (Leviathan et al. 2023, arXiv 2211.17192; siblings:
+    SpecInfer)."""
     tree, params, node = step.tree, step.params, -1
     path: list[int] = []
     tokens: list[int] = []
@@ -155,7 +157,8 @@ def probabilistic(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def longest(step: SessionStep, rows: Float32Array, bar_of: Bars) -> Outcome:
-    """Return (path, tokens) of a lossy strategy: of all accepted paths the longest, then the likeliest, then the first."""
+    """Return (path, tokens) of a lossy strategy: of all accepted paths the longest, then the likeliest, then the
+    first."""
     tree = step.tree
     best: tuple[tuple[int, float], tuple[int, ...]] = ((0, 0.0), ())
     for leaf in range(tree.num_nodes):

@@ -79,7 +79,8 @@ def trees(draw: st.DrawFn, /, vocab: int = VOCAB, max_nodes: int = 10) -> Tree:
 
 @st.composite
 def sampled_trees(draw: st.DrawFn, /, vocab: int = VOCAB, **of_trees: Any) -> Tree:
-    """Draw trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have weight."""
+    """Draw trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have
+    weight."""
     tree = draw(trees(vocab=vocab, **of_trees))
     rng = np.random.default_rng(draw(_ENTROPIES))
     parents = np.unique(tree.parents)

@@ -1,7 +1,7 @@
 """Speculative decoding in textbook order, one session, one row at a time: draft, verify, accept, correct.
 
-Everything else in specq does the same for many sessions at once, over sockets, without waiting. Read this file first. The
-conformance suites compare with it. The rules for one position are in `specq.testing.oracle`.
+Everything else in specq does the same for many sessions at once, over sockets, without waiting. Read this file first.
+The conformance suites compare with it. The rules for one position are in `specq.testing.oracle`.
 
     target   a function: token ids so far -> logits f32[vocab] of the next token
     draft    a function: token ids so far -> a tree of guesses (`NO_TREE`: none, which is plain decoding)

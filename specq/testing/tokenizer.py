@@ -1,4 +1,5 @@
-"""Tiny tokenizers, made on the spot, as files that a verifier would serve: a byte-level one, and one of SentencePiece's kind."""
+"""Tiny tokenizers, made on the spot, as files that a verifier would serve: a byte-level one, and one of SentencePiece's
+kind."""
 
 import json
 import string
@@ -35,8 +36,8 @@ def tokenizer_json() -> str:
 
 
 def sentencepiece_files() -> dict[str, str]:
-    """Return the files of a tokenizer as SentencePiece makes them: spaces as letters, one put in front of a text, `<s>` before it, and
-    tokens for single bytes. Few of its words are whole."""
+    """Return the files of a tokenizer as SentencePiece makes them: spaces as letters, one put in front of a text, `<s>`
+    before it, and tokens for single bytes. Few of its words are whole."""
     words = ["\u2581", "\u2581a", "\u2581the", "re", "turn", "\u2581re", "\u2581return", "eg", "gs", "\u2581eggs"]
     letters = sorted(set("".join(SAMPLE).replace(" ", "") + string.ascii_letters + string.digits) - set("\n🙂中"))
     pieces = ["<unk>", "<s>", "</s>", *words, *letters, *(f"<0x{byte:02X}>" for byte in range(256))]

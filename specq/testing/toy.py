@@ -1,8 +1,8 @@
 """A toy model for tests of everything around the model: exact, stateless, instant.
 
-The toy target's next token is a hash of the last two tokens. `ToyEngine` keeps the books that a real engine keeps (which
-sessions are open, how much KV each has) and fails loudly when the verifier breaks the contract. `ToyProposer` knows the
-target and is wrong at known places.
+The toy target's next token is a hash of the last two tokens. `ToyEngine` keeps the books that a real engine keeps
+(which sessions are open, how much KV each has) and fails loudly when the verifier breaks the contract. `ToyProposer`
+knows the target and is wrong at known places.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def toy_text(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 
 
 class ToyEngine:
-    """An engine that computes `next_token`, and checks that it is used as the protocol says. The hidden state of a row in any
-    layer is (layer, position, token id); the logits of a scratch row are 1 at its next token, else 0."""
+    """An engine that computes `next_token`, and checks that it is used as the protocol says. The hidden state of a row
+    in any layer is (layer, position, token id); the logits of a scratch row are 1 at its next token, else 0."""
 
     num_tap_layers = 2
     is_helped = False
@@ -180,8 +180,8 @@ def _session_rows(parts: list[Float32Array], layers: tuple[int, ...] = ()) -> Se
 class ToyProposer:
     """Drafts the toy target's tokens, but with a wrong first choice at every `wrong_every`-th position (0: never).
 
-    The right token is then the second choice, or missing if `blind`. Where children are to be drawn, they are drawn from
-    a law that gives the first choice half of the weight.
+    The right token is then the second choice, or missing if `blind`. Where children are to be drawn, they are drawn
+    from a law that gives the first choice half of the weight.
     """
 
     def __init__(self, info: ModelInfo | None = None, *, wrong_every: int = 0, blind: bool = False) -> None:
@@ -268,7 +268,8 @@ class ToyChains(ProposerChains):
 
 
 class UnreadToyChains(ToyChains):
-    """The same, whose tokens are on a device before they are read. `failing`: rounds that cannot be read, by their number: the errors."""
+    """The same, whose tokens are on a device before they are read. `failing`: rounds that cannot be read, by their
+    number: the errors."""
 
     def __init__(self, proposer: ToyProposer | None = None) -> None:
         super().__init__(proposer)
@@ -294,9 +295,11 @@ class UnreadToyChains(ToyChains):
 
 
 class ToyHeads:
-    """Heads that know the toy texts of one prompt, and check that they get the states that the target made the last tokens from.
+    """Heads that know the toy texts of one prompt, and check that they get the states that the target made the last
+    tokens from.
 
-    Their first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or missing if `blind`.
+    Their first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or
+    missing if `blind`.
     """
 
     def __init__(self, prompt: Sequence[int], num_heads: int = 4, *, wrong_every: int = 0, blind: bool = False) -> None:
@@ -328,10 +331,11 @@ class ToyHeads:
 
 
 class ToyTrees:
-    """A head that knows the toy texts of one prompt, and checks that it is given each row of a text once, with the token behind it.
+    """A head that knows the toy texts of one prompt, and checks that it is given each row of a text once, with the
+    token behind it.
 
-    Its first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or missing if `blind`.
-    Behind a wrong token it says nothing of use.
+    Its first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or
+    missing if `blind`. Behind a wrong token it says nothing of use.
     """
 
     layers = (0, 1)

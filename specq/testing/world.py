@@ -1,7 +1,7 @@
 """`specq.simulate.world` for tests: any models, one client that keeps what it hears, and lines that lose and double.
 
-Everything travels as frames through `specq.protocol.wire`, as over sockets. One event at a time, in the order of its time; the
-same seed gives the same run.
+Everything travels as frames through `specq.protocol.wire`, as over sockets. One event at a time, in the order of its
+time; the same seed gives the same run.
 """
 
 from __future__ import annotations

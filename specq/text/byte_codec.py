@@ -1,7 +1,8 @@
 """A tokenizer as a map between bytes and token ids, exact in both directions, for what stands somewhere within a text.
 
-`TextCodec` is for people: whole prompts in, readable text out. Here half a character is two or three bytes, nothing is put around or before a text,
-and nothing is normalised: the bytes of the ids that `encode` returns are the bytes that it was given, but for those that the vocabulary has no token for.
+`TextCodec` is for people: whole prompts in, readable text out. Here half a character is two or three bytes, nothing is
+put around or before a text, and nothing is normalised: the bytes of the ids that `encode` returns are the bytes that it
+was given, but for those that the vocabulary has no token for.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ class TextCodec:
         return self._ids(text, special=False)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text. Only a batch releases the interpreter: a long text must not hold up other threads."""
+        """Return the ids of a text. Only a batch releases the interpreter: a long text must not hold up other
+        threads."""
         if len(_encodable(text)) < LONG_CHARACTERS:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
@@ -200,7 +201,8 @@ def build_tokenizer(tokenizer_json: str) -> Tokenizer:
 
 
 def _settings(files: dict[str, str]) -> dict[str, Any]:
-    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is not a JSON object."""
+    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is not a JSON
+    object."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         try:

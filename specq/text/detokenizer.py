@@ -64,7 +64,8 @@ class _ByteLevel:
 
 
 class _Pieces:
-    """A text that is the pieces of its tokens. Tokens for single bytes make runs, as the decoder `ByteFallback` has them.
+    """A text that is the pieces of its tokens. Tokens for single bytes make runs, as the decoder `ByteFallback` has
+    them.
 
     A run is UTF-8, or each of its bytes is U+FFFD. It is certain where it ends, or where it can no longer be UTF-8.
     """
@@ -204,8 +205,8 @@ class StopMatcher:
 
     The first is the one that is complete first; of several that end together the longest. Once found, tokens that
     follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
-    later; one that only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings that
-    name one are searched in the text with the special tokens that stop strings name.
+    later; one that only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings
+    that name one are searched in the text with the special tokens that stop strings name.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ The rule. Every message becomes plain JSON values, and then:
 
     null        fields are removed, such as an answer's own `refusal`, `audio`, `annotations` and `function_call`
     content     is always a text: parts of text are joined, a line each; null or missing content is an empty text. Only
-                an assistant may lack content, if it called something, refused (then the refusal is the text) or reasoned.
-                A template that shows only parts gets the text as one part (`chat_template`)
+                an assistant may lack content, if it called something, refused (then the refusal is the text) or
+                reasoned. A template that shows only parts gets the text as one part (`chat_template`)
     tool_calls  are removed if empty. `arguments` that are the JSON text of an object become that object, empty or
                 missing ones become {}; any other text stays as it is
     reasoning   `reasoning_content`, `thinking` or `reasoning` stands under the first two names, as in transformers

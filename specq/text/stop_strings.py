@@ -1,7 +1,7 @@
 """Where stop strings begin and end in a text that grows.
 
-Rule: what a character costs hardly depends on how many strings there are, or on how long they are: they are searched as in
-a sorted list, never one after the other.
+Rule: what a character costs hardly depends on how many strings there are, or on how long they are: they are searched as
+in a sorted list, never one after the other.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class StopSearch:
         self._begun, self._kinds = self._saved
 
     def _begins(self, text: str) -> bool:
-        """Return whether a stop string begins with a text: if any does, then the first that is not below it in order."""
+        """Return whether a stop string begins with a text: if any does, then the first that is not below it in
+        order."""
         place = bisect_left(self._ordered, text)
         return place < len(self._ordered) and self._ordered[place].startswith(text)

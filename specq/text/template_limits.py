@@ -7,8 +7,8 @@ A template is rewritten before it is compiled, so that its steps pass a `Meter`:
     a text or list that is made             is counted; before it is made, if it may be much longer than its parts
     a value that is printed                 is counted as it is printed
 
-Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. What lengthens
-texts, or takes long for each character, needs a line in `_GROWTH`.
+Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. What
+lengthens texts, or takes long for each character, needs a line in `_GROWTH`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text.
 
-Rule: the tokenizer's own decoder is the truth, and all code that shows or compares single tokens asks here. A byte-level
-decoder joins bytes. Any other is asked for a token between two others, since several drop a space where a text begins
-(SentencePiece's) or ends.
+Rule: the tokenizer's own decoder is the truth, and all code that shows or compares single tokens asks here. A
+byte-level decoder joins bytes. Any other is asked for a token between two others, since several drop a space where a
+text begins (SentencePiece's) or ends.
 """
 
 from __future__ import annotations

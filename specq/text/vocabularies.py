@@ -1,11 +1,11 @@
 """Two vocabularies: which tokens both have, and a text of the one told in tokens of the other.
 
-    SharedTokens   the tokens of equal bytes (token-level intersection: Timor et al. 2025, "Accelerating LLM Inference with Lossless
-                   Speculative Decoding Algorithms for Heterogeneous Vocabularies")
+    SharedTokens   the tokens of equal bytes (token-level intersection: Timor et al. 2025, "Accelerating LLM Inference
+                   with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies")
     Retold         one text that grows
 
-Special tokens are shared where they are spelled alike, or where both begin or both end a text. Others, such as those of a chat template that
-the draft model never saw, are told as the text that they are spelled with.
+Special tokens are shared where they are spelled alike, or where both begin or both end a text. Others, such as those of
+a chat template that the draft model never saw, are told as the text that they are spelled with.
 """
 
 from __future__ import annotations
@@ -104,9 +104,11 @@ class Retold:
     """A target's text in tokens of the draft. It grows at the end, and only the last part of it is ever cut anew.
 
     target_ids   the text as the target has it
-    draft_ids    the same for the draft; while the target follows a draft, as drafted, which may be cut otherwise than its tokenizer would
+    draft_ids    the same for the draft; while the target follows a draft, as drafted, which may be cut otherwise than
+                 its tokenizer would
 
-    Where parts end depends on the target's tokens before and nothing else, so equal texts that were not drafted are told equally.
+    Where parts end depends on the target's tokens before and nothing else, so equal texts that were not drafted are
+    told equally.
     """
 
     def __init__(self, vocabularies: Vocabularies, target_ids: list[int]) -> None:

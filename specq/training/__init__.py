@@ -11,10 +11,11 @@ in the work directory, so that a run can stop and go on at any of them:
     evaluate    acceptance     losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
-`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in `answering`,
-which all methods for such a target share, `draft` and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.drafting.medusa.form`, likewise;
-`eagle` an EAGLE-3 head, in `specq.drafting.eagle3.form`; `parallel` makes a draft model that foresees several tokens in one pass of one
-that foresees one.
+`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in
+`answering`, which all methods for such a target share, `draft` and `evaluate` in the module of that name. `medusa`
+trains Medusa heads for one, in `specq.drafting.medusa.form`, likewise; `eagle` an EAGLE-3 head, in
+`specq.drafting.eagle3.form`; `parallel` makes a draft model that foresees several tokens in one pass of one that
+foresees one.
 
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 

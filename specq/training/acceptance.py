@@ -2,8 +2,8 @@
 
 A draft chain proposed after a prefix of the target's text is accepted up to its first miss, and up to there it was
 conditioned on the target's own tokens. One forward pass of the draft along the target's text therefore gives, for every
-round of every chain length, what a speculative decoder would have accepted, and no decoder needs to run. The same holds at
-a temperature if both models add the same Gumbel noise, drawn once for each position.
+round of every chain length, what a speculative decoder would have accepted, and no decoder needs to run. The same holds
+at a temperature if both models add the same Gumbel noise, drawn once for each position.
 """
 
 import json
@@ -56,7 +56,8 @@ class PlayedRounds:
 
 
 def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> PlayedRounds:
-    """Play rounds of `draft_length` drafts over texts. hits[i][j]: the draft's choice for token j of text i was the target's."""
+    """Play rounds of `draft_length` drafts over texts. hits[i][j]: the draft's choice for token j of text i was the
+    target's."""
     accepted, full, num_tokens = [], [], 0
     for text in hits:
         num_tokens += len(text)

@@ -1,8 +1,10 @@
-"""The stage `rollouts` of all methods that train for a target that exists: the target answers prompts of the corpus, for so many seconds.
+"""The stage `rollouts` of all methods that train for a target that exists: the target answers prompts of the corpus,
+for so many seconds.
 
-Each batch is a file, and a run that is repeated goes on after the last. Where the time is over, the answers under way end where they are:
-what is there counts. The pass of a batch's prompts is not cut short, so on a CPU, where it may take minutes, a batch has as many prompts as
-pass within a small part of the time: the more, the fewer steps for as many tokens.
+Each batch is a file, and a run that is repeated goes on after the last. Where the time is over, the answers under way
+end where they are: what is there counts. The pass of a batch's prompts is not cut short, so on a CPU, where it may take
+minutes, a batch has as many prompts as pass within a small part of the time: the more, the fewer steps for as many
+tokens.
 """
 
 from __future__ import annotations

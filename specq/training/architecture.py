@@ -51,7 +51,8 @@ def build_model(shape: str, tokenizer: PreTrainedTokenizerFast, device: torch.de
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Let the norms of a Llama or Qwen2 network be computed in one kernel each; transformers' take seven. They say the same, but for rounding."""
+    """Let the norms of a Llama or Qwen2 network be computed in one kernel each; transformers' take seven. They say the
+    same, but for rounding."""
     for module in list(model.modules()):
         for name, norm in module.named_children():
             if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm"):
@@ -72,7 +73,8 @@ def hidden_states(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Ten
 def tapped_states(
     model: LlamaForCausalLM, token_ids: torch.Tensor, layers: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what stands behind some layers, beside each other [num_rows, length, layers * hidden], and `hidden_states`.
+    """Return what stands behind some layers, beside each other [num_rows, length, layers * hidden], and
+    `hidden_states`.
 
     It leaves out the mask building of `LlamaModel.forward`, which keeps the layers free for the fused causal kernel.
     """

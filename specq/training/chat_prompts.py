@@ -1,9 +1,10 @@
 """Prompts for a target that exists: its own chat template around what a user might ask.
 
-A record of the corpus gives its question or instruction, the first words of a dialogue, or a passage with a request before it.
+A record of the corpus gives its question or instruction, the first words of a dialogue, or a passage with a request
+before it.
 
-Rule: nothing is evaluated on what was trained on. Where corpus and benchmarks are the same files, as those that come with specq, every fourth
-record (`is_held_out`) is for the evaluation, and the others are for training.
+Rule: nothing is evaluated on what was trained on. Where corpus and benchmarks are the same files, as those that come
+with specq, every fourth record (`is_held_out`) is for the evaluation, and the others are for training.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def to_document(shard: str, record: dict[str, str]) -> Document:
 
 
 def dialogue_turns(text: str) -> list[tuple[str, str]]:
-    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; an empty list if the text is no such dialogue."""
+    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; an empty list if the text is no such
+    dialogue."""
     pieces = _SPEAKER.split(text)
     if pieces[0].strip() or "Assistant" not in pieces[1::2]:
         return []

@@ -149,8 +149,8 @@ def generate(
     noise: torch.Tensor | None = None,
     goes_on: Callable[[int], bool] = lambda _: True,
 ) -> list[list[int]]:
-    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids. `goes_on` is asked now and
-    then, given how many ids each has that has not ended; where it says no, all end there."""
+    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids.
+    `goes_on` is asked now and then, given how many ids each has that has not ended; where it says no, all end there."""
     state = new_state(model, prompts, num_new, temperatures, stops, pad_id, noise)
     first = torch.arange(state.prompt_size, device=model.device)
     choose_tokens(state, run_slots(model, state, first, state.prompt_size))
@@ -171,7 +171,8 @@ def _without_padding(row: list[int], stops: Sequence[int], pad_id: int) -> list[
 def run_steps(
     model: LlamaForCausalLM, state: DecodingState, num_steps: int, goes_on: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Take up to `num_steps` steps, through a captured graph where there is a GPU; return how many. `goes_on`: as of `generate`."""
+    """Take up to `num_steps` steps, through a captured graph where there is a GPU; return how many. `goes_on`: as of
+    `generate`."""
     is_on_cpu = model.device.type == "cpu"
     for index in range(num_steps if is_on_cpu else min(WARM_UP_STEPS, num_steps)):
         step(model, state)

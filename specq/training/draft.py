@@ -1,6 +1,7 @@
 """The stages of `specq train draft`, each a function of the settings: a small draft model for a target that exists.
 
-rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds (`answering`)
+rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds
+           (`answering`)
 draft      the draft learns, for so many seconds, half the target's distribution over the tokens of its head and half
            the likeliest of these; it is written in 8 bits
 evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark
@@ -60,7 +61,8 @@ def load_target(settings: RunSettings) -> tuple[Any, PromptFormat]:
 
 
 def all_rollouts(settings: RunSettings) -> Rollouts:
-    """Return the rollouts that were given and those that this run made; ConfigError if there are none, or no answers in them."""
+    """Return the rollouts that were given and those that this run made; ConfigError if there are none, or no answers in
+    them."""
     paths = rollout_paths(settings.rollouts_folder, settings.rollouts)
     rollouts = join_rollouts([load_rollouts(path) for path in paths])
     if not rollouts.num_answered:
@@ -71,7 +73,8 @@ def all_rollouts(settings: RunSettings) -> Rollouts:
 
 
 def check_rollouts(rollouts: Rollouts, checkpoint: Path, target: Any, least: int, who: str) -> None:
-    """Raise ConfigError for rollouts that are not of this target, or of which no answer has as many tokens as `who` needs."""
+    """Raise ConfigError for rollouts that are not of this target, or of which no answer has as many tokens as `who`
+    needs."""
     vocab_size = target.get_input_embeddings().weight.shape[0]
     if (largest := int(rollouts.token_ids.max())) >= vocab_size:
         raise ConfigError(

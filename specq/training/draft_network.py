@@ -1,4 +1,5 @@
-"""The network that `specq train draft` trains: a transformers Llama, its embedding factorised, its head over some tokens.
+"""The network that `specq train draft` trains: a transformers Llama, its embedding factorised, its head over some
+tokens.
 
 Its parameters have the names of `specq.checkpoints.draft_form`, in which `save_draft` writes it.
 """
@@ -22,7 +23,8 @@ EMBEDDING_STD, HEAD_STD, LAYER_STD = 1.0, 0.02, 0.02
 
 
 class FactorisedEmbedding(nn.Module):
-    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]; with `masks` [any, hidden], for token ids from vocab on, those."""
+    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]; with `masks` [any, hidden], for token ids from
+    vocab on, those."""
 
     def __init__(self, weight: torch.Tensor, lift: torch.Tensor, masks: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -39,8 +41,8 @@ class FactorisedEmbedding(nn.Module):
 
 
 def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
-    """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on its
-    leading principal directions."""
+    """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on
+    its leading principal directions."""
     body = shape.llama_config() | {"vocab_size": 8}  # of embedding and head, which are replaced
     network = LlamaForCausalLM(LlamaConfig(**body, initializer_range=LAYER_STD))
     _shrink(network, shape.num_hidden_layers)
@@ -65,7 +67,8 @@ def _shrink(network: LlamaForCausalLM, num_layers: int) -> None:
 
 @torch.no_grad()
 def principal(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Return embeddings [vocab, size] in their leading principal directions, f32[vocab, width], filled up with zeros."""
+    """Return embeddings [vocab, size] in their leading principal directions, f32[vocab, width], filled up with
+    zeros."""
     embeddings = embeddings.float()
     directions = torch.linalg.svd(embeddings, full_matrices=False).Vh[:width]
     return functional.pad(embeddings @ directions.T, (0, width - len(directions)))

@@ -38,7 +38,8 @@ class RunSettings:
 
     @property
     def is_split(self) -> bool:
-        """Whether prompts and benchmarks are the same files: then some records are for `evaluate` alone, see `chat_prompts`."""
+        """Whether prompts and benchmarks are the same files: then some records are for `evaluate` alone, see
+        `chat_prompts`."""
         return self.corpus.resolve() == self.bench.resolve()
 
     @property

@@ -1,10 +1,12 @@
-"""The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for a target that exists and stays as it is.
+"""The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for a target that exists and
+stays as it is.
 
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
-head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
-           (`specq.drafting.eagle3.network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
-           `depth_decay` times that of the one before it. It begins with the values and the tokens of the head in `start`, if one is named. A run
-           that was cut off goes on; the head is written in bfloat16
+head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the
+           training-time test (`specq.drafting.eagle3.network`): as a draft model does, half its distribution there and
+           half the likeliest token. The loss of a step counts `depth_decay` times that of the one before it. It begins
+           with the values and the tokens of the head in `start`, if one is named. A run that was cut off goes on; the
+           head is written in bfloat16
 evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
 """
 
@@ -96,7 +98,8 @@ def _columns(head: EagleHead) -> Int32Array:
 
 @torch.no_grad()
 def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: EagleSettings) -> torch.Tensor:
-    """Return how large the target's hidden states are, channel by channel: always of the same answers, so that a run can go on."""
+    """Return how large the target's hidden states are, channel by channel: always of the same answers, so that a run
+    can go on."""
     (answered,) = (np.diff(rollouts.bounds) > rollouts.prompt_sizes).nonzero()
     chosen = answered[:SCALED_BY].tolist()
     longest = max(len(rollouts.rollout(index)) for index in chosen)
@@ -131,7 +134,8 @@ def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_fo
 
 
 def layers_of(num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target that its head reads: the usual ones, or what comes nearest to them in a shallow one."""
+    """Return the layers of a target that its head reads: the usual ones, or what comes nearest to them in a shallow
+    one."""
     if num_layers < eagle_form.NUM_TAPS:
         raise ConfigError(f"the target has {num_layers} layers; an EAGLE-3 head reads {eagle_form.NUM_TAPS}")
     if num_layers >= eagle_form.LEAST_LAYERS:
@@ -154,7 +158,8 @@ def step_losses(
     batch: RolloutBatch,
     settings: EagleSettings,
 ) -> torch.Tensor:
-    """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""
+    """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's
+    own."""
     length, is_said, losses = batch.token_ids.shape[1], batch.counted.flatten(), []
     with settings.autocast():
         with torch.no_grad():
@@ -169,7 +174,8 @@ def step_losses(
     return torch.stack(losses)
 
 
-# --- evaluation -----------------------------------------------------------------------------------------------------------
+# --- evaluation
+# -----------------------------------------------------------------------------------------------------------
 
 
 class _Eagle:

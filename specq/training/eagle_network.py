@@ -1,13 +1,14 @@
 """An EAGLE-3 head in training: its first values, its training-time test, and the files that it is written to.
 
-Hidden states of a target are of very different sizes: behind the middle layers of a small model some channels have a hundred times the
-values of others, and the first token's all have. So a head in training reads each channel divided by its usual size
-(`channel_scales`), which its first matrix takes over when it is written, and its layer adds to the normalised state
-(`EagleShape.norm_before_residual`): what it adds would be lost beside values that large.
+Hidden states of a target are of very different sizes: behind the middle layers of a small model some channels have a
+hundred times the values of others, and the first token's all have. So a head in training reads each channel divided by
+its usual size (`channel_scales`), which its first matrix takes over when it is written, and its layer adds to the
+normalised state (`EagleShape.norm_before_residual`): what it adds would be lost beside values that large.
 
-In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors as it will when it drafts: after the pass
-over a text with the target's states, each row goes on alone with the tokens of the text and the states that it made itself. In step
-j it attends to what it attended to in step 0, and to its own rows of the steps since.
+In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors as it will when it
+drafts: after the pass over a text with the target's states, each row goes on alone with the tokens of the text and the
+states that it made itself. In step j it attends to what it attended to in step 0, and to its own rows of the steps
+since.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ def channel_scales(taps: torch.Tensor) -> torch.Tensor:
 def trained_states(
     network: EagleNetwork, taps: torch.Tensor, token_ids: torch.Tensor, num_steps: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the states [rows, length, hidden] of each step. Row t of step j has read the tokens up to t + 1 + j, and speaks of the next.
+    """Yield the states [rows, length, hidden] of each step. Row t of step j has read the tokens up to t + 1 + j, and
+    speaks of the next.
 
-    taps [rows, length, width]: the target's hidden states; token_ids i64[rows, length]. Where a text has ended, states mean nothing.
+    taps [rows, length, width]: the target's hidden states; token_ids i64[rows, length]. Where a text has ended, states
+    mean nothing.
     """
     length = token_ids.shape[1]
     attention = _OwnSteps(length, token_ids.device)
@@ -87,7 +90,8 @@ def trained_states(
 
 
 class _OwnSteps:
-    """Attention of one step after the other: to the first step's rows up to one's own, and to one's own of the later steps."""
+    """Attention of one step after the other: to the first step's rows up to one's own, and to one's own of the later
+    steps."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         self._hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
@@ -118,8 +122,8 @@ class _OwnSteps:
 def save_eagle(
     network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, scales: torch.Tensor, out: Path
 ) -> None:
-    """Write a head, which has read the target's hidden states divided by scales, in bfloat16, without the target's embedding; the file is
-    there only when it is whole."""
+    """Write a head, which has read the target's hidden states divided by scales, in bfloat16, without the target's
+    embedding; the file is there only when it is whole."""
     values = {name: value.detach() for name, value in network.state_dict().items()}
     values["fc.weight"] = values["fc.weight"] / scales
     tensors = {name: value.bfloat16().cpu().contiguous() for name, value in values.items()}

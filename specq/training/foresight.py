@@ -1,7 +1,8 @@
 """How many of a target's tokens heads foresee: rounds played out along the target's own text.
 
-What a head says at each place of a text, given the text up to there, is compared with what came. In a round a tree of its choices is accepted
-down to the first place whose token is not among those of the tree; up to there it was given the text's own tokens.
+What a head says at each place of a text, given the text up to there, is compared with what came. In a round a tree of
+its choices is accepted down to the first place whose token is not among those of the tree; up to there it was given the
+text's own tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Foresight(Protocol):
     token_ids: Int32Array | None
 
     def logits(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """Return [tokens, depths, columns]: what is said, knowing the answer's tokens up to p + i, of token p + 1 + i, with the target's
-        states up to that which made token p."""
+        """Return [tokens, depths, columns]: what is said, knowing the answer's tokens up to p + i, of token p + 1 + i,
+        with the target's states up to that which made token p."""
         ...
 
 
@@ -54,7 +55,8 @@ def measure_heads(
     settings: RunSettings,
     trees: Trees = TREES,
 ) -> None:
-    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`."""
+    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of
+    `rank_figures`."""
     torch.manual_seed(settings.seed)
     report: dict[str, Any] = conditions(settings.device)
     report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
@@ -86,8 +88,8 @@ def _benchmark_figures(
 def measure_ranks(
     target: Any, heads: Foresight, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
 ) -> list[Int64Array]:
-    """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state that made token
-    p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""
+    """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state
+    that made token p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""
     answers, noise = answer_with_noise(target, prompts, chat, num_new, temperature)
     return [
         _ranks(heads, prompt, answer, None if noise is None else temperature * noise[row])

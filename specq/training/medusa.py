@@ -1,9 +1,11 @@
-"""The stages of `specq train medusa`, each a function of the settings: Medusa-1 heads for a target that exists and stays as it is.
+"""The stages of `specq train medusa`, each a function of the settings: Medusa-1 heads for a target that exists and
+stays as it is.
 
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
-heads      the heads learn, for so many seconds, what the target says that many places later: as a draft model does, half its
-           distribution there and half the likeliest token. The loss of a head counts `depth_decay` times that of the one before it
-           (Cai et al. 2024, section 2.2.1). A run that was cut off goes on; the heads are written in 8 bits
+heads      the heads learn, for so many seconds, what the target says that many places later: as a draft model does,
+           half its distribution there and half the likeliest token. The loss of a head counts `depth_decay` times that
+           of the one before it (Cai et al. 2024, section 2.2.1). A run that was cut off goes on; the heads are written
+           in 8 bits
 evaluate   how many of the target's tokens the 8-bit heads foresee, benchmark by benchmark and depth by depth
 """
 
@@ -61,7 +63,8 @@ def train_heads(settings: MedusaSettings) -> None:
 def new_heads(
     settings: MedusaSettings, target: Any, rollouts: Rollouts
 ) -> tuple[HeadsNetwork, torch.Tensor, Int32Array]:
-    """Return heads that are not trained yet, the target's output matrix over the tokens that they speak of [columns, hidden], and these tokens."""
+    """Return heads that are not trained yet, the target's output matrix over the tokens that they speak of [columns,
+    hidden], and these tokens."""
     torch.manual_seed(settings.seed)
     token_ids = frequent_tokens(rollouts, settings.head_size)
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -93,7 +96,8 @@ def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape
 def heads_losses(
     network: HeadsNetwork, target: Any, output: torch.Tensor, batch: RolloutBatch, settings: MedusaSettings
 ) -> torch.Tensor:
-    """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same one."""
+    """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same
+    one."""
     is_said = batch.counted > 0  # [rows, length]: the next token is the target's own
     place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
     losses = []

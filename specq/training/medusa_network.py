@@ -1,5 +1,5 @@
-"""The heads that `specq train medusa` trains. Their parameters have the names of `specq.drafting.medusa.form`, in which `save_heads`
-writes them."""
+"""The heads that `specq train medusa` trains. Their parameters have the names of `specq.drafting.medusa.form`, in which
+`save_heads` writes them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Muon for the matrices, AdamW for the rest, and the learning-rate schedule.
 
-Muon (Keller Jordan, 2024) is torch's own. With `adjust_lr_fn="match_rms_adamw"` an update of a matrix [rows, columns] is
-scaled by 0.2 * sqrt(max(rows, columns)) (Liu et al., arXiv:2502.16982, eq. 4), so that one learning rate fits Muon and
-AdamW. torch's default, "original", scales by sqrt(max(1, rows / columns)) instead: 3 to 5 times less for the shapes here,
-and the rates in `Settings` do not fit it. Momentum is Nesterov's, weight decay is decoupled and not scaled.
+Muon (Keller Jordan, 2024) is torch's own. With `adjust_lr_fn="match_rms_adamw"` an update of a matrix [rows, columns]
+is scaled by 0.2 * sqrt(max(rows, columns)) (Liu et al., arXiv:2502.16982, eq. 4), so that one learning rate fits Muon
+and AdamW. torch's default, "original", scales by sqrt(max(1, rows / columns)) instead: 3 to 5 times less for the shapes
+here, and the rates in `Settings` do not fit it. Momentum is Nesterov's, weight decay is decoupled and not scaled.
 
-The bundled pair was trained before torch had Muon, with one of our own: the same formulas and constants, in float32 on a
-CPU, where torch's computes in bfloat16 on every device. The losses of 120 steps on a CPU are the same to 0.0001.
+The bundled pair was trained before torch had Muon, with one of our own: the same formulas and constants, in float32 on
+a CPU, where torch's computes in bfloat16 on every device. The losses of 120 steps on a CPU are the same to 0.0001.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def build_optimizers(
     matrix_lr: float = 0.0,
     outside: tuple[str, ...] = OUTSIDE,
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate; `outside`: how the
-    names of matrices begin that are none of a layer's."""
+    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate;
+    `outside`: how the names of matrices begin that are none of a layer's."""
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"training needs torch 2.9 or later, which has Muon; this is {torch.__version__}")
     matrices: list[nn.Parameter] = []

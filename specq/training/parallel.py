@@ -1,14 +1,15 @@
-"""The stages of `specq train parallel`, each a function of the settings: a parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) for a
-target that exists, started from its autoregressive draft model.
+"""The stages of `specq train parallel`, each a function of the settings: a parallel draft model (PARD, An et al. 2025,
+arXiv 2504.18583) for a target that exists, started from its autoregressive draft model.
 
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
-draft      the draft learns, for so many seconds, what the target says at each place behind a token: half its distribution there and half the
-           likeliest token, from the token's own row and from masks behind it. Of the tokens, a random share of `keep` gets a first mask, of
-           these a share of `keep` a second, and so on, but a mask at no place fewer than `least_keep` of all ("conditional drop", section
-           3.2). The loss of a place counts `depth_decay` times that of the one before it. With `share` the embedding and
-           the head stay those of the model it starts from. A run that was cut off goes on; the draft is written in 8 bits
-evaluate   how many of the target's tokens the 8-bit draft foresees, benchmark by benchmark and depth by depth, beside the draft model that
-           it was started from
+draft      the draft learns, for so many seconds, what the target says at each place behind a token: half its
+           distribution there and half the likeliest token, from the token's own row and from masks behind it. Of the
+           tokens, a random share of `keep` gets a first mask, of these a share of `keep` a second, and so on, but a
+           mask at no place fewer than `least_keep` of all ("conditional drop", section 3.2). The loss of a place counts
+           `depth_decay` times that of the one before it. With `share` the embedding and the head stay those of the
+           model it starts from. A run that was cut off goes on; the draft is written in 8 bits
+evaluate   how many of the target's tokens the 8-bit draft foresees, benchmark by benchmark and depth by depth, beside
+           the draft model that it was started from
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def _about(settings: ParallelSettings, draft: ParallelDraft) -> str:
 
 
 def draw_masks(counted: np.ndarray, settings: ParallelSettings, rng: np.random.Generator) -> Int64Array:
-    """Return i64[2, rows, n]: anchors and places of the masks of a batch, of which `counted` [rows, length] marks what counts. Those of a token
-    are the first some, and all stand where the next token is the target's own."""
+    """Return i64[2, rows, n]: anchors and places of the masks of a batch, of which `counted` [rows, length] marks what
+    counts. Those of a token are the first some, and all stand where the next token is the target's own."""
     is_said = counted > 0
     sizes, length = is_said.sum(1, keepdims=True), is_said.shape[1]
     behind = length - is_said[:, ::-1].argmax(1)[:, None] if length else sizes  # the last that counts, and one
@@ -109,8 +110,8 @@ def place_losses(
     settings: ParallelSettings,
     rng: np.random.Generator,
 ) -> torch.Tensor:
-    """Return f32[places]: the mean loss of each, over the rows of a batch that speak of the target's own tokens; `output` [columns, hidden]:
-    the target's head over the draft's tokens."""
+    """Return f32[places]: the mean loss of each, over the rows of a batch that speak of the target's own tokens;
+    `output` [columns, hidden]: the target's head over the draft's tokens."""
     masks = draw_masks(batch.on_host, settings, rng)
     lessons = [_lessons(masks, number, batch) for number in range(1, settings.num_places)]
     matrix = draft.network.lm_head.weight
@@ -131,7 +132,8 @@ def place_losses(
 
 
 def _lessons(masks: Int64Array, place: int, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which of the masks [rows * n] stand at a place, which of the places that `teach` gives each is to say, and which of these count."""
+    """Return which of the masks [rows * n] stand at a place, which of the places that `teach` gives each is to say, and
+    which of these count."""
     anchors, places = masks
     rows, slots = (places == place).nonzero()
     number = (batch.on_host > 0).cumsum().reshape(batch.on_host.shape) - 1

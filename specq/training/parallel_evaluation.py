@@ -1,5 +1,5 @@
-"""How many of a target's tokens a parallel draft model foresees: rounds played out along the target's own text, beside those of the draft
-model that it was started from.
+"""How many of a target's tokens a parallel draft model foresees: rounds played out along the target's own text, beside
+those of the draft model that it was started from.
 
 One pass of each along a text is enough: the masks behind each token are laid beside it.
 """
@@ -46,7 +46,8 @@ def evaluate(settings: ParallelSettings) -> None:
 def _of_benchmark(
     target: Any, draft: Any, start: Any, chat: PromptFormat, path: Path, settings: ParallelSettings
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of one benchmark, for each way of choosing tokens; "start": the chain of the model that it was started from."""
+    """Return the figures of one benchmark, for each way of choosing tokens; "start": the chain of the model that it was
+    started from."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         answers, noise = answer_with_noise(target, prompts, chat, settings.bench_tokens, temperature)
@@ -63,8 +64,8 @@ def _of_benchmark(
 
 @torch.no_grad()
 def place_ranks(draft: Any, prompt: list[int], answer: list[int], noise: torch.Tensor | None) -> Int64Array:
-    """Return i64[tokens + 1, places]: the rank that place i of the pass before token p of the answer gives token p + i; see
-    `specq.training.ranks`. `noise` [tokens, vocab] is added to what is said of each token."""
+    """Return i64[tokens + 1, places]: the rank that place i of the pass before token p of the answer gives token p + i;
+    see `specq.training.ranks`. `noise` [tokens, vocab] is added to what is said of each token."""
     num_places, length = draft.num_masks + 1, len(answer)
     vocab_size = draft.get_input_embeddings().weight.shape[0] - draft.num_masks
     first = len(prompt) - 1

@@ -1,6 +1,8 @@
-"""The network that `specq train parallel` trains: a draft model that exists, with masks, and how it runs over texts and masks at once.
+"""The network that `specq train parallel` trains: a draft model that exists, with masks, and how it runs over texts and
+masks at once.
 
-Its parameters have the names of `specq.checkpoints.draft_form`, in which `specq.training.draft_network.save_draft` writes it.
+Its parameters have the names of `specq.checkpoints.draft_form`, in which `specq.training.draft_network.save_draft`
+writes it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Masks(NamedTuple):
 def open_draft(
     draft: Path, target: Path, num_places: int, device: torch.device, frequent: Callable[[], Int32Array], most: int
 ) -> ParallelDraft:
-    """Load a draft model to be trained, in float32, with masks that begin as the mean of all embeddings; those that it has stay as they are.
+    """Load a draft model to be trained, in float32, with masks that begin as the mean of all embeddings; those that it
+    has stay as they are.
 
     frequent, most   the tokens of its head, where it is of Hugging Face layout and has more than so many
     Raises ConfigError for a model that is no Llama, or not for this target.
@@ -77,7 +80,8 @@ def open_draft(
 
 
 def share(draft: ParallelDraft, start: Path, out: Path) -> ParallelDraft:
-    """Let a draft, to be written to `out`, keep the embedding and the head of the model it starts from, which is then needed beside it.
+    """Let a draft, to be written to `out`, keep the embedding and the head of the model it starts from, which is then
+    needed beside it.
 
     Raises ConfigError for a model that is not of specq's own form.
     """
@@ -147,8 +151,8 @@ def _shape(network: Any, head_size: int, tokenizer: tuple[int, str]) -> draft_fo
 
 
 def foresee(network: Any, token_ids: torch.Tensor, masks: Masks, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run texts [texts, length] and masks behind them, whose token ids are those from `vocab_size` on; return the hidden states of both,
-    [texts, length, hidden] and [texts, n, hidden]."""
+    """Run texts [texts, length] and masks behind them, whose token ids are those from `vocab_size` on; return the
+    hidden states of both, [texts, length, hidden] and [texts, n, hidden]."""
     length = token_ids.shape[1]
     steps = torch.arange(length, device=token_ids.device)
     positions = torch.cat([steps.expand(len(token_ids), -1), (masks.anchors + masks.places).clamp(min=0)], 1)

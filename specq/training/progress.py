@@ -1,4 +1,5 @@
-"""How far something is, for who waits: on a terminal a line that is written anew about once a second, elsewhere a line now and then."""
+"""How far something is, for who waits: on a terminal a line that is written anew about once a second, elsewhere a line
+now and then."""
 
 from __future__ import annotations
 

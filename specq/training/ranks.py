@@ -1,7 +1,8 @@
 """How many of a target's tokens are foreseen by what says at once, of several places, which tokens are likely there.
 
-Ranks i64[tokens, places] are of one text: from 0, how likely its token at each place was thought, in a round that begins there; UNKNOWN and
-BEYOND besides. A round speaks once, so a tree of its choices is accepted down to the first place whose token is not among those of the tree.
+Ranks i64[tokens, places] are of one text: from 0, how likely its token at each place was thought, in a round that
+begins there; UNKNOWN and BEYOND besides. A round speaks once, so a tree of its choices is accepted down to the first
+place whose token is not among those of the tree.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SHOWN_RANKS = (1, 3, 10)
 def answer_with_noise(
     target: Any, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
 ) -> tuple[list[list[int]], torch.Tensor | None]:
-    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose them."""
+    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose
+    them."""
     noise = None
     if temperature > 0:
         vocab = target.lm_head.weight.shape[0]
@@ -50,8 +52,8 @@ def answer_with_noise(
 
 
 def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], noise: torch.Tensor | None) -> Int64Array:
-    """Return i64[n]: the rank of each token among scores [n, columns], which speak of the tokens `known`, ascending; `noise` [any, vocab] is
-    added to these."""
+    """Return i64[n]: the rank of each token among scores [n, columns], which speak of the tokens `known`, ascending;
+    `noise` [any, vocab] is added to these."""
     columns = torch.from_numpy(np.searchsorted(known, token_ids).clip(max=len(known) - 1)).to(scores.device)
     is_known = torch.from_numpy(np.isin(token_ids, known)).to(scores.device)
     if noise is not None:
@@ -62,8 +64,8 @@ def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], nois
 
 
 def rank_figures(ranks: list[Int64Array], trees: Trees = TREES) -> dict[str, Any]:
-    """Return the figures of a report: rounds by the trees of some names, each a width and a depth, None: of all places; and how often the
-    token is among the first choices."""
+    """Return the figures of a report: rounds by the trees of some names, each a width and a depth, None: of all places;
+    and how often the token is among the first choices."""
     rounds = {
         name: count_rounds([of_text[:, :depth] for of_text in ranks], width).summary()
         for name, (width, depth) in trees.items()
@@ -98,8 +100,8 @@ def count_rounds(ranks: list[Int64Array], width: int) -> PlayedRounds:
 
 
 def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:
-    """Return for some numbers how often, depth by depth, the target's token is among so many first choices, over all places; None where no
-    text goes so far."""
+    """Return for some numbers how often, depth by depth, the target's token is among so many first choices, over all
+    places; None where no text goes so far."""
     known = [of_depth[of_depth != BEYOND] for of_depth in np.concatenate(ranks).T]
     return {
         str(count): [round(float((own < count).mean()), 4) if len(own) else None for own in known]

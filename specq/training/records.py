@@ -1,4 +1,5 @@
-"""Files of JSON lines: the shards of a corpus, and benchmarks; and of plain lines, each a prompt. A line that is no record is named by file and line.
+"""Files of JSON lines: the shards of a corpus, and benchmarks; and of plain lines, each a prompt. A line that is no
+record is named by file and line.
 
 No torch here: `specq train` looks at what it is given before it imports any.
 """
@@ -44,7 +45,8 @@ def prompt_paths(corpus: Path) -> list[Path]:
 
 
 def rollout_paths(folder: Path, given: Sequence[Path]) -> list[Path]:
-    """Return the files of rollouts that were given, and those of a run's folder; ConfigError if there is none, or a given one is not there."""
+    """Return the files of rollouts that were given, and those of a run's folder; ConfigError if there is none, or a
+    given one is not there."""
     for path in given:
         if not path.is_file():
             raise ConfigError(f"there is no file of rollouts {path}")
@@ -55,7 +57,8 @@ def rollout_paths(folder: Path, given: Sequence[Path]) -> list[Path]:
 
 
 def read_questions(path: Path, limit: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield what a file of prompts gives, at most `limit`: its records, or of a file of plain text a prompt for each line that is not blank."""
+    """Yield what a file of prompts gives, at most `limit`: its records, or of a file of plain text a prompt for each
+    line that is not blank."""
     if path.suffix != ".txt":
         yield from read_records(path, QUESTIONS, limit)
         return
@@ -74,7 +77,8 @@ def _files(folder: Path, pattern: str, what: str) -> list[Path]:
 
 
 def read_records(path: Path, forms: Sequence[Form], limit: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield the records of a file, gzipped if its name ends so, at most `limit`; ConfigError for a line of none of the forms."""
+    """Yield the records of a file, gzipped if its name ends so, at most `limit`; ConfigError for a line of none of the
+    forms."""
     number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:

@@ -1,7 +1,8 @@
 """The target's own outputs, on which the draft is distilled.
 
-Prompts come from the training documents. Some arithmetic prompts get new numbers, and some prompts of every kind are cut
-short, where the target writes the rest of the question and the answer: otherwise it would often repeat answers it has read.
+Prompts come from the training documents. Some arithmetic prompts get new numbers, and some prompts of every kind are
+cut short, where the target writes the rest of the question and the answer: otherwise it would often repeat answers it
+has read.
 """
 
 import time
@@ -148,7 +149,8 @@ def save_rollouts(path: Path, pairs: list[tuple[list[int], list[int]]]) -> None:
 
 
 def load_rollouts(path: Path) -> Rollouts:
-    """Read what `save_rollouts` wrote, or arrays `tokens`, `prompt` and `answer`: rows end to end, and their lengths."""
+    """Read what `save_rollouts` wrote, or arrays `tokens`, `prompt` and `answer`: rows end to end, and their
+    lengths."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             if "tokens" in arrays:

@@ -1,9 +1,11 @@
 """What a target says at the places of a batch whose next token is its own, and the loss of who is to say the same.
 
-The loss of a place is that of `distil.token_losses`: (1 - h) KL(target || draft) + h CE(argmax of target, draft). Here it is computed as the
-cross entropy to one distribution, `Taught.wanted`, which is made once a batch, however many steps or places learn from it.
+The loss of a place is that of `distil.token_losses`: (1 - h) KL(target || draft) + h CE(argmax of target, draft). Here
+it is computed as the cross entropy to one distribution, `Taught.wanted`, which is made once a batch, however many steps
+or places learn from it.
 
-Rule: nothing here makes the host wait for the device, and the number of rows is one of few, so that memory is used again.
+Rule: nothing here makes the host wait for the device, and the number of rows is one of few, so that memory is used
+again.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Taught:
 
 
 def fill_up(indices: Int64Array, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one another), and f32[n], 1
-    where they are not filled up."""
+    """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one
+    another), and f32[n], 1 where they are not filled up."""
     block = -(-batch.on_host.size // BLOCKS)
     num_filled = max(-(-len(indices) // block), 1) * block - len(indices)
     filled = np.stack(
@@ -52,7 +54,8 @@ def fill_up(indices: Int64Array, batch: RolloutBatch) -> tuple[torch.Tensor, tor
 
 @torch.no_grad()
 def teach(hidden: torch.Tensor, output: torch.Tensor, batch: RolloutBatch, hard_weight: float) -> Taught:
-    """Return what a target says, given its hidden states [rows, length, hidden] and its head over some columns [columns, hidden]."""
+    """Return what a target says, given its hidden states [rows, length, hidden] and its head over some columns
+    [columns, hidden]."""
     places, counted = fill_up(batch.on_host.ravel().nonzero()[0], batch)
     logits = functional.linear(hidden.flatten(0, 1).index_select(0, places), output)
     logs = functional.log_softmax(logits, -1, dtype=torch.float32)
@@ -65,17 +68,20 @@ def teach(hidden: torch.Tensor, output: torch.Tensor, batch: RolloutBatch, hard_
 def mean_loss(
     states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, floor: torch.Tensor, counted: torch.Tensor
 ) -> torch.Tensor:
-    """Return the mean loss of the rows that count: states [n, hidden] times matrix [columns, hidden] are logits; the others are as of `Taught`."""
+    """Return the mean loss of the rows that count: states [n, hidden] times matrix [columns, hidden] are logits; the
+    others are as of `Taught`."""
     shares = counted / counted.sum().clamp(min=1)
     losses: torch.Tensor = _CrossEntropy.apply(states, matrix, wanted, shares)  # type: ignore[no-untyped-call]
     return losses.sum() - (shares * floor).sum()
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """f32[n]: weights [n] times the cross entropy of softmax(states @ matrix.T) to `wanted` [n, columns], of which each row sums to 1.
+    """f32[n]: weights [n] times the cross entropy of softmax(states @ matrix.T) to `wanted` [n, columns], of which each
+    row sums to 1.
 
-    It computes in the format of `wanted`, and passes over [n, columns] as rarely as it can: what is kept for the gradient are the shares
-    alone. In bfloat16 the loss that it gives is right to 0.01, and the gradient as right as any in bfloat16.
+    It computes in the format of `wanted`, and passes over [n, columns] as rarely as it can: what is kept for the
+    gradient are the shares alone. In bfloat16 the loss that it gives is right to 0.01, and the gradient as right as any
+    in bfloat16.
     """
 
     @staticmethod

@@ -103,7 +103,8 @@ class BrokerLink:
             self.registered = False
 
     def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
-        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is due.
+        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is
+        due.
 
         num_dropped  messages that came over other sockets and were dropped
         """

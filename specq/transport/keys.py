@@ -1,4 +1,5 @@
-"""CURVE keys: who may connect, and what each key may do. With keys, everything that specq sends is encrypted and signed.
+"""CURVE keys: who may connect, and what each key may do. With keys, everything that specq sends is encrypted and
+signed.
 
 A key pair is two files in a directory: NAME.secret, which only its owner has, and NAME.pub, which others may have.
 
@@ -7,8 +8,8 @@ A key pair is two files in a directory: NAME.secret, which only its owner has, a
 
 The option `keys` is such a directory, or DIRECTORY/NAME if it holds several secrets of one role.
 
-Rule: what a key may do stands in its .pub file at the broker; its owner's files do not count. Secrets are never logged: `repr`
-leaves them out.
+Rule: what a key may do stands in its .pub file at the broker; its owner's files do not count. Secrets are never logged:
+`repr` leaves them out.
 """
 
 from __future__ import annotations
@@ -92,13 +93,14 @@ class AllowList:
         self.grants.update(found)
 
     def user_id(self, public_key: bytes) -> str:
-        """Return the mark of each message of a connection with this key (in Z85): the name and the key itself, since another
-        key may have this name later; "" if the key is not on the list."""
+        """Return the mark of each message of a connection with this key (in Z85): the name and the key itself, since
+        another key may have this name later; "" if the key is not on the list."""
         name = self.name_of(public_key)
         return f"{name} {public_key.decode()}" if name else ""
 
     def who(self, user_id: str) -> str:
-        """Return the name of the key that marked a message; "" if the list has no such key, or another one of that name."""
+        """Return the name of the key that marked a message; "" if the list has no such key, or another one of that
+        name."""
         name, _, key = user_id.partition(" ")
         grant = self.grants.get(name)
         return name if grant is not None and grant.public_key == key.encode() else ""
@@ -189,7 +191,8 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
 
 
 def keys_of_gateway(keys: str) -> str:
-    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one. Raises ConfigError."""
+    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one.
+    Raises ConfigError."""
     path, is_directory = _place(keys)
     if not keys or not is_directory:
         return keys
@@ -212,7 +215,8 @@ def curve_to_broker(keys: str, *roles: str) -> Curve | None:
 
 
 def read_grants(directory: Path) -> Iterator[Grant]:
-    """Yield what the public files of a directory grant; raises ConfigError for one that is malformed, or a key twice."""
+    """Yield what the public files of a directory grant; raises ConfigError for one that is malformed, or a key
+    twice."""
     names: dict[bytes, str] = {}
     for path in sorted(directory.glob("*" + PUBLIC)):
         values = _read(path)
@@ -225,7 +229,8 @@ def read_grants(directory: Path) -> Iterator[Grant]:
 
 
 def _place(keys: str) -> tuple[Path, bool]:
-    """Return the path that the option `keys` names, and whether it is a directory; ConfigError where that cannot be found out."""
+    """Return the path that the option `keys` names, and whether it is a directory; ConfigError where that cannot be
+    found out."""
     try:
         path = Path(keys).expanduser()
         return path, path.is_dir()

@@ -52,7 +52,8 @@ def places(address: Address) -> list[_Place]:
 
 
 def needs_ipv6(address: Address, *, connects: bool) -> bool:
-    """Tell whether ZeroMQ must use IPv6 for an address. It knows one family of a name; of both, that where somebody listens is taken."""
+    """Tell whether ZeroMQ must use IPv6 for an address. It knows one family of a name; of both, that where somebody
+    listens is taken."""
     if address.is_ipv6 or not address.is_tcp:
         return address.is_ipv6
     found = places(address)
@@ -87,7 +88,8 @@ def listener(text: str, backlog: int) -> socket.socket:
 
 
 def why_not_bound(address: Address, number: int, in_use: str) -> str:
-    """Return in words why an address cannot be listened on, for an error of the system. `in_use`: what to do where another has it."""
+    """Return in words why an address cannot be listened on, for an error of the system. `in_use`: what to do where
+    another has it."""
     said = os.strerror(number)
     if number == errno.EADDRINUSE:
         return f"{said}; {in_use}"

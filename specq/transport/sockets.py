@@ -3,14 +3,15 @@
 What the options are for (measured on libzmq 4.3.5):
 
     MANDATORY   without it a ROUTER drops silently at its high-water mark
-    HANDOVER    without it a ROUTER ignores a peer that comes back under its identity before the old connection is known to be
-                dead. Identities are random, so nobody can take another's place
+    HANDOVER    without it a ROUTER ignores a peer that comes back under its identity before the old connection is known
+                to be dead. Identities are random, so nobody can take another's place
     IMMEDIATE   without it a DEALER queues while it has no peer
     LINGER      with -1 the process hangs at exit
-    IPV6        without it no address of IPv6 is taken; with it a name that stands for both families stands for IPv6 alone
+    IPV6        without it no address of IPv6 is taken; with it a name that stands for both families stands for IPv6
+                alone
 
-Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys` and
-`specq.transport.zap`.
+Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys`
+and `specq.transport.zap`.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def connect_dealer(
     curve: Curve | None = None,
     identity: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER that connects to `endpoint`; with `curve`, only to a peer that has its `server_key`. An empty `identity`
-    becomes a random one.
+    """Return a DEALER that connects to `endpoint`; with `curve`, only to a peer that has its `server_key`. An empty
+    `identity` becomes a random one.
 
     While there is no peer, sending fails; with `queue`, messages wait for the connection, up to the high-water mark.
     """
@@ -105,7 +106,8 @@ def connect_dealer(
 
 
 def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect a socket that has not reached its peer by the other family, where the peer's name stands for both and listens there."""
+    """Connect a socket that has not reached its peer by the other family, where the peer's name stands for both and
+    listens there."""
     is_ipv6 = needs_ipv6(parse_address(endpoint), connects=True)
     if is_ipv6 != bool(socket.getsockopt(zmq.IPV6)):
         socket.disconnect(endpoint)

@@ -1,8 +1,9 @@
 """Who may connect: libzmq asks this handler before it accepts a CURVE connection (ZAP, rfc.zeromq.org/27).
 
-The handler is one more socket in a process's Poller loop; there is no thread. Its answer for a key (`AllowList.user_id`) becomes the
-`User-Id` of every message of that connection (`specq.transport.sockets.drain_named`). libzmq asks once for each connection, so the
-receiver of a message asks `AllowList.who` whether the key still is on the list.
+The handler is one more socket in a process's Poller loop; there is no thread. Its answer for a key
+(`AllowList.user_id`) becomes the `User-Id` of every message of that connection (`specq.transport.sockets.drain_named`).
+libzmq asks once for each connection, so the receiver of a message asks `AllowList.who` whether the key still is on the
+list.
 
 Rule: make the handler before a socket is bound; a CURVE socket without it admits nobody.
 """
@@ -48,8 +49,8 @@ class Zap:
             self.socket.send_multipart([_VERSION, request_id, *status, b""])
 
     def _user_id(self, request: list[bytes]) -> str:
-        """Return the mark of a request's key, "" if it is not on the list; frames: version, id, domain, address, identity,
-        mechanism, public key."""
+        """Return the mark of a request's key, "" if it is not on the list; frames: version, id, domain, address,
+        identity, mechanism, public key."""
         if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
             return ""
         user_id = self.allowed.user_id(z85.encode(request[6]))

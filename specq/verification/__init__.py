@@ -1,7 +1,7 @@
 """Strategies judge draft trees: target logits in, accepted paths and one more token out.
 
-To add one: a file with a class that fulfils `Strategy`, traits and parameters included, and a line in `STRATEGIES`; another
-package adds an entry point of the group `specq.strategies` instead. tests/verification/ runs over the table.
+To add one: a file with a class that fulfils `Strategy`, traits and parameters included, and a line in `STRATEGIES`;
+another package adds an entry point of the group `specq.strategies` instead. tests/verification/ runs over the table.
 `specq.verification.judge` groups the sessions of a step by strategy.
 
 `StepBatch` has the steps of many sessions as arrays, `Judgements` what was decided for them.

@@ -1,6 +1,8 @@
-"""Kernels of judging, compiled by another process while this one loads a model: Triton finds them in its cache afterwards.
+"""Kernels of judging, compiled by another process while this one loads a model: Triton finds them in its cache
+afterwards.
 
-Triton needs no device to compile for one. What cannot be compiled so, for whatever reason, is compiled where it is first needed.
+Triton needs no device to compile for one. What cannot be compiled so, for whatever reason, is compiled where it is
+first needed.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ PADDING = 64  # columns of a head's weights are a multiple of this in vLLM
 
 
 def begin(vocab_size: int, dtype: str, capability: int) -> subprocess.Popen[bytes] | None:
-    """Begin to compile what judging logits [.., vocab_size] of this type takes on a device of this capability, as in 90; the process
-    ends by itself, and is to be reaped. None where Triton is not installed."""
+    """Begin to compile what judging logits [.., vocab_size] of this type takes on a device of this capability, as in
+    90; the process ends by itself, and is to be reaped. None where Triton is not installed."""
     if find_spec("triton") is None:
         return None
     arguments = str(vocab_size), dtype, str(capability)

@@ -1,8 +1,9 @@
 """Judging in two halves: on a GPU, the target's own tokens are chosen without the host, which looks at them later.
 
-Where a step drafted nothing and its strategy says the target's own token, `Judging.tokens` is on the device as soon as that has come so far: the next
-step may begin with it. Logits are shaped, and log-probabilities taken, there, too. Where drafts are judged by the target's own tokens alone, these are
-chosen meanwhile, and the host prepares what it needs to follow them. Everything else is judged when it is finished.
+Where a step drafted nothing and its strategy says the target's own token, `Judging.tokens` is on the device as soon as
+that has come so far: the next step may begin with it. Logits are shaped, and log-probabilities taken, there, too. Where
+drafts are judged by the target's own tokens alone, these are chosen meanwhile, and the host prepares what it needs to
+follow them. Everything else is judged when it is finished.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from specq.verification.transfers import Fetched, to_device
 
 
 def says_own(batch: StepBatch) -> bool:
-    """Return whether all that such steps say, where they are judged, are the target's own tokens, of logits that their parameters may shape: a device that
-    begins to judge has them (`Judging.tokens`)."""
+    """Return whether all that such steps say, where they are judged, are the target's own tokens, of logits that their
+    parameters may shape: a device that begins to judge has them (`Judging.tokens`)."""
     judged = compress(batch.params, batch.is_judged.tolist())
     return not len(batch.parents) and all(strategy(params.strategy).says_own(params) for params in judged)
 
 
 def follows_own(judged: StepBatch) -> bool:
-    """Return whether such steps are judged by the target's own tokens alone; where something is drafted, nothing else is asked for."""
+    """Return whether such steps are judged by the target's own tokens alone; where something is drafted, nothing else
+    is asked for."""
     if not len(judged.parents):
         return says_own(judged)
     if np.count_nonzero(judged.traits):
@@ -52,7 +54,8 @@ class OwnTokens:
     """
 
     def __init__(self, best: torch.Tensor) -> None:
-        """`best` i32[3, rows]: of each row the bits of the largest score, its token, and a token that is one even where there is none."""
+        """`best` i32[3, rows]: of each row the bits of the largest score, its token, and a token that is one even where
+        there is none."""
         self.tokens, self._found = best[2], Fetched(best[:2])
 
     def wait(self) -> Int32Array:
@@ -95,7 +98,8 @@ class AskedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Steps whose own tokens the device chooses, their rows, and these tokens; logprobs: those that were asked for, where nothing is drafted."""
+    """Steps whose own tokens the device chooses, their rows, and these tokens; logprobs: those that were asked for,
+    where nothing is drafted."""
 
     placed: Placed
     packed: Packed
@@ -149,7 +153,8 @@ def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
 
 
 def _begun(judged: StepBatch, logits: torch.Tensor) -> Begun | None:
-    """Let the device choose the own tokens of steps, if it can do so by itself; raises EngineError for one whose logits cannot be shaped."""
+    """Let the device choose the own tokens of steps, if it can do so by itself; raises EngineError for one whose logits
+    cannot be shaped."""
     placed = place(judged)
     packed = pack(placed)
     with shaped(placed, logits) as rows:

@@ -1,8 +1,8 @@
 """How far a lane's scores can be trusted: from predicted to measured acceptance.
 
 A drafter predicts, for each node, the probability that the target commits it given that it commits the parent. What is
-measured is the share that the target did commit, by bin of the prediction. A node whose parent is off the target's path is no
-evidence and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
+measured is the share that the target did commit, by bin of the prediction. A node whose parent is off the target's path
+is no evidence and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
 
 Rule: a false prediction gains nothing. After a few verdicts the estimate is the measurement, whatever was predicted.
 """
@@ -44,7 +44,8 @@ class Calibration:
         return found
 
     def reliability(self) -> float:
-        """Return which share of what was predicted has come true, over all bins, at most 1: what to expect of a bin without verdicts."""
+        """Return which share of what was predicted has come true, over all bins, at most 1: what to expect of a bin
+        without verdicts."""
         predicted = came_true = 0.0
         for middle, trials, accepted in zip(_MIDDLES, self._trials, self._accepted, strict=True):
             predicted += middle * trials

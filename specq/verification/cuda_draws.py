@@ -7,8 +7,8 @@ import numpy as np
 from specq.protocol import Float64Array, Int64Array
 from specq.verification.target_rows import Distributions, Edits
 
-# Of a draw: where its row lies in the logits, its edits, and what the row's weights follow from; gpu_kernels/draws.py reads words of 8
-# bytes. top and bound hold float32 values.
+# Of a draw: where its row lies in the logits, its edits, and what the row's weights follow from; gpu_kernels/draws.py
+# reads words of 8 bytes. top and bound hold float32 values.
 DRAW = np.dtype([
     ("logit_row", "<i8"),
     ("first_edit", "<i8"),
@@ -22,8 +22,8 @@ WORDS = DRAW.itemsize // 8
 
 
 def draw_words(distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int64Array:
-    """Return i64[n * WORDS + 2 * edits]: n of DRAW, then the edited tokens, then the bits of their weights; arguments as of
-    `TargetRows.draw`."""
+    """Return i64[n * WORDS + 2 * edits]: n of DRAW, then the edited tokens, then the bits of their weights; arguments
+    as of `TargetRows.draw`."""
     rows, num, num_edits = distributions.rows, len(which), len(edits.place)
     words = np.empty(num * WORDS + 2 * num_edits, np.int64)
     draws, of_edits = words[: num * WORDS].view(DRAW), words[num * WORDS :]

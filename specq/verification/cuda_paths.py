@@ -1,6 +1,8 @@
-"""Drafted trees on a GPU: which nodes are accepted is found there, and the token that follows, so that the host waits once.
+"""Drafted trees on a GPU: which nodes are accepted is found there, and the token that follows, so that the host waits
+once.
 
-The rules are those of `specq.verification.walks` and `specq.verification.longest`, by the kernels of gpu_kernels/paths.py.
+The rules are those of `specq.verification.walks` and `specq.verification.longest`, by the kernels of
+gpu_kernels/paths.py.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class DeviceRows(Protocol):
 
 
 def fits(firsts: Int64Array, width: int) -> bool:
-    """Return whether a program has lanes enough for each tree, and for the tokens of a distribution of that width beside its nodes."""
+    """Return whether a program has lanes enough for each tree, and for the tokens of a distribution of that width
+    beside its nodes."""
     return bool(np.diff(firsts).max(initial=0) + max(width, 1) <= LANES)
 
 
@@ -84,7 +87,8 @@ def _put(
 
 
 class _Paths:
-    """Paths and the tokens after them on their way to the host: found i32[2 * steps + nodes], lengths, tokens and nodes."""
+    """Paths and the tokens after them on their way to the host: found i32[2 * steps + nodes], lengths, tokens and
+    nodes."""
 
     def __init__(self, found: torch.Tensor, firsts: Int64Array) -> None:
         self._found, self._firsts = Fetched(found), firsts

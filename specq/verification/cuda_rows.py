@@ -22,7 +22,8 @@ from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPat
 from specq.verification.torch_rows import TorchRows
 from specq.verification.transfers import Fetched, to_device
 
-PROGRAMS = 32  # of one warp each, that a multiprocessor runs at a time; more than all of them run would wait for the first to end
+# of one warp each, that a multiprocessor runs at a time; more than all of them run would wait for the first to end
+PROGRAMS = 32
 REGISTERS = 64  # of each thread, so that they fit
 MAX_SPLITS = 64
 BLOCK = 256  # tokens that such a program looks at at a time
@@ -43,8 +44,8 @@ def is_available() -> bool:
 
 
 class CudaRows(TorchRows):
-    """See `specq.verification.target_rows.TargetRows`. The kernels begin as soon as this is made, with what every strategy
-    needs: the largest logit of each row."""
+    """See `specq.verification.target_rows.TargetRows`. The kernels begin as soon as this is made, with what every
+    strategy needs: the largest logit of each row."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__(logits if logits.stride(-1) == 1 else logits.contiguous())
@@ -77,8 +78,8 @@ class CudaRows(TorchRows):
         return own
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
-        """Let the device choose the own tokens of rows; return i32[3, rows]: the bits of the largest scores, which are not finite where
-        a row has no token; tokens; and tokens that are some even there."""
+        """Let the device choose the own tokens of rows; return i32[3, rows]: the bits of the largest scores, which are
+        not finite where a row has no token; tokens; and tokens that are some even there."""
         num_rows, places = len(self.logits), rows["logit_row"]
         if rows["temperature"].any() or not np.array_equal(places, np.arange(num_rows)):
             return self._pick(self._choose(rows))
@@ -93,7 +94,8 @@ class CudaRows(TorchRows):
         return best
 
     def _pick(self, best: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what `begin_own_tokens` does, of i32[2, parts, rows]: bits of values, and tokens; these go to `tokens`, too, if given."""
+        """Return what `begin_own_tokens` does, of i32[2, parts, rows]: bits of values, and tokens; these go to
+        `tokens`, too, if given."""
         _, parts, num_rows = best.shape
         found = self.empty((3, num_rows), torch.int32)
         own = found[1] if tokens is None else tokens
@@ -110,8 +112,8 @@ class CudaRows(TorchRows):
         return found
 
     def choose_at(self, rows: Rows, warm: Rows, which: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Let the device choose the own tokens i32[n] of those of some rows that `which` i32[n] says; `warm` are the same rows where
-        T > 0, and have distributions."""
+        """Let the device choose the own tokens i32[n] of those of some rows that `which` i32[n] says; `warm` are the
+        same rows where T > 0, and have distributions."""
         parts = min(MAX_SPLITS, -(-self.logits.shape[1] // BLOCK))
         best = self.empty((2, parts, len(which)), torch.int32)
         words = None if rows is warm else to_device(rows.view(np.int64), self.logits.device)
@@ -119,7 +121,8 @@ class CudaRows(TorchRows):
         self._pick(best, tokens)
 
     def _pass_over(self, rows: Rows) -> Pass:
-        """Return the pass over these rows; the same one where they are those that were last asked for, so that what was found serves again."""
+        """Return the pass over these rows; the same one where they are those that were last asked for, so that what was
+        found serves again."""
         if self._pass is None or self._pass.rows is not rows:
             self._pass = Pass(self, rows)
         return self._pass
@@ -169,8 +172,8 @@ class CudaRows(TorchRows):
         self.run("draw", (num, 1), *drawing, sums, num_chunks, chosen)
 
     def run(self, name: str, grid: tuple[int, int], *arguments: Any) -> None:
-        """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called directly:
-        Triton's search for it costs several times what a launch does."""
+        """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called
+        directly: Triton's search for it costs several times what a launch does."""
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
         block, warps, registers = _sizes(name)
         with self._place():
@@ -216,7 +219,8 @@ def warm_up(like: torch.Tensor) -> None:
 
 
 class Pass:
-    """What the kernels find for some rows of a target, which keeps it and is not kept by it: the logits are freed with their last user.
+    """What the kernels find for some rows of a target, which keeps it and is not kept by it: the logits are freed with
+    their last user.
 
     words   the rows, on the device; distributions f64[rows, 4]: as in `Distributions`
     """
@@ -231,7 +235,8 @@ class Pass:
         self.is_ranked = bool((((rows["top_k"] > 0) | (rows["top_p"] < 1)) & (rows["temperature"] > 0)).any())
 
     def find_distributions(self, target: CudaRows, *, of_all: bool) -> None:
-        """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p, unless that is done."""
+        """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p, unless that is
+        done."""
         if self._has_all or (self._has_some and not of_all):
             return
         self._has_some, self._has_all = True, of_all
@@ -267,8 +272,9 @@ class Pass:
     def choose(
         self, target: CudaRows, best: torch.Tensor, which: torch.Tensor | None = None, words: torch.Tensor | None = None
     ) -> None:
-        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`. best i32[2, parts, rows] becomes the bits of the
-        largest scores of each part, and their tokens; of the rows `which` i32[n], if given, and with other words, if given."""
+        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`. best i32[2, parts, rows]
+        becomes the bits of the largest scores of each part, and their tokens; of the rows `which` i32[n], if given, and
+        with other words, if given."""
         of_rows = self.words if words is None else words, *target.tops, target.top_ids
         heads = self._counts, self._heads, self._head_ids, self._wide
         found = self.distributions, self._is_in_heads, best[0].view(torch.float32), best[1]

@@ -1,10 +1,10 @@
 """Drafted tokens that a device has chosen and the host has not read yet: a step may be launched with them.
 
-In the host's arrays a *handle* stands for such a token: a negative number that says its place among them. No handle equals a token, so
-what is judged before its token was read is rejected, never accepted.
+In the host's arrays a *handle* stands for such a token: a negative number that says its place among them. No handle
+equals a token, so what is judged before its token was read is rejected, never accepted.
 
-They may be the nodes of trees of which the host knows how deep each node stands, not below which other: then some node one level up stands for its
-parent (`DeviceLines`).
+They may be the nodes of trees of which the host knows how deep each node stands, not below which other: then some node
+one level up stands for its parent (`DeviceLines`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class DeviceLines:
     parents: Int32Array | None = None
 
     def are_first(self, token_ids: Int32Array, counts: IntpArray) -> bool:
-        """Return whether the nodes of sessions, so many of each, are the first ones of its tree, as they stand there, or none of them."""
+        """Return whether the nodes of sessions, so many of each, are the first ones of its tree, as they stand there,
+        or none of them."""
         unread = is_handle(token_ids)
         of_sessions = np.arange(len(counts)).repeat(counts)
         num_unread = np.bincount(of_sessions[unread], minlength=len(counts))
@@ -52,7 +53,8 @@ class DeviceTokens:
 
     tokens   i32[n] on the device, each of them one of the target's; None where they are known on the host alone
     values   i32[n], the same on the host once they are read; -1 where they could not be
-    tree     where they are nodes of which the parents are not known: their lines. Of each tree a step has the first nodes, or all
+    tree     where they are nodes of which the parents are not known: their lines. Of each tree a step has the first
+             nodes, or all
     awaiting called with `values` when they are read
     """
 

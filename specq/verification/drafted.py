@@ -1,4 +1,5 @@
-"""The drafted trees of many sessions as `probabilistic` goes down them: nodes, and the distributions that they were drawn from."""
+"""The drafted trees of many sessions as `probabilistic` goes down them: nodes, and the distributions that they were
+drawn from."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class Drafted:
 
 
 def _gather_distributions(batch: StepBatch) -> tuple[Int64Array, Int32Array, UInt16Array]:
-    """Return i64[n], the draft distribution of each node of some steps, and all of those, i32[g, k] and u16[g, k]; the first has no
-    token, and is that of nodes that were not drawn."""
+    """Return i64[n], the draft distribution of each node of some steps, and all of those, i32[g, k] and u16[g, k]; the
+    first has no token, and is that of nodes that were not drawn."""
     places, counts = np.zeros(len(batch.parents), np.int64), batch.num_nodes.tolist()
     found = [
         (i, extra.distributions)

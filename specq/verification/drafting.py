@@ -1,7 +1,8 @@
 """The drafter's side of `probabilistic`: distributions that fit on the wire, and children drawn from exactly those.
 
-The verifier divides a node's integer weight by the sum of its distribution's weights; the text is exact only if the node
-was drawn with those very probabilities. So the distribution is truncated and rounded first, and sampled from as integers.
+The verifier divides a node's integer weight by the sum of its distribution's weights; the text is exact only if the
+node was drawn with those very probabilities. So the distribution is truncated and rounded first, and sampled from as
+integers.
 
 The drafter's randomness is its own: it must not know the job's seed, which keys the verifier's draws.
 """
@@ -26,9 +27,10 @@ class SampledChildren:
 
     ids i32[rows, k], weights u16[rows, k]: the distributions, as in `specq.protocol.types.DraftDistributions`
     token_ids i32[rows, c]: -1 where a distribution had no more tokens
-    scores f32[rows, c]: log of the chance that a draw from the target would agree, if the target's distribution were the
-                draft's: the sum of squares. It is known before the token is drawn; a score that depends on the token would bias what
-                the verifier chooses to judge
+    scores f32[rows, c]: log of the chance that a draw from the target would agree, if the target's distribution were
+        the
+                draft's: the sum of squares. It is known before the token is drawn; a score that depends on the token
+                would bias what the verifier chooses to judge
     """
 
     ids: Int32Array
@@ -42,7 +44,8 @@ def truncated_distributions(
 ) -> tuple[Int32Array, UInt16Array]:
     """Return (ids i32[rows, k], weights u16[rows, k]), k <= size: the likeliest tokens of draft logits [rows, vocab].
 
-    The distribution is that of `sampling.target_probs`. `params` are those of candidates (their own temperature and top-p).
+    The distribution is that of `sampling.target_probs`. `params` are those of candidates (their own temperature and
+    top-p).
     """
     top, ids = target_probs(logits, params).topk(min(size, logits.shape[1]), dim=-1)
     weights = (top / top[:, :1] * FULL).round().cpu().numpy().astype(np.uint16)

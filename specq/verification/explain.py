@@ -1,6 +1,7 @@
 """Why a step was judged as it was: the decision on each drafted node, for `specq worker --role target --verbose`.
 
-This repeats what the judge computed, from the same logits; nothing here is needed to verify, or runs unless it is asked for.
+This repeats what the judge computed, from the same logits; nothing here is needed to verify, or runs unless it is asked
+for.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Decision:
     target_prob  the token's probability in the target distribution that the strategy judges by: after bias, penalties,
                  temperature and cuts, so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
     draft_prob   in the draft distribution that it was drawn from, given its earlier siblings; 1 for a point mass
-    verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy had
-                 taken an earlier sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under
-                 a strategy that then took a longer path
+    verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy
+                 had taken an earlier sibling or looks at no nodes. `rejected`: any other, also one that passed its bar
+                 under a strategy that then took a longer path
     """
 
     session: int
@@ -46,8 +47,8 @@ class Decision:
 
 
 def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> None:
-    """Log the decision on each node of the judged steps; arguments as of `explain`. A step that cannot be explained must
-    not fail for it: that is logged instead."""
+    """Log the decision on each node of the judged steps; arguments as of `explain`. A step that cannot be explained
+    must not fail for it: that is logged instead."""
     try:
         decisions = list(explain(steps, logits, judgements))
     except Exception as error:  # noqa: BLE001 - the step went well, and must not be repeated

@@ -1,9 +1,10 @@
-"""Judging for those who serve many sessions: what one of them asks for, or what its logits are, spoils no other's judgement.
+"""Judging for those who serve many sessions: what one of them asks for, or what its logits are, spoils no other's
+judgement.
 
-As long as nothing is wrong this is `judge`, with nothing looked at twice. Where that raises, the logits are judged again in
-halves, down to the session at fault, which gets a judgement with a `Fault`. A row without a token (its logits are not
-numbers, or all are banned) is a fault only where the accepted path leads to it: below a rejected node it is what plain
-decoding never sees, and a draft must not fail a session.
+As long as nothing is wrong this is `judge`, with nothing looked at twice. Where that raises, the logits are judged
+again in halves, down to the session at fault, which gets a judgement with a `Fault`. A row without a token (its logits
+are not numbers, or all are banned) is a fault only where the accepted path leads to it: below a rejected node it is
+what plain decoding never sees, and a draft must not fail a session.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
 
 
 def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
-    """Judge a step for which `judge` raised this error, with its rows without a token left out; or say what is wrong."""
+    """Judge a step for which `judge` raised this error, with its rows without a token left out; or say what is
+    wrong."""
     logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
     try:
         placed = place([step])

@@ -1,4 +1,5 @@
-"""The C kernels of kernels/rows.c: for target logits on a CPU, for draws, and for walks down drafted trees. No torch."""
+"""The C kernels of kernels/rows.c: for target logits on a CPU, for draws, and for walks down drafted trees. No
+torch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def kernels() -> ctypes.CDLL | None:
 
 @cache
 def near_scores() -> Any:
-    """Return `specq_near_scores` (kernels/guess.h) with its types, for Python and for other C; None as for `kernels`."""
+    """Return `specq_near_scores` (kernels/guess.h) with its types, for Python and for other C; None as for
+    `kernels`."""
     found = kernels()
     if found is None:
         return None

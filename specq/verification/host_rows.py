@@ -1,7 +1,7 @@
 """Target logits in the host's memory, by the C kernels of `host_kernels`.
 
-For a vocabulary of thousands, NumPy and torch spend more on each of the dozens of calls that a judgement takes than on the
-arithmetic; here it is one call for all rows of a step.
+For a vocabulary of thousands, NumPy and torch spend more on each of the dozens of calls that a judgement takes than on
+the arithmetic; here it is one call for all rows of a step.
 """
 
 from __future__ import annotations

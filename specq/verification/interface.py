@@ -1,7 +1,7 @@
 """What a verification strategy is: a rule that judges drafts, and what the rest of specq must know of that rule.
 
-The broker, the client and drafters ask a strategy for its traits, and have no torch: so nothing here, and no module of a
-strategy, imports torch. Nobody compares names of strategies.
+The broker, the client and drafters ask a strategy for its traits, and have no torch: so nothing here, and no module of
+a strategy, imports torch. Nobody compares names of strategies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Strategy(ABC):
 
     parameters           the fields of `SamplingParams` that only this strategy reads, each with its help text
     uses_drafts          whether it looks at drafts at all; where not, nobody drafts
-    takes_distributions  whether, at T > 0, nodes are drawn from draft distributions that travel with them, by which it judges.
-                         The drafter must be trusted with those, and must not know the seed that keys the judge's draws
+    takes_distributions  whether, at T > 0, nodes are drawn from draft distributions that travel with them, by which it
+                         judges. The drafter must be trusted with those, and must not know the seed that keys the
+                         judge's draws
     stops_at_accepted    whether siblings are judged one by one, and those after an accepted one not at all
     """
 
@@ -45,7 +46,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Return whether the text has the target's own distribution: at T = 0, whether it is the likeliest token always."""
+        """Return whether the text has the target's own distribution: at T = 0, whether it is the likeliest token
+        always."""
 
     @abstractmethod
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
@@ -56,13 +58,13 @@ class Strategy(ABC):
         return self.takes_distributions and params.temperature > 0
 
     def says_own(self, params: SamplingParams) -> bool:
-        """Return whether, where nothing was drafted, the token is the target's own, as `TargetRows.own_tokens` gives it: then nothing
-        but the device need know it before the next step begins."""
+        """Return whether, where nothing was drafted, the token is the target's own, as `TargetRows.own_tokens` gives
+        it: then nothing but the device need know it before the next step begins."""
         return False
 
     def follows_own(self, params: SamplingParams) -> bool:
-        """Return whether the judgement of drafts, too, follows from the target's own token at each row: then the device may choose
-        those before the host asks, and `judge_by_own` gives the judgements."""
+        """Return whether the judgement of drafts, too, follows from the target's own token at each row: then the device
+        may choose those before the host asks, and `judge_by_own` gives the judgements."""
         return False
 
     def judge_by_own(self, steps: Placed, packed: Packed, tokens: Int32Array) -> Judgements:

@@ -1,9 +1,9 @@
 """The judge: packed target logits of one forward pass in, one judgement a session out.
 
 Rows are packed step after step: a step's row 0 follows its committed context, row i + 1 follows its node i; node i is
-judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and
-a few numbers a node travel to the host, never logits. `specq.verification.faults` is for callers that serve many sessions:
-there, what cannot be judged spoils no other session's judgement.
+judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and a
+few numbers a node travel to the host, never logits. `specq.verification.faults` is for callers that serve many
+sessions: there, what cannot be judged spoils no other session's judgement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What was decided for the sessions of a step, as arrays; a sequence of `Judgement`s, too, for whoever looks at one after the other."""
+"""What was decided for the sessions of a step, as arrays; a sequence of `Judgement`s, too, for whoever looks at one
+after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CORRECTION = -1  # in place of a node
 
 
 def ends_of(counts: IntpArray) -> IntpArray:
-    """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too much."""
+    """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too
+    much."""
     return counts if len(counts) == 1 else counts.cumsum()
 
 
@@ -33,8 +35,8 @@ def places_in_runs(counts: IntpArray) -> IntpArray:
 
 
 class NodePaths(NamedTuple):
-    """Accepted paths of n steps: firsts i64[n], where each step's nodes begin; lengths i64[n]; nodes i32[all nodes], which has each path
-    from there on, numbered as in the step's own tree."""
+    """Accepted paths of n steps: firsts i64[n], where each step's nodes begin; lengths i64[n]; nodes i32[all nodes],
+    which has each path from there on, numbered as in the step's own tree."""
 
     firsts: Int64Array
     lengths: Int64Array
@@ -75,8 +77,8 @@ class Judgements(Sequence[Judgement]):
 
     @staticmethod
     def of(judgements: Sequence[Judgement]) -> Judgements:
-        """Return the same as arrays. Raises EngineError for one that is not what a judgement is: in arrays it would take what is
-        another session's."""
+        """Return the same as arrays. Raises EngineError for one that is not what a judgement is: in arrays it would
+        take what is another session's."""
         if isinstance(judgements, Judgements):
             return judgements
         for one in judgements:
@@ -107,7 +109,8 @@ class Judgements(Sequence[Judgement]):
     def of_paths(
         session_ids: Sequence[int], paths: NodePaths, drafted: npt.NDArray[np.integer], last: Int32Array
     ) -> Judgements:
-        """Return judgements that accept the nodes of paths, given the tokens of all nodes [nodes], and after them say `last` i32[n]."""
+        """Return judgements that accept the nodes of paths, given the tokens of all nodes [nodes], and after them say
+        `last` i32[n]."""
         num_tokens, accepted = paths.lengths + 1, paths.joined()
         is_node = np.ones(len(accepted) + len(last), np.bool_)
         is_node[ends_of(num_tokens) - 1] = False

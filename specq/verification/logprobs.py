@@ -1,5 +1,5 @@
-"""Log-probabilities for users: of the target's plain logits, before temperature, bias, penalties and cuts, which is what
-OpenAI's API and vLLM's default report."""
+"""Log-probabilities for users: of the target's plain logits, before temperature, bias, penalties and cuts, which is
+what OpenAI's API and vLLM's default report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from specq.verification.transfers import Fetched, to_device
 
 
 class BegunLogprobs:
-    """Log-probabilities of emitted tokens i64[m] and of the `num_top` likeliest, on their way to the host; logits [m, vocab]."""
+    """Log-probabilities of emitted tokens i64[m] and of the `num_top` likeliest, on their way to the host; logits [m,
+    vocab]."""
 
     def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
         logits = logits.float()

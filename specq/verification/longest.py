@@ -26,8 +26,8 @@ ALL = slice(None)
 def judge_longest(
     steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, warm: Rows, bars: Bars
 ) -> Judgements:
-    """Judge the steps that were packed: accept a node iff its probability, in the rows with the temperatures of `warm`, exceeds its
-    bar. The correction is the target's own token, as in `deterministic`."""
+    """Judge the steps that were packed: accept a node iff its probability, in the rows with the temperatures of `warm`,
+    exceeds its bar. The correction is the target's own token, as in `deterministic`."""
     batch = Placed.of(steps).batch
     drafted = batch.node_tokens.astype(np.int64)
     judged = target.longest(packed.rows, warm, Trees(packed.first_nodes, batch.parents, drafted), bars)
@@ -58,7 +58,8 @@ def _last_rows(packed: Packed, paths: NodePaths) -> Int64Array:
 def _judge_by_level(
     packed: Packed, drafted: Int64Array, target: TargetRows, warm: Rows, bars: Bars
 ) -> tuple[Float64Array, BoolArray]:
-    """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that fails."""
+    """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that
+    fails."""
     chances, accepted = np.zeros(len(drafted)), np.zeros(len(drafted), np.bool_)
     is_reached = np.zeros(len(packed.rows), np.bool_)
     is_reached[packed.first_rows] = True
@@ -73,8 +74,8 @@ def _judge_by_level(
 
 
 def longest_paths(firsts: Int64Array, parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> NodePaths:
-    """Return the longest path of each step, given where each step's nodes begin, and where the last ones end, i64[steps + 1]; the other
-    arguments are of all nodes, and as those of `longest_path`."""
+    """Return the longest path of each step, given where each step's nodes begin, and where the last ones end, i64[steps
+    + 1]; the other arguments are of all nodes, and as those of `longest_path`."""
     paths = NodePaths(firsts[:-1], np.zeros(len(firsts) - 1, np.int64), np.zeros(len(parents), np.int32))
     library = host_kernels.kernels()
     if library is None:
@@ -89,8 +90,9 @@ def longest_paths(firsts: Int64Array, parents: Int32Array, accepted: BoolArray, 
 
 
 def longest_path(parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> tuple[int, ...]:
-    """Return the longest path of accepted nodes from the root of a tree; of equals the likeliest, then the first. It is the rule in plain
-    Python, and what runs where no C compiler is; `specq_longest` of kernels/walk.h is the same for all steps in one call."""
+    """Return the longest path of accepted nodes from the root of a tree; of equals the likeliest, then the first. It is
+    the rule in plain Python, and what runs where no C compiler is; `specq_longest` of kernels/walk.h is the same for
+    all steps in one call."""
     above = parents.tolist()
     merits = {-1: (0, 0.0)}  # of paths that end at a node: their length and log-likelihood
     best = -1

@@ -1,4 +1,5 @@
-"""What shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties; in this order, vLLM's.
+"""What shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties; in this order,
+vLLM's.
 
 Penalties count what stands before a row's token: the committed context and the drafted path to the row's node. So each
 node is judged as if its path had been committed, and speculation changes nothing. Steps that ask for none of this
@@ -25,8 +26,8 @@ Places = Int64Array  # of logits: rows * stride + token
 
 @contextmanager
 def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield f32[rows, vocab] as the steps want them: the logits themselves where no step asks for a change; else they are
-    changed in place, and restored at the end, or are a copy if their type or layout is another.
+    """Yield f32[rows, vocab] as the steps want them: the logits themselves where no step asks for a change; else they
+    are changed in place, and restored at the end, or are a copy if their type or layout is another.
 
     Raises EngineError for a step that needs its history and has none.
     """
@@ -153,8 +154,9 @@ def _biased(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
 
 
 class _Penalties(NamedTuple):
-    """Of each of n places: what a positive logit is divided by and a negative one multiplied with (1 where the token has
-    not occurred), and what is taken off for each time it was generated, and once; f32[n], or None where nobody asks."""
+    """Of each of n places: what a positive logit is divided by and a negative one multiplied with (1 where the token
+    has not occurred), and what is taken off for each time it was generated, and once; f32[n], or None where nobody
+    asks."""
 
     divisors: torch.Tensor | None
     for_each: torch.Tensor | None
@@ -189,8 +191,8 @@ def _of_step(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array,
 
 
 def _row_counts(token_ids: Int32Array, counts: Float32Array, tree: Tree, vocab: int) -> tuple[Int32Array, Float32Array]:
-    """Return the tokens that may have occurred before a row's own, i32[t], those of the context first, and how often each
-    was generated there, f32[rows, t]: in the context, and on the path to the row's node."""
+    """Return the tokens that may have occurred before a row's own, i32[t], those of the context first, and how often
+    each was generated there, f32[rows, t]: in the context, and on the path to the row's node."""
     if not tree.num_nodes:
         return token_ids, counts[None]
     drafted = tree.token_ids.tolist()
@@ -214,7 +216,8 @@ def _columns(token_ids: Int32Array, drafted: Int32Array) -> dict[int, int]:
 
 
 def _divisors(params: SamplingParams, counts: Float32Array, num_known: int) -> Float32Array:
-    """Return f32[rows, t]: the repetition penalty where a token has occurred, as the first `num_known` have in all rows."""
+    """Return f32[rows, t]: the repetition penalty where a token has occurred, as the first `num_known` have in all
+    rows."""
     divisors = np.full(counts.shape, params.repetition_penalty, np.float32)
     divisors[:, num_known:][counts[:, num_known:] == 0] = 1
     return divisors

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from specq.protocol import Int32Array, Int64Array, SamplingParams
 from specq.verification import seeds
 
-# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C and
-# Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
+# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C
+# and Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
 ROW = np.dtype([
     ("logit_row", "<i8"),
     ("position", "<i8"),

@@ -1,4 +1,5 @@
-"""From logits to the distribution that a job samples from, and to the token that it draws; shared by judge and drafters.
+"""From logits to the distribution that a job samples from, and to the token that it draws; shared by judge and
+drafters.
 
 The order for one row of logits l, all in float32:
 1. temperature  s = (l - max l) / T; T = 0 stops here: the plain logits, whose argmax is the token
@@ -66,7 +67,8 @@ def near_scores(
     positions: Sequence[int],
     token_ids: Int32Array | None = None,
 ) -> torch.Tensor:
-    """Return `perturbed_scores` near enough for guesses: on a CPU within about 1e-5, where all rows are sampled from all tokens."""
+    """Return `perturbed_scores` near enough for guesses: on a CPU within about 1e-5, where all rows are sampled from
+    all tokens."""
     is_free = all(own.temperature and is_uncut(own) for own in params)
     if not (is_free and logits.is_cpu and logits.dtype == torch.float32 and NearNoise.is_known()):
         return perturbed_scores(logits, params, positions, token_ids)

@@ -1,6 +1,8 @@
-"""The steps of many sessions as arrays: what the verifier plans, the engine runs and the judge judges, without an object a session.
+"""The steps of many sessions as arrays: what the verifier plans, the engine runs and the judge judges, without an
+object a session.
 
-It is a sequence of `SessionStep`s, too, for whoever looks at one after the other: these are made when they are first asked for.
+It is a sequence of `SessionStep`s, too, for whoever looks at one after the other: these are made when they are first
+asked for.
 """
 
 from __future__ import annotations
@@ -66,10 +68,12 @@ class StepBatch(Sequence[SessionStep]):
     token_ids   i32[all]: of each session its tokens, then its tree's
     parents, scores   [nodes], of all trees
     extras      by place, of the sessions that have some
-    fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the place among the
-                sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary instead
-    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read yet. Where it has not
-                read their parents either, other nodes as far up stand for these in `parents`
+    fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the
+                place among the
+                sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary
+                instead
+    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read
+                yet. Where it has not read their parents either, other nodes as far up stand for these in `parents`
     """
 
     def __init__(
@@ -199,7 +203,8 @@ class StepBatch(Sequence[SessionStep]):
         return starts_of(self.num_rows)
 
     def fed(self, token_ids: Int32Array) -> StepBatch:
-        """Return the same steps where all tokens are known: `token_ids` i32[n] are those of the sessions that were to be fed."""
+        """Return the same steps where all tokens are known: `token_ids` i32[n] are those of the sessions that were to
+        be fed."""
         assert self.fed_by is not None
         found, is_fed = copy(self), self.fed_by >= 0
         found.token_ids, found.fed_by = self.token_ids.copy(), None
@@ -208,7 +213,8 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def goes_on(self, before: StepBatch) -> bool:
-        """Return whether these steps, of the same sessions in the same order, are those of `before`, each one token further (`further`)."""
+        """Return whether these steps, of the same sessions in the same order, are those of `before`, each one token
+        further (`further`)."""
         return (
             self.fed_by is not None
             and self.is_plain
@@ -221,7 +227,8 @@ class StepBatch(Sequence[SessionStep]):
         )
 
     def further(self) -> StepBatch:
-        """Return the steps behind these plain ones, in which each session computes the token that it says here, and is judged again."""
+        """Return the steps behind these plain ones, in which each session computes the token that it says here, and is
+        judged again."""
         found = StepBatch.__new__(StepBatch)  # `copy` would take longer than all that is done here
         found.__dict__.update(self.__dict__)
         found.starts, found.base_lens = self.starts + np.int32(1), self.base_lens + 1
@@ -247,7 +254,8 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def without_params(self) -> StepBatch:
-        """Return the same steps without the parameters of their sessions, for whoever has them already and sets them: most of what would travel."""
+        """Return the same steps without the parameters of their sessions, for whoever has them already and sets them:
+        most of what would travel."""
         found = copy(self)
         found.params = []
         return found

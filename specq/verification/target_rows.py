@@ -3,8 +3,8 @@
 Only small arrays reach the host.
 
 `specq.verification.sampling` says how a row's distribution follows from its logits. `torch_rows` does that on any
-device, and says what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer passes and calls.
-`specq.verification.devices` chooses.
+device, and says what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer
+passes and calls. `specq.verification.devices` chooses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from specq.verification.row_params import Rows
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """The distributions of rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in float32.
+    """The distributions of rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in
+    float32.
 
     found f64[rows, 4]: top and bound (float32 values), mass, and moment, the sum of exp(s) * s over what is kept
     """
@@ -55,13 +56,14 @@ class Edits(NamedTuple):
     values: Float64Array
 
 
-# Given places i64[n] among rows and token ids i64[n, c], return the distributions and the tokens' probabilities f64[n, c].
+# Given places i64[n] among rows and token ids i64[n, c], return the distributions and the tokens' probabilities f64[n,
+# c].
 LookUp = Callable[[Int64Array, Int64Array], tuple[Distributions, Float64Array]]
 
 
 class Trees(NamedTuple):
-    """The drafted nodes of some steps: firsts i64[steps + 1], where each step's begin and the last ones end; parents i32[n], as in the step's
-    own tree; token_ids i64[n]."""
+    """The drafted nodes of some steps: firsts i64[steps + 1], where each step's begin and the last ones end; parents
+    i32[n], as in the step's own tree; token_ids i64[n]."""
 
     firsts: Int64Array
     parents: Int32Array
@@ -69,7 +71,8 @@ class Trees(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """What probabilities must exceed in some rows: the lesser of limits f64[rows] and deltas f64[rows] * exp(-entropy)."""
+    """What probabilities must exceed in some rows: the lesser of limits f64[rows] and deltas f64[rows] *
+    exp(-entropy)."""
 
     limits: Float64Array
     deltas: Float64Array
@@ -99,7 +102,8 @@ class TargetRows(Protocol):
         ...
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
-        """Choose the own tokens i32[n] of some of these rows, whose places i64[n] are said when the function is called."""
+        """Choose the own tokens i32[n] of some of these rows, whose places i64[n] are said when the function is
+        called."""
         ...
 
     def distributions(self, rows: Rows) -> LookUp:
@@ -107,13 +111,13 @@ class TargetRows(Protocol):
         ...
 
     def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
-        """Judge trees whose rows are these by the rule of `specq.verification.walks`, and draw the tokens that follow the paths by
-        the residuals f64[rows], those of the paths' ends. None where the host goes down the trees."""
+        """Judge trees whose rows are these by the rule of `specq.verification.walks`, and draw the tokens that follow
+        the paths by the residuals f64[rows], those of the paths' ends. None where the host goes down the trees."""
         ...
 
     def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
-        """Judge trees whose rows are these by the rule of `specq.verification.longest`: by the distributions of `warm`, which are the
-        same rows where T > 0; own tokens follow the paths. None where the host goes down the trees."""
+        """Judge trees whose rows are these by the rule of `specq.verification.longest`: by the distributions of `warm`,
+        which are the same rows where T > 0; own tokens follow the paths. None where the host goes down the trees."""
         ...
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
@@ -122,7 +126,7 @@ class TargetRows(Protocol):
 
 
 def check_numbers(ok: bool) -> None:
-    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.faults` finds which
-    row it is."""
+    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.faults` finds
+    which row it is."""
     if not ok:
         raise EngineError("the target's logits are not finite numbers, or every token is banned")

@@ -1,4 +1,5 @@
-"""Target logits by torch, on any device: whole rows at a time, cuts by a full sort. What is faster must give the same."""
+"""Target logits by torch, on any device: whole rows at a time, cuts by a full sort. What is faster must give the
+same."""
 
 from __future__ import annotations
 
@@ -107,15 +108,16 @@ def perturbed(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor
 
 
 def add_noise(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None = None) -> torch.Tensor:
-    """Add the rows' noise to scaled logits f32[rows, columns], in place; the columns are those of `token_ids`, if given."""
+    """Add the rows' noise to scaled logits f32[rows, columns], in place; the columns are those of `token_ids`, if
+    given."""
     columns = np.arange(scaled.shape[1], dtype=np.int32) if token_ids is None else token_ids
     keys, tokens = (torch.from_numpy(array).to(scaled.device) for array in (noise_keys(rows), columns))
     return scaled.add_(noise.gumbel_torch(keys, tokens))
 
 
 def lower_bounds(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Return f32[rows]: the least of scaled logits f32[rows, vocab] that top-k, top-p and min-p keep; -inf where nothing
-    cuts."""
+    """Return f32[rows]: the least of scaled logits f32[rows, vocab] that top-k, top-p and min-p keep; -inf where
+    nothing cuts."""
     bounds = torch.from_numpy(rows["log_min_p"].copy()).to(scaled.device)
     ranked = np.flatnonzero((rows["top_k"] > 0) | (rows["top_p"] < 1))
     for first in range(0, len(ranked), WIDE_ROWS):
@@ -139,7 +141,8 @@ def _bounds_by_rank(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def draw_by_chunks(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw a token i64[n] of each unnormalised distribution f64[n, vocab], by inversion of uniforms f64[n] in (0, 1)."""
+    """Draw a token i64[n] of each unnormalised distribution f64[n, vocab], by inversion of uniforms f64[n] in (0,
+    1)."""
     num, vocab = probs.shape
     chunks = torch.nn.functional.pad(probs, (0, -vocab % CHUNK)).view(num, -1, CHUNK)
     reached = chunks.sum(2).cumsum(1)

@@ -9,7 +9,8 @@ import torch
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy values to the device without waiting for what it was given before, which memory that may be paged can need."""
+    """Copy values to the device without waiting for what it was given before, which memory that may be paged can
+    need."""
     found = torch.from_numpy(values)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 

@@ -1,7 +1,7 @@
 """How `probabilistic` goes down the drafted trees of many sessions: the rule itself, child by child.
 
-`walk` is the rule in plain Python, what tests change and what runs where no C compiler is; `specq_walk` of kernels/rows.c is
-the same, for all sessions in one call.
+`walk` is the rule in plain Python, what tests change and what runs where no C compiler is; `specq_walk` of
+kernels/rows.c is the same, for all sessions in one call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CONTEXT = -1  # the end of a path without nodes
 class Paths:
     """The accepted paths of some steps, as far as they are known; arrays of one entry a step.
 
-    ends i64, lengths i64     the node at each path's end, or CONTEXT, and the number of nodes; nodes i32[n] holds them, from
-                              where the step's nodes begin on
+    ends i64, lengths i64     the node at each path's end, or CONTEXT, and the number of nodes; nodes i32[n] holds them,
+                              from where the step's nodes begin on
     has_ended bool            no child of the end was accepted
     num_edits i64, edit_ids i64[steps, room], edit_values f64[steps, room]
                               of ended paths: what the target's probabilities of some tokens have become there
@@ -88,8 +88,8 @@ def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) 
 
 @dataclass(slots=True)
 class SiblingGroup:
-    """The children of one node, or of the context, while they are judged. It has an entry for each token that they or their
-    draft distribution name.
+    """The children of one node, or of the context, while they are judged. It has an entry for each token that they or
+    their draft distribution name.
 
     weights    of the distribution that the sampled ones were drawn from, without those drawn so far; total: their sum
     residual   what is left of the target's probabilities, unnormalised; mass: their sum over the vocabulary

@@ -6,11 +6,13 @@
     trees/                    the unverified nodes of all sessions
     sources/                  what drafts: remote drafters, and what the methods of `specq.drafting` fulfil
     grafting                  how drafts become nodes of the trees
-    scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
+    scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of
+                                    sampled nodes
     flights, early_steps, waiting   steps in flight, and whether the next is launched before one has ended
     prefill_limit             how many rows of prompts a step has beside sessions that decode
     arms, load_level, window  which sources of drafts are used: those that raise the tokens a second
-    source_clock, source_yields   what each source takes and brings by itself, and what that says of arms that were not tried
+    source_clock, source_yields   what each source takes and brings by itself, and what that says of arms that were not
+                                  tried
     even_chains               how long chains are where the engine is quicker if all are equally long
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it

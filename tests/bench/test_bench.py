@@ -244,7 +244,8 @@ def test_stub_messages():
 
 
 def test_the_stub_is_where_a_session_was_opened_last():
-    """A session that was moved, of which both openings came over connections of their own: the earlier one comes last."""
+    """A session that was moved, of which both openings came over connections of their own: the earlier one comes
+    last."""
     sessions: dict[bytes, VerdictCounter] = {}
     for epoch, length in ((93, 5), (90, 1)):
         tokens = np.zeros(length, np.int32)

@@ -1,4 +1,5 @@
-"""`specq bench broker-rate` at its smallest, and that its clients would notice a token that is lost, doubled or another."""
+"""`specq bench broker-rate` at its smallest, and that its clients would notice a token that is lost, doubled or
+another."""
 
 import json
 import os

@@ -172,8 +172,8 @@ def neighbours_left() -> list[str]:
 
 
 def test_costs_are_what_is_left_of_known_ones():
-    """A verdict takes a verifier 0.3 ms, a draft 0.1, a node looked up 0.02; the broker 0.05 for either message; a client 0.2; a drafter
-    0.4 for a pass of 2 rows, of which its model takes 0.25."""
+    """A verdict takes a verifier 0.3 ms, a draft 0.1, a node looked up 0.02; the broker 0.05 for either message; a
+    client 0.2; a drafter 0.4 for a pass of 2 rows, of which its model takes 0.25."""
     plain = Served(verdicts=100, host_s=0.030, broker_s=0.005, client_s=0.020)
     looked_up = Served(verdicts=60, looked_up=100, host_s=0.020, broker_s=0.003, client_s=0.012)
     drafted = Served(
@@ -193,7 +193,8 @@ def test_costs_are_what_is_left_of_known_ones():
 
 
 def test_steps_between_two_states_are_their_differences():
-    """Sums of histograms go by the step; lists may lack what is 0 at their ends; sources that came later began at nothing."""
+    """Sums of histograms go by the step; lists may lack what is 0 at their ends; sources that came later began at
+    nothing."""
     before = {
         "steps": 10, "step_us": {"forward": [5000, 10], "host": [1000]}, "step_rows": [20], "sent": {"remote": 3},
         "judged": {"remote": [5]}, "arms": {"1 lookup": [1, 0]},

@@ -331,7 +331,8 @@ def a_drafter_is_no_client(address: str, keys: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_pipeline_over_it_says_the_same(spawn, free_address):
-    """The bundled pair, the drafter 20 ms away: drafts arrive and are accepted, and the greedy text is plain decoding's."""
+    """The bundled pair, the drafter 20 ms away: drafts arrive and are accepted, and the greedy text is plain
+    decoding's."""
     spawn("broker", "--bind", free_address)
     spawn("worker", "--role", "target", "--model", "tiny", "--broker", free_address)
     far = start(spawn, free_address, "--rtt-ms", "20", "--jitter-ms", "2")

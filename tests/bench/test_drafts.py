@@ -1,4 +1,5 @@
-"""Draft models that are made on the spot: worse than the bundled one in the way that was asked for, and alike otherwise."""
+"""Draft models that are made on the spot: worse than the bundled one in the way that was asked for, and alike
+otherwise."""
 
 import pytest
 import torch

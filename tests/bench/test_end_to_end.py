@@ -89,7 +89,8 @@ def test_texts_of_one_prompt_have_different_tenants():
 
 
 def test_ways_to_draft_are_modes_and_shapes_of_jobs():
-    """SSD's fan-outs ahead of the verdicts, and waited for where a round was not foreseen; a mode is a way by itself."""
+    """SSD's fan-outs ahead of the verdicts, and waited for where a round was not foreseen; a mode is a way by
+    itself."""
     given = []
 
     class Client:
@@ -201,7 +202,8 @@ def test_lengths_are_spread_evenly_and_are_the_same_in_each_run():
 
 
 class _Scripted(ListeningClient):
-    """A client whose jobs end when their ends are asked for, the last one first, and among them one that was asked for earlier."""
+    """A client whose jobs end when their ends are asked for, the last one first, and among them one that was asked for
+    earlier."""
 
     def __init__(self):
         self.ended, self.running, self.most = self, [], 0
@@ -351,7 +353,8 @@ def test_the_first_temperature_has_all_sessions_and_the_others_those_for_samplin
 
 
 def test_the_busy_rate_ends_when_the_last_job_is_asked_for():
-    """Of three jobs, two at a time: six tokens of the first, two of the other by 3.0, when the third began, which does not count."""
+    """Of three jobs, two at a time: six tokens of the first, two of the other by 3.0, when the third began, which does
+    not count."""
     first, second = Stream([1] * 6, 1.0, [1.5, 2.0, 3.0]), Stream([1] * 4, 1.0, [2.0, 3.5])
     last = Stream([1] * 4, 3.0, [3.5, 4.0])
     assert busy_rate([first, second, last]) == [4.0]
@@ -360,7 +363,8 @@ def test_the_busy_rate_ends_when_the_last_job_is_asked_for():
 
 
 def test_latencies_are_of_arrivals_not_of_tokens():
-    """Three tokens that come together are one arrival; a token's time is all after the first arrival over all after the first token."""
+    """Three tokens that come together are one arrival; a token's time is all after the first arrival over all after the
+    first token."""
     streams = [Stream([1, 2, 3, 4], 1.0, [1.5, 1.75]), Stream([1, 2], 2.0, [2.25, 2.75]), Stream([7])]
     expected = {"first_token_ms": 375.0, "itl_ms": 375.0, "itl_p99_ms": 500.0, "tpot_ms": pytest.approx(291.67)}
     assert latencies(streams) == expected
@@ -383,7 +387,8 @@ def test_a_repetitions_rate_is_all_tokens_over_all_seconds():
 
 
 def test_both_models_have_room_for_all_that_the_largest_run_computes():
-    """With 128 sessions, too: prompts that are computed again in each repetition would be a handicap that rivals do not have."""
+    """With 128 sessions, too: prompts that are computed again in each repetition would be a handicap that rivals do not
+    have."""
     work = Workload.of(Path("pair"), device="cpu", sessions=(1, 128), output_len=128, repeats=1)
     least = sum(len(prompt) + 128 for prompt in work.prompts_for(128))
     for name in serving.DEPLOYMENTS:

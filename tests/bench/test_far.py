@@ -1,4 +1,5 @@
-"""`specq bench gpu --only far`: draft workers on cores of this machine, behind a delay proxy, in turns with plain decoding."""
+"""`specq bench gpu --only far`: draft workers on cores of this machine, behind a delay proxy, in turns with plain
+decoding."""
 
 import json
 import shutil

@@ -93,8 +93,8 @@ def test_a_draft_model_that_is_made(draft, monkeypatch):
 
 
 def test_variants():
-    """Plain decoding and lookup first, without drafters; every strategy; every shape in both modes; each is a job that a
-    client would send."""
+    """Plain decoding and lookup first, without drafters; every strategy; every shape in both modes; each is a job that
+    a client would send."""
     assert [variant.name for variant in strategies()] == ["plain", "lookup", *STRATEGIES]
     assert [variant.name for variant in shapes()] == [
         *("plain", "lookup", *SHAPES, "ssd", "ssd jit", "best-first jit"),

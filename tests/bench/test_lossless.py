@@ -1,4 +1,5 @@
-"""`specq bench lossless`: what counts as equal and as passed, what a planted error is told as, and the suite at its smallest."""
+"""`specq bench lossless`: what counts as equal and as passed, what a planted error is told as, and the suite at its
+smallest."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Cells of the question whether the default is ever slower: the grid, paired ratios, what passes, and going on with a report."""
+"""Cells of the question whether the default is ever slower: the grid, paired ratios, what passes, and going on with a
+report."""
 
 import json
 
@@ -105,7 +106,8 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
     [(1000, 1, 10, 96), (25, 1, 1, 25), (100, 16, 4, 24), (400, 4, 4, 25), (9000, 4, 23, 96)],
 )
 def test_turns_take_as_long_as_was_asked(rate, sessions, jobs, num_tokens):
-    """Fast models run many jobs; several sessions run several each, and shorter ones, even if a turn takes longer then."""
+    """Fast models run many jobs; several sessions run several each, and shorter ones, even if a turn takes longer
+    then."""
     assert size_of_turns(rate, sessions, Pace(1.0, 3, 0.0, 96)) == (jobs, num_tokens)
 
 

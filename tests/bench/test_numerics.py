@@ -20,8 +20,8 @@ GREEDY = SamplingParams(max_tokens=6, logprobs=20)
 
 
 class Counting:
-    """An engine whose model counts: token n is followed by n + 1, far ahead of n + 2; at `flips`, a tie, by n + 2 if the
-    step has company."""
+    """An engine whose model counts: token n is followed by n + 1, far ahead of n + 2; at `flips`, a tie, by n + 2 if
+    the step has company."""
 
     def __init__(self, flips: tuple[int, ...] = ()) -> None:
         self.flips, self.widths = flips, []
@@ -87,7 +87,8 @@ def test_it_keeps_to_its_time(monkeypatch):
 
 
 class Mortal(Counting):
-    """Dies where the second block begins at the second temperature: at the first, its sessions open alone and together."""
+    """Dies where the second block begins at the second temperature: at the first, its sessions open alone and
+    together."""
 
     info = SimpleNamespace(dtype="float32")
 

@@ -60,7 +60,8 @@ def test_units_of_one_session_are_prompts_and_of_several_are_batches():
 
 @pytest.mark.usefixtures("two_cores")
 def test_who_takes_part():
-    """transformers is slow, so it gets every third prompt; with several sessions it is about specq's own, and llama.cpp."""
+    """transformers is slow, so it gets every third prompt; with several sessions it is about specq's own, and
+    llama.cpp."""
     alone, many = Cell(0.0, 1), Cell(0.8, 4)
     assert [alone.takes_part("transformers", i) for i in range(SLOW_EVERY + 1)] == [True, False, False, True]
     assert alone.takes_part("llama.cpp 1", 1)

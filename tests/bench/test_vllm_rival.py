@@ -1,4 +1,5 @@
-"""vLLM in `specq bench gpu`, with a stand-in for it: how it is loaded, driven and reported. What it measures needs vLLM."""
+"""vLLM in `specq bench gpu`, with a stand-in for it: how it is loaded, driven and reported. What it measures needs
+vLLM."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -70,7 +71,8 @@ def stand_in(monkeypatch):
 
 
 def test_as_many_requests_are_under_way_as_there_are_sessions():
-    """Texts are in the prompts' order, put together from the new tokens of each step; tokens that come together are one arrival."""
+    """Texts are in the prompts' order, put together from the new tokens of each step; tokens that come together are one
+    arrival."""
     rival = vllm._Vllm(Llm(), WORK)
     streams = rival._complete(StreamLoad(2, 0.8), [[5], [6], [7]], LENGTH)
     assert [stream.token_ids for stream in streams] == [[1, 2, 3]] * 3

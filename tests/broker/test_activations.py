@@ -79,7 +79,8 @@ def test_they_reach_the_drafter_of_their_lane(desk: Desk) -> None:
 
 
 def test_others_are_not_passed_on(desk: Desk) -> None:
-    """Of another epoch or session, malformed, or for a drafter that is silent; for a lane that is gone the verifier is told to stop."""
+    """Of another epoch or session, malformed, or for a drafter that is silent; for a lane that is gone the verifier is
+    told to stop."""
     assert passed(desk, states(desk, epoch=1)) == passed(desk, states(desk, session_id=2)) == []
     assert passed(desk, [*states(desk)[:-1], b"123"]) == []
     assert passed(desk, [*states(desk)[:-2], bytes((1 << 20) + 1)]) == []
@@ -92,7 +93,8 @@ def test_others_are_not_passed_on(desk: Desk) -> None:
 
 
 def test_a_verifier_that_sends_nothing_is_asked_again(desk: Desk) -> None:
-    """The question may have been lost: at each of the drafter's heartbeats, as long as nothing has passed since the one before."""
+    """The question may have been lost: at each of the drafter's heartbeats, as long as nothing has passed since the one
+    before."""
     beat(desk)
     assert len(asked(desk)) == 2
     passed(desk, states(desk))

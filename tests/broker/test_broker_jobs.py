@@ -248,7 +248,8 @@ def test_the_status_tells_of_the_journal() -> None:
 
 
 def test_a_client_learns_where_each_token_comes_from() -> None:
-    """As the verdicts say; one that says nothing has plain tokens alone. What overlaps is counted once, also for who comes later."""
+    """As the verdicts say; one that says nothing has plain tokens alone. What overlaps is counted once, also for who
+    comes later."""
     desk = Desk()
     desk.submit(1)
     said = (DRAFT_WORKER, SUFFIX, CORRECTED)

@@ -1,4 +1,5 @@
-"""Whose KV of a prefix a job shares, and what is said of it: counted once, of the opening that gave the first token, and for one owner only."""
+"""Whose KV of a prefix a job shares, and what is said of it: counted once, of the opening that gave the first token,
+and for one owner only."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def test_a_prompt_is_shared_within_a_tenant_and_a_salt_only() -> None:
 
 
 def test_nobody_waits_for_a_prompt_that_another_one_computes() -> None:
-    """Jobs that come together: an owner's second waits for the first to compute what it shares; another owner's never does."""
+    """Jobs that come together: an owner's second waits for the first to compute what it shares; another owner's never
+    does."""
     world = make_world()
     jobs = [begin(world, 1 + i, tenant=tenant) for i, tenant in enumerate(("ann", "ann", "ben", ""))]
     world.run_until(lambda: all(job.finish for job in jobs))
@@ -124,7 +126,8 @@ def test_what_counts_is_the_opening_that_gave_the_first_token(is_warm: bool, mon
     assert (job.stats["cached_tokens"] >= 32) == is_warm
 
 
-# --- peers of before ------------------------------------------------------------------------------------------------------
+# --- peers of before
+# ------------------------------------------------------------------------------------------------------
 
 
 def opens(desk: Desk) -> list[Open]:
@@ -143,7 +146,8 @@ def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ..
 
 
 def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
-    """So nothing is shared silently: where all are older, the job is refused; where one is not, it goes there, and stays there."""
+    """So nothing is shared silently: where all are older, the job is refused; where one is not, it goes there, and
+    stays there."""
     desk = Desk(capabilities=())
     desk.submit(1, tenant="ann")
     (refused,) = desk.submit(2, tenant="ann", cache_salt="s")
@@ -226,7 +230,8 @@ def test_what_was_there_survives_the_broker() -> None:
     assert restored(StoredJob(taken_record(job).submit)).stats.cached_tokens == 0
 
 
-# --- whose ------------------------------------------------------------------------------------------------------------------
+# --- whose
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_no_two_owners_tenants_and_salts_are_one() -> None:

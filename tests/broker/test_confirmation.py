@@ -1,4 +1,5 @@
-"""Sessions that never arrive at their verifier: another one tries, and in the end the job fails; ordinary loss fails none."""
+"""Sessions that never arrive at their verifier: another one tries, and in the end the job fails; ordinary loss fails
+none."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def opens(desk: Desk) -> Counter[bytes]:
 
 
 def test_a_session_that_never_arrives_fails_its_job() -> None:
-    """Ten minutes of heartbeats without it: a few dozen Opens, then the client receives the reason; the slot is free again."""
+    """Ten minutes of heartbeats without it: a few dozen Opens, then the client receives the reason; the slot is free
+    again."""
     desk = Desk()
     desk.submit(1)
     for _ in range(1200):

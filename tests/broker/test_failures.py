@@ -148,7 +148,8 @@ def running(desk: Desk) -> BrokerJob:
 
 
 def test_a_worker_that_stands_still_counts_as_dead() -> None:
-    """It beats, and has work to do, but its step counter stands still: its sessions go to another, and it may not return."""
+    """It beats, and has work to do, but its step counter stands still: its sessions go to another, and it may not
+    return."""
     world = World()
     verifier = world.add_verifier(b"v0")
     verifier.step = lambda clock: NO_REPORTS  # type: ignore[method-assign]
@@ -291,7 +292,8 @@ def test_suspicion_survives_the_broker() -> None:
 
 
 def test_no_client_is_refused_while_a_verifier_that_crashed_may_come_back() -> None:
-    """Not answered at first: clients ask again. After three seconds there is no verifier; and at once, where it took leave."""
+    """Not answered at first: clients ask again. After three seconds there is no verifier; and at once, where it took
+    leave."""
     for state, expected in (("failed", 0), ("leaving", 1)):
         desk = Desk()
         beat = Heartbeat(incarnation=1, state=state)

@@ -118,7 +118,8 @@ def serve(queue: FairQueue, now: float, model: str = "m") -> BrokerJob:
 
 
 def test_a_flood_of_high_priorities_starves_nobody() -> None:
-    """A job a second is placed while two a second of the highest priority come: one of the lowest is placed in its time."""
+    """A job a second is placed while two a second of the highest priority come: one of the lowest is placed in its
+    time."""
     queue, served = filled(job(1, "modest", priority=-1000)), dict[int, int]()
     for second in range(int(AGED_S) + 10):
         for i in range(2):

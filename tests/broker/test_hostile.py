@@ -1,6 +1,7 @@
 """Hostile drafters and overload, under a virtual clock: no text changes, and others pay no more than a share.
 
-What a message costs the verifier is what `HostSettings` says. The real sockets' part is tests/end_to_end/test_floods.py.
+What a message costs the verifier is what `HostSettings` says. The real sockets' part is
+tests/end_to_end/test_floods.py.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Evil:
 
 @pytest.mark.parametrize("mode", ["async", "sync", "jit"])
 def test_no_attack_changes_a_text(mode):
-    """Random tokens, false scores and distributions, huge trees, forged lanes, epochs, sessions and positions, beside an honest
-    drafter or instead of one."""
+    """Random tokens, false scores and distributions, huge trees, forged lanes, epochs, sessions and positions, beside
+    an honest drafter or instead of one."""
     world = World(host=HOST)
     verifier = world.add_verifier()
     world.add_drafter(proposer=ToyProposer(wrong_every=5))

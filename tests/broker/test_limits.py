@@ -104,7 +104,8 @@ class Bench:
 
 
 def test_a_bucket_gives_its_rate_after_its_burst():
-    """At a cost of 2, a rate of 10 and a burst of 20: ten at once, then five a second, however long it rested before."""
+    """At a cost of 2, a rate of 10 and a burst of 20: ten at once, then five a second, however long it rested
+    before."""
     bucket = Bucket(20.0, 0.0)
     assert [bucket.take(2, 10, 20, 0.0) for _ in range(11)] == [True] * 10 + [False]
     assert sum(bucket.take(2, 10, 20, tick / 128) for tick in range(1, 513)) == 20
@@ -395,7 +396,8 @@ def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
 
 
 def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
-    """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a burst."""
+    """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a
+    burst."""
     limit = limits.Limits()
     admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
 

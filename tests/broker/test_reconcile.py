@@ -59,7 +59,8 @@ def test_a_session_that_comes_back_is_no_longer_missing() -> None:
 
 
 def test_each_session_has_one_action_and_nothing_is_changed() -> None:
-    """Reported ones first, in their order; the arguments stay as they are, so that the same call gives the same answer."""
+    """Reported ones first, in their order; the arguments stay as they are, so that the same call gives the same
+    answer."""
     expected = {i: Expected(i, 10, HeartbeatMark(10)) for i in (1, 2, 3)}
     reported = {2: Reported(2, 9), 9: Reported(5, 1), 1: Reported(1, 10)}
     first = reconcile(expected, reported)

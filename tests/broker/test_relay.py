@@ -27,7 +27,8 @@ def make_job(mode: str = "async") -> BrokerJob:
 
 
 def relayed(job: BrokerJob, min_accept_probs: list[int]) -> list[Verdict]:
-    """Commit one token a verdict, with these `min_accept_prob`; return what the first drafter receives, the second the same."""
+    """Commit one token a verdict, with these `min_accept_prob`; return what the first drafter receives, the second the
+    same."""
     found: list[Verdict] = []
     for min_accept_prob in min_accept_probs:
         verdict = Verdict(

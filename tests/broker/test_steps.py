@@ -1,4 +1,5 @@
-"""The verdicts of a step as one message do what they would do one by one, and go on as one message to each drafter and client."""
+"""The verdicts of a step as one message do what they would do one by one, and go on as one message to each drafter and
+client."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ ROOM = 12  # tokens of a job at most
 
 
 def step_of(desk: Desk, *said: tuple[int, list[int]], **changes: Any) -> Verdicts:
-    """Return a step that commits tokens to jobs, each from where it is unless `base_lens` say otherwise; every second token is an
-    accepted draft of lane 0."""
+    """Return a step that commits tokens to jobs, each from where it is unless `base_lens` say otherwise; every second
+    token is an accepted draft of lane 0."""
     jobs = [desk.broker.state.jobs.active.get(job_id) for job_id, _ in said]
     sizes = [len(tokens) for _, tokens in said]
     num_nodes = [size // 2 for size in sizes]
@@ -72,7 +73,8 @@ def received(desk: Desk, who: bytes) -> list[Message]:
     return [message for to, message in desk.sent if to == who]
 
 
-# --- as if each had come alone ------------------------------------------------------------------------------------------
+# --- as if each had come alone
+# ------------------------------------------------------------------------------------------
 
 
 def remembered(desk: Desk) -> dict[str, Any]:
@@ -103,7 +105,8 @@ def remembered(desk: Desk) -> dict[str, Any]:
 
 
 def random_step(desk: Desk, rng: random.Random) -> Verdicts:
-    """Return a step of which a part is wrong: sessions that there are not, that come twice, of other epochs, elsewhere."""
+    """Return a step of which a part is wrong: sessions that there are not, that come twice, of other epochs,
+    elsewhere."""
     said = [(rng.choice([1, 2, 3, 4, 77]), [rng.randrange(9) for _ in range(rng.randrange(4))]) for _ in range(5)]
     step = step_of(desk, *said)
     epochs, base_lens = step.epochs.copy(), step.base_lens.copy()
@@ -166,7 +169,8 @@ def test_the_bytes_of_a_step_are_shared_out() -> None:
     assert sizes[1] > sizes[0]
 
 
-# --- to clients -----------------------------------------------------------------------------------------------------------
+# --- to clients
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_each_client_receives_one_message() -> None:
@@ -258,7 +262,8 @@ def test_a_job_that_ends_beside_others() -> None:
     assert not any(isinstance(message, Failed) for message in found)
 
 
-# --- to drafters ----------------------------------------------------------------------------------------------------------
+# --- to drafters
+# ----------------------------------------------------------------------------------------------------------
 
 
 def drafted(desk: Desk, name: bytes) -> list[int]:
@@ -330,8 +335,8 @@ def test_a_busy_verifiers_step_is_held_back() -> None:
 
 @pytest.mark.parametrize(("come_alone", "mode"), [(False, "sync"), (True, "sync"), (False, "jit")])
 def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: bool, mode: str) -> None:
-    """Until it asks for drafts: then they are assigned with all of their text by then. Jobs that wait for drafts have theirs at once; so do those
-    of a verifier that has said nothing yet."""
+    """Until it asks for drafts: then they are assigned with all of their text by then. Jobs that wait for drafts have
+    theirs at once; so do those of a verifier that has said nothing yet."""
     desk = Desk()
     add_drafter(desk, b"d0")
     desk.submit(1, max_tokens=ROOM)
@@ -362,7 +367,8 @@ def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
     say(desk, step.each()[0] if come_alone else step)
 
 
-# --- and all the rest ------------------------------------------------------------------------------------------------------
+# --- and all the rest
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -424,7 +430,8 @@ def test_each_verdict_of_a_step_is_one_record() -> None:
 
 
 def test_drafters_receive_verdicts_before_clients_do() -> None:
-    """While more verdicts follow; then clients receive them as one, each token once, also of a job that has ended since."""
+    """While more verdicts follow; then clients receive them as one, each token once, also of a job that has ended
+    since."""
     desk = Desk()
     for job_id in (1, 2, 3):
         desk.submit(job_id)

@@ -74,7 +74,8 @@ def test_a_label_is_part_of_a_job():
 
 @pytest.mark.parametrize("tenant", ["", "ann"])
 def test_a_verifier_knows_whose_a_job_is(tenant):
-    """So that it drafts from no text that its owner may not see. Without keys everyone sees everything but what tenants say."""
+    """So that it drafts from no text that its owner may not see. Without keys everyone sees everything but what tenants
+    say."""
     world = World()
     verifier = world.add_verifier()
     world.received[1] = _nothing()

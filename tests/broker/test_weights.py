@@ -1,4 +1,5 @@
-"""Jobs whose weights nobody serves fail after a while and say what is missing; those from older journals find theirs."""
+"""Jobs whose weights nobody serves fail after a while and say what is missing; those from older journals find
+theirs."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def opened(effects: list[Effect]) -> list[Open]:
 
 
 def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
-    """On the verifier whose former one it is, and on no other; from then on it is bound to all that its text depends on."""
+    """On the verifier whose former one it is, and on no other; from then on it is bound to all that its text depends
+    on."""
     journal = open_journal(str(tmp_path / "journal"), Opening())
     submit = Submit(job_id=1, model="toy", params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
     tokens = np.array([7, 8], "<i4").tobytes()

@@ -1,4 +1,5 @@
-"""A forger between a broker and its drafter: what a broker says to a drafter can come only over the drafter's own connection."""
+"""A forger between a broker and its drafter: what a broker says to a drafter can come only over the drafter's own
+connection."""
 
 from __future__ import annotations
 

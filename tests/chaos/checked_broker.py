@@ -1,4 +1,5 @@
-"""`specq broker` that checks after each message what must hold of its memory, and stops where that does not: with its options."""
+"""`specq broker` that checks after each message what must hold of its memory, and stops where that does not: with its
+options."""
 
 from __future__ import annotations
 

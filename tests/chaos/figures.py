@@ -1,10 +1,11 @@
-"""What the journal costs, and what a dead verifier costs, with models that start at once; prints the figures, writes JSON.
+"""What the journal costs, and what a dead verifier costs, with models that start at once; prints the figures, writes
+JSON.
 
     python -m tests.chaos.figures journal --repeats 5 --out docs/results/journal_throughput.json
     python -m tests.chaos.figures failover --repeats 5 --out docs/results/failover.json
 
-Goodput is tokens a second that clients get, over all jobs. Each verifier takes half of the jobs, so that with one of two gone
-half is the most there can be.
+Goodput is tokens a second that clients get, over all jobs. Each verifier takes half of the jobs, so that with one of
+two gone half is the most there can be.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _measure(load: Load, seconds: float) -> float:
 @_SECONDS
 @_OUT
 def failover(repeats: int, seconds: float, out: Path | None) -> None:
-    """Kill one of two verifiers under load, and start it again: goodput before, after detection, and after its return."""
+    """Kill one of two verifiers under load, and start it again: goodput before, after detection, and after its
+    return."""
     runs = []
     for _ in range(repeats):
         runs.append(_failover(seconds))

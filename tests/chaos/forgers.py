@@ -1,4 +1,5 @@
-"""The roles of the value fuzzer: raw peers that take part as far as they must, and for the rest say what a `Forger` makes.
+"""The roles of the value fuzzer: raw peers that take part as far as they must, and for the rest say what a `Forger`
+makes.
 
 Each has `send()`, which says one forged message, and `hear()`, which takes what has arrived and keeps it registered.
 """

@@ -1,8 +1,9 @@
-"""Well-formed messages with values that nobody honest sends: extreme, wrong, missing, too many, or right in the wrong place.
+"""Well-formed messages with values that nobody honest sends: extreme, wrong, missing, too many, or right in the wrong
+place.
 
-A forger walks the fields of a message type as `specq.protocol.messages` has them, so a new message or field is forged without a line
-here. Most values are plausible, so that a message comes as far as it can; a few are at a bound's limits, beyond them, or of
-another type. Ids, epochs and lanes come from what the forger was told of sessions that there are.
+A forger walks the fields of a message type as `specq.protocol.messages` has them, so a new message or field is forged
+without a line here. Most values are plausible, so that a message comes as far as it can; a few are at a bound's limits,
+beyond them, or of another type. Ids, epochs and lanes come from what the forger was told of sessions that there are.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Session:
 
 @dataclass
 class Forger:
-    """Makes frames of messages. `sessions` are those that may be spoken of as one likes; of `others`, ids only: whoever has them
-    is not hurt by a stranger's epoch. `model` is what the forger says that it is; token ids are below `vocab`."""
+    """Makes frames of messages. `sessions` are those that may be spoken of as one likes; of `others`, ids only: whoever
+    has them is not hurt by a stranger's epoch. `model` is what the forger says that it is; token ids are below
+    `vocab`."""
 
     rng: random.Random
     model: dict[str, Any]

@@ -1,7 +1,7 @@
 """Malformed and half-right frames for every party: whatever comes, it is dropped, and nobody stops.
 
-Each frame list begins as a real message; then bits are turned, frames cut, doubled, swapped, and header values replaced by
-what they must not be. A ProtocolError is the only error that a party may raise.
+Each frame list begins as a real message; then bits are turned, frames cut, doubled, swapped, and header values replaced
+by what they must not be. A ProtocolError is the only error that a party may raise.
 """
 
 from __future__ import annotations

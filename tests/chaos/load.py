@@ -1,6 +1,7 @@
 """A steady load on a broker: so many toy jobs at a time, each checked when it ends, and what the user sees of each.
 
-What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted, never raised: the report tells.
+What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted, never raised: the report
+tells.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Load:
             return {name for name, job in self.running.items() if job.advanced < start}
 
     def recovered(self, start: float, limit_s: float) -> float | None:
-        """Wait until every job that runs has advanced since then; return the seconds it took, None if it takes longer."""
+        """Wait until every job that runs has advanced since then; return the seconds it took, None if it takes
+        longer."""
         stuck = self.since(start)
         while stuck:
             if time.monotonic() > start + limit_s:

@@ -41,8 +41,8 @@ Process = subprocess.Popen[bytes]
 
 
 class Deployment:
-    """The processes, by name; `real`: with the bundled pair; `proxied`: behind links that delay what they carry and break; `options`:
-    of the broker."""
+    """The processes, by name; `real`: with the bundled pair; `proxied`: behind links that delay what they carry and
+    break; `options`: of the broker."""
 
     def __init__(
         self,
@@ -177,7 +177,8 @@ def attack(
 ) -> Siege:
     """Inject the faults, (kind, role) each, one after the other has been overcome; return what came of it.
 
-    A job recovers when its next tokens come after the fault is over: the process runs again, or its next one was started.
+    A job recovers when its next tokens come after the fault is over: the process runs again, or its next one was
+    started.
     """
     rng, siege = random.Random(seed), Siege()
     with _client(deployment) as client:

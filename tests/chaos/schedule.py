@@ -1,12 +1,12 @@
 """A random schedule of faults, and what must hold after it.
 
-    play(seed)   runs one schedule and returns what happened; raises AssertionError where something was lost, doubled, wrong,
-                 or stands still
+    play(seed)   runs one schedule and returns what happened; raises AssertionError where something was lost, doubled,
+                 wrong, or stands still
 
-Rules checked, besides those of the world: every job ends once, with the fault-free text (or, where texts depend on sessions,
-one that could have been said), or given up where verifier after verifier was taken from under it, which nobody can tell from a
-job that brings them down; within `RECOVERY_S` of the last fault every session advances; drafters keep up again; in the
-end no worker holds anything.
+Rules checked, besides those of the world: every job ends once, with the fault-free text (or, where texts depend on
+sessions, one that could have been said), or given up where verifier after verifier was taken from under it, which
+nobody can tell from a job that brings them down; within `RECOVERY_S` of the last fault every session advances; drafters
+keep up again; in the end no worker holds anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ CRASHES = 2 + LONE_CRASHES  # of verifiers, until a job is given up that had a p
 
 @dataclass
 class Outcome:
-    """What a schedule came to; num_given_up: jobs that were taken for what brings verifiers down; recoveries: seconds from the last fault to each job's next token."""
+    """What a schedule came to; num_given_up: jobs that were taken for what brings verifiers down; recoveries: seconds
+    from the last fault to each job's next token."""
 
     faults: Counter[str] = field(default_factory=Counter)
     num_jobs: int = 0
@@ -175,7 +176,8 @@ class Schedule:
         self._count("verifier_drained")
         return self._later(1.2, self.world.add_verifier)
 
-    # --- what must hold -------------------------------------------------------------------------------------------------
+    # --- what must hold
+    # -------------------------------------------------------------------------------------------------
 
     def _lengths(self) -> dict[int, int]:
         """Return the generated tokens of each job in the journal; -1 for one that has ended."""

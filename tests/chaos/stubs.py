@@ -25,7 +25,8 @@ class SlowEngine(ToyEngine):
 
 
 class MoodyEngine(SlowEngine):
-    """Each session says a text of its own, as under `probabilistic`: what one session said does not follow from another.
+    """Each session says a text of its own, as under `probabilistic`: what one session said does not follow from
+    another.
 
     So a text is right iff each of its tokens follows from all that comes before it, in one of the moods.
     """

@@ -1,4 +1,5 @@
-"""Each planted bug is caught by a schedule: the seeds below do; if the code moves on and they no longer do, others must."""
+"""Each planted bug is caught by a schedule: the seeds below do; if the code moves on and they no longer do, others
+must."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ class Client:
                 self.core.submit(job, now)
 
     def take(self, events: list[Event], now: float) -> None:
-        """Note the ends of jobs; each comes once. What was never taken, since there was no verifier, is submitted again."""
+        """Note the ends of jobs; each comes once. What was never taken, since there was no verifier, is submitted
+        again."""
         for event in events:
             if isinstance(event, RequestFailed) and event.error.code == "no_verifier":
                 self.core.submit(next(job for job in self.jobs if job.job_id == event.key), now)

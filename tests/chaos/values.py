@@ -2,9 +2,9 @@
 
     python -m tests.chaos.values --messages 100000 --seed 7 --out values.json
 
-A broker with a journal, a verifier and a drafter run; `tests.chaos.forgers` has who attacks them, one role after the other. What is
-right for the innocent jobs was asked of the same processes before. The exit status is 0 iff no job beside was lost or wrong, every
-message was taken, and all processes live.
+A broker with a journal, a verifier and a drafter run; `tests.chaos.forgers` has who attacks them, one role after the
+other. What is right for the innocent jobs was asked of the same processes before. The exit status is 0 iff no job
+beside was lost or wrong, every message was taken, and all processes live.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def play(field: Field, role: str, client: Client, load: Load, others: list[int],
 
 @contextmanager
 def recorded_ids(client: Client) -> Iterator[list[int]]:
-    """Yield the list of the ids of all jobs that the client submits from now on, each once the broker has taken it: whoever
-    knew a random id before could submit a job of his own under it."""
+    """Yield the list of the ids of all jobs that the client submits from now on, each once the broker has taken it:
+    whoever knew a random id before could submit a job of his own under it."""
     connection, ids = client._connection, list[int]()
     submit = connection.submit
 

@@ -1,8 +1,10 @@
-"""The whole system under a virtual clock, with whatever can go wrong: real broker, verifiers, drafters and clients, toy models.
+"""The whole system under a virtual clock, with whatever can go wrong: real broker, verifiers, drafters and clients, toy
+models.
 
-Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any time;
-the broker also between any two things that it does: before and after each group of its journal, before each message. What
-holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end (`tests.chaos.invariants`).
+Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any
+time; the broker also between any two things that it does: before and after each group of its journal, before each
+message. What holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end
+(`tests.chaos.invariants`).
 """
 
 from __future__ import annotations
@@ -192,7 +194,8 @@ class ChaosWorld:
                 self.faults["crash_at_boundary"] += 1
                 raise CrashError
 
-    # --- messages to the broker -----------------------------------------------------------------------------------------
+    # --- messages to the broker
+    # -----------------------------------------------------------------------------------------
 
     def _from_worker(self, time: float, sender: Process, message: Message) -> None:
         is_back = sender.hello.role == "target" and not isinstance(message, Hello | Heartbeat)
@@ -223,7 +226,8 @@ class ChaosWorld:
         except CrashError:
             self.kill_broker(self.random.uniform(0.05, 0.8), survives=self._survives)
 
-    # --- what the broker does -------------------------------------------------------------------------------------------
+    # --- what the broker does
+    # -------------------------------------------------------------------------------------------
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -278,7 +282,8 @@ class ChaosWorld:
             for message in client.core.take_outbox():
                 self._carry_up(self.now, client.identity, message, is_back=False)
 
-    # --- what must hold at any time -------------------------------------------------------------------------------------
+    # --- what must hold at any time
+    # -------------------------------------------------------------------------------------
 
     def _check_told(self, send: Send) -> None:
         """Fail if a client is told what the journal does not have."""

@@ -114,7 +114,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
 
 
 def test_a_signal_that_ends_the_wait_leaves_nothing_behind(caplog):
-    """SIGTERM unwinds out of the loop; what waited there is stopped before the client closes, which else fails it where nobody looks."""
+    """SIGTERM unwinds out of the loop; what waited there is stopped before the client closes, which else fails it where
+    nobody looks."""
     started = []
 
     class Waiting(FakeClient):

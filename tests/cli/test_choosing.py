@@ -50,7 +50,8 @@ def outcome(monkeypatch):
     ],
 )
 def test_the_user_chooses(outcome, typed, expected):
-    """What is none of the choices is asked for again; the end of input gives up. The answer's own place, standard output, stays free."""
+    """What is none of the choices is asked for again; the end of input gives up. The answer's own place, standard
+    output, stays free."""
     done, said, status = outcome("--model", "tiny", typed=typed)
     assert done == expected
     assert status == 1

@@ -1,4 +1,5 @@
-"""Options that say where to write: what cannot be written is refused before anything is done, and what fails later is said in a line."""
+"""Options that say where to write: what cannot be written is refused before anything is done, and what fails later is
+said in a line."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_a_full_disk_is_noticed_before(tmp_path, monkeypatch):
 
 
 def test_looking_leaves_everything_as_it_was(tmp_path):
-    """Files that are there keep their content, none is left behind, and a pipe is not opened: its reader would see the end."""
+    """Files that are there keep their content, none is left behind, and a pipe is not opened: its reader would see the
+    end."""
     there, new, pipe = (tmp_path / name for name in ("there", "new", "pipe"))
     there.write_text("old")
     os.mkfifo(pipe)

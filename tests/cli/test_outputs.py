@@ -24,7 +24,8 @@ from tests.each import each
 
 TOY = (sys.executable, "-m", "tests.journal.toy_target")
 FULL = "No space left on device"
-# Each command line with a standard output that is full, that nobody reads, and that is closed: what it ended with, and what it said.
+# Each command line with a standard output that is full, that nobody reads, and that is closed: what it ended with, and
+# what it said.
 EVERY_COMMAND = """
 import json, os, sys, tempfile
 
@@ -150,7 +151,8 @@ def test_other_errors_are_nobodys_output():
 
 
 def test_every_option_that_writes_refuses_what_cannot_be_written(tmp_path):
-    """Options that name files without their being there are read, or refuse what cannot be written before anything is done."""
+    """Options that name files without their being there are read, or refuse what cannot be written before anything is
+    done."""
     reads = {"config", "config_file", "corpus", "bench", "rollouts", "pair", "calibrate", "prompts"}
     made_elsewhere = {("keys", "api"), ("keys", "curve")}
     (tmp_path / "file").write_text("")

@@ -151,7 +151,8 @@ def test_a_failed_job():
 
 
 def test_a_restarted_broker_without_verifiers():
-    """A broker that had taken the job and now knows no verifier is asked again for a while; one that never had is not."""
+    """A broker that had taken the job and now knows no verifier is asked again for a while; one that never had is
+    not."""
     gone = Failed(job_id=7, code="no_verifier", reason="none")
     core, _ = make_core(timeout_s=3.0)
     core.receive(Accepted(job_id=7), 0.1)

@@ -133,7 +133,8 @@ def test_who_asks_for_much_gives_way(link, monkeypatch):
 
 
 class Late(deque):
-    """Actions, of which some thread's come when the I/O thread has ended: it had looked whether the client was closed before."""
+    """Actions, of which some thread's come when the I/O thread has ended: it had looked whether the client was closed
+    before."""
 
     def __init__(self, link):
         super().__init__(link._actions)

@@ -49,7 +49,8 @@ def hashed(seed: int) -> int:
 
 
 def test_any_seed_of_64_bits_is_taken():
-    """Those of [0, 2**63) as they are. The others meet neither one another, nor small seeds, nor those of completions, for patterns that people use."""
+    """Those of [0, 2**63) as they are. The others meet neither one another, nor small seeds, nor those of completions,
+    for patterns that people use."""
     near = [*range(3000), *(1 << bit for bit in range(63)), *((1 << bit) - 1 for bit in range(64))]
     others = [-1 - seed for seed in near] + [2**63 + seed for seed in near]
     others += [-(1 << bit) for bit in range(64)] + [2**64 - 1 - seed for seed in range(3000)]

@@ -70,7 +70,8 @@ def test_a_stopped_run_is_gone_on_with(path: Path) -> None:
 
 
 def test_an_interruption_anywhere_undoes_nothing_that_is_written(tmp_path: Path) -> None:
-    """Ctrl-C before any line of what writes the results of the third prompt: those that are there whole are not done again."""
+    """Ctrl-C before any line of what writes the results of the third prompt: those that are there whole are not done
+    again."""
     num_left = []
     for number in count(1):
         path, lines = tmp_path / f"{number}.jsonl", Interrupt(number)

@@ -142,8 +142,8 @@ STAT = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 {} 0 0 500 7 0 0 0 0 0\ncpu1 100 0 0 900 
 
 
 def test_what_others_used_leaves_out_our_own(tmp_path, monkeypatch):
-    """Of two processors this process used a half, children that have ended the other half of one, and others half of one, with what the host of a
-    virtual machine took."""
+    """Of two processors this process used a half, children that have ended the other half of one, and others half of
+    one, with what the host of a virtual machine took."""
     clock = SimpleNamespace(perf_counter=iter([10.0, 20.0]).__next__, process_time=iter([1.0, 6.0]).__next__)
     times = iter([(1.0, 0.0, 2.0, 1.0, 10.0), (6.0, 0.0, 5.0, 3.0, 20.0)])
     monkeypatch.setattr(measured_usage, "time", clock)

@@ -147,8 +147,8 @@ def chain(probs: list[float], count: int = 4000) -> PredictedRounds:
 @pytest.mark.parametrize("prob", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("ahead", [2, 4])
 def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
-    """As rounds that are played one after the other say: a chain is there if the one before it was accepted as a whole and foresaw the
-    target's token, or, where there was none, if it foresaw that."""
+    """As rounds that are played one after the other say: a chain is there if the one before it was accepted as a whole
+    and foresaw the target's token, or, where there was none, if it foresaw that."""
     rounds = chain([prob] * 8)
     rate, depth = worker(rounds, costs(flat(0.010), pass_s=0.010 / (ahead + 1)), 1)
     assert depth == ahead
@@ -183,7 +183,8 @@ def test_a_draft_workers_passes_serve_all_sessions():
 
 
 def test_a_draft_workers_tokens_and_rows_come_from_the_same_rounds():
-    """Where the draft model went four levels deep it was always right, and where it went one level deep never: half of the chains, not all."""
+    """Where the draft model went four levels deep it was always right, and where it went one level deep never: half of
+    the chains, not all."""
     rounds = PredictedRounds((PredictedRound(4, (1,) * 4), PredictedRound(0, (1,))) * 8)
     assert rounds.accept_probs() == [0.5, 1.0, 1.0, 1.0]
     assert rounds.reach_probs() == [0.5] * 4

@@ -1,8 +1,8 @@
 """A drafter that wishes the text ill: a thread with a raw DEALER that registers, and answers each verdict with drafts.
 
-It knows all that a drafter is told (context, verdicts, parameters) and sends, in turn: a rare token that it would like to
-see, as if it were certain; guesses in any tree shape; lies about what a token was drawn from, by which an honest judge
-would accept it for certain; and, after each of these, something malformed.
+It knows all that a drafter is told (context, verdicts, parameters) and sends, in turn: a rare token that it would like
+to see, as if it were certain; guesses in any tree shape; lies about what a token was drawn from, by which an honest
+judge would accept it for certain; and, after each of these, something malformed.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def _favourite(victim: _Victim) -> Draft:
 
 
 def _lie(victim: _Victim) -> Draft:
-    """Return a rare token that claims to have been drawn from a law that hardly ever gives it: the judge would accept it
-    with certainty, min(1, target / draft)."""
+    """Return a rare token that claims to have been drawn from a law that hardly ever gives it: the judge would accept
+    it with certainty, min(1, target / draft)."""
     rare, other = victim.block[-1], victim.block[0]
     draft = _draft(victim, np.array([rare]), [-1], np.zeros(1))
     distributions = {"q_ids": np.array([rare, other], np.int32), "q_weights": np.array([1, FULL], np.uint16)}

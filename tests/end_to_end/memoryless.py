@@ -1,4 +1,5 @@
-"""A toy pair of real checkpoints whose next-token laws are known exactly, and the tests that long texts are held against.
+"""A toy pair of real checkpoints whose next-token laws are known exactly, and the tests that long texts are held
+against.
 
 The target's logits are a table: they depend on the last token alone, or, in the memoryless block of the vocabulary, on
 nothing at all. A text never leaves the block that its prompt ends in, so that one process serves both:
@@ -51,10 +52,11 @@ def good_logits() -> Float64Array:
 
 
 def bad_logits() -> Float64Array:
-    """Return a draft's table with the target's own numbers in another order: it is as sure, and mostly of something else.
+    """Return a draft's table with the target's own numbers in another order: it is as sure, and mostly of something
+    else.
 
-    The order is one in which elder siblings are often rejected and younger ones are what the target likes, so that judging
-    these by a wrong law shows: not to renormalise after three draws moves 0.2 of the mass.
+    The order is one in which elder siblings are often rejected and younger ones are what the target likes, so that
+    judging these by a wrong law shows: not to renormalise after three draws moves 0.2 of the mass.
     """
     table = target_logits()
     for block in (MEMORYLESS, MARKOV):
@@ -65,7 +67,8 @@ def bad_logits() -> Float64Array:
 
 
 def write_checkpoint(directory: Path, table: Float64Array) -> str:
-    """Write a Llama whose logits after token i are row i of the table, and a tokenizer of VOCAB words; return its place.
+    """Write a Llama whose logits after token i are row i of the table, and a tokenizer of VOCAB words; return its
+    place.
 
     Token i is embedded as a unit vector of its own; attention and MLP add nothing; the head reads
     the row off. All sums have one term but zeros, so that logits do not depend on the batch, whatever the engine.

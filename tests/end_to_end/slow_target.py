@@ -1,7 +1,7 @@
 """`specq worker --role target --engine slow`: the torch engine, with steps that take as long as a large model's.
 
-A toy's step is cheaper than the handling of a draft node, so that drafts are hardly ever worth verifying: the more so the
-busier the machine. Here they are, as with the models that speculation is for; and waiting takes no processor.
+A toy's step is cheaper than the handling of a draft node, so that drafts are hardly ever worth verifying: the more so
+the busier the machine. Here they are, as with the models that speculation is for; and waiting takes no processor.
 
     python -m tests.end_to_end.slow_target worker --role target --engine slow ...
 """

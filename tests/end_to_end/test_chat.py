@@ -123,7 +123,8 @@ def test_a_question_in_another_encoding_is_refused(encoding, said):
 
 @pytest.mark.slow
 def test_one_question_from_a_pipe():
-    """The answer alone goes to standard output; beside it stands what is done before there is one. All processes have ended."""
+    """The answer alone goes to standard output; beside it stands what is done before there is one. All processes have
+    ended."""
     command = [*SPECQ, *TINY, "Say", "-"]
     done = subprocess.run(command, input="hello\n", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

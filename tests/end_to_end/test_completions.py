@@ -27,8 +27,8 @@ SEEDS = [derived_seed(7, index) for index in range(3)]
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter that gives
-    way to nobody; frequent heartbeats."""
+    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter
+    that gives way to nobody; frequent heartbeats."""
     config = load()
     config = replace(
         config,

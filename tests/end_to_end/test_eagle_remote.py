@@ -1,4 +1,5 @@
-"""An EAGLE-3 head in a draft worker, over sockets: the text stays the target's, and what is drafted of its hidden states reaches it."""
+"""An EAGLE-3 head in a draft worker, over sockets: the text stays the target's, and what is drafted of its hidden
+states reaches it."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def start(heads: Path, *options: str, drafters: int = 1) -> Group:
 
 @pytest.mark.parametrize("form", ["bf16", "int8"])
 def test_text_is_the_targets_and_drafts_are_verified(heads: Path, form: str) -> None:
-    """In rounds, ahead of the verdicts, and in a shape of the job's own; greedy and sampled. Some drafts are verified before it is known
-    that they are always wrong."""
+    """In rounds, ahead of the verdicts, and in a shape of the job's own; greedy and sampled. Some drafts are verified
+    before it is known that they are always wrong."""
     ways = ({"mode": "sync"}, {"mode": "async"}, {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]})
     num_drafted = 0
     with start(heads, f"activations={form}", "window=32") as group:

@@ -1,4 +1,5 @@
-"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`."""
+"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit
+prompts.jsonl`."""
 
 from __future__ import annotations
 

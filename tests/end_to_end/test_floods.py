@@ -1,4 +1,5 @@
-"""Keys and floods with real processes: a broker, a verifier and a draft worker, each with its key, and peers that flood."""
+"""Keys and floods with real processes: a broker, a verifier and a draft worker, each with its key, and peers that
+flood."""
 
 from __future__ import annotations
 
@@ -106,8 +107,8 @@ class Flood:
 
 
 def drafting(flood: Flood) -> None:
-    """Register as a drafter; send forged, huge or malformed drafts for the last session that was given to it, whether they are
-    asked for or not, also after it has ended."""
+    """Register as a drafter; send forged, huge or malformed drafts for the last session that was given to it, whether
+    they are asked for or not, also after it has ended."""
     flood.send(encode(Hello(role="draft", name="flood", incarnation=1, model=model())))
     last: Assign | None = None
     base_len, beaten = 0, 0.0
@@ -155,8 +156,8 @@ def resident(pid: int) -> int:
 @pytest.mark.parametrize("deployment", ["info"], indirect=True)
 @pytest.mark.skipif(not STATM.exists(), reason="memory is read from /proc")
 def test_floods_change_no_text_and_fill_no_memory(deployment):
-    """While one peer floods with drafts, and one with requests whose answers it does not read, others are served, and the
-    broker's and the verifier's memory stay as they are."""
+    """While one peer floods with drafts, and one with requests whose answers it does not read, others are served, and
+    the broker's and the verifier's memory stay as they are."""
     address, keys, processes = deployment
     with connected(address, keys) as client, Flood(address, f"{keys}/laptop", "draft", drafting) as drafts:
         client.wait_until_ready(num_drafters=2, timeout_s=READY_S)

@@ -69,7 +69,8 @@ class House:
 
 
 class Reader:
-    """Reads a stream to its end, however often it breaks, by key and position; `between` is called after so many events."""
+    """Reads a stream to its end, however often it breaks, by key and position; `between` is called after so many
+    events."""
 
     def __init__(self, house: House, key: str, **changes) -> None:
         self.house, self.key, self.body = house, key, BODY | changes
@@ -158,7 +159,8 @@ def test_all_three_at_once(house):
 
 @pytest.mark.slow
 def test_many_streams_and_many_kills(house):
-    """Fifty streams at a time, and gateway, broker and verifier killed in turn, twice: each ends with the text of its seed."""
+    """Fifty streams at a time, and gateway, broker and verifier killed in turn, twice: each ends with the text of its
+    seed."""
     readers = [Reader(house, f"many {i}", max_tokens=MANY_TOKENS, seed=i) for i in range(NUM_MANY)]
     with ThreadPoolExecutor(NUM_MANY) as pool:
         texts = [pool.submit(reader.read) for reader in readers]

@@ -1,4 +1,5 @@
-"""Every role by IPv6, in processes: what is asked for over HTTP goes through a broker, a verifier and a drafter of ::1."""
+"""Every role by IPv6, in processes: what is asked for over HTTP goes through a broker, a verifier and a drafter of
+::1."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The law of the text, over real sockets: a broker, verifiers and draft workers as processes, the target's law known.
 
-Three drafters in turn: a good one, a bad one, and a hostile one (`tests.end_to_end.hostile`), which `probabilistic` meets
-with its laws stripped. Texts are held against the exact law by chi-square tests, single tokens and successive ones, at
-p > 1e-6; all texts of `probabilistic` together would show a bias of 3%, and a test shows that they would.
+Three drafters in turn: a good one, a bad one, and a hostile one (`tests.end_to_end.hostile`), which `probabilistic`
+meets with its laws stripped. Texts are held against the exact law by chi-square tests, single tokens and successive
+ones, at p > 1e-6; all texts of `probabilistic` together would show a bias of 3%, and a test shows that they would.
 
-`deterministic` has fixed seeds, so its tests pass always or never. `probabilistic` draws with the drafters' own randomness.
+`deterministic` has fixed seeds, so its tests pass always or never. `probabilistic` draws with the drafters' own
+randomness.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def _lossless(strategy: str) -> list[Case]:
 
 
 def _own(strategy: str) -> list[Case]:
-    """A verifier that drafts for itself: with a draft model; from texts that are there; what further rows of its steps say."""
+    """A verifier that drafts for itself: with a draft model; from texts that are there; what further rows of its steps
+    say."""
     own = [Case(strategy, drafter, shape) for drafter in ("own-good", "own-bad") for shape in ("best-first", "rounds")]
     return [*own, *(Case(strategy, drafter, "best-first") for drafter in ("suffix", "lookahead", "both"))]
 
@@ -119,7 +121,8 @@ class Block:
         return leaked(self.distributions, exact_distributions(bad_logits(), **self.sampling), self.bias)
 
     def jobs(self, case: Case) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of each job: texts that are compared have the same seeds, others have seeds of their own."""
+        """Yield the arguments of each job: texts that are compared have the same seeds, others have seeds of their
+        own."""
         first = 100 * (1 + PROBABILISTIC.index(case)) if case in PROBABILISTIC else 0
         num_tokens = SAME if case in (*DETERMINISTIC, FORGED) else self.num_tokens * (1 + 2 * (case in LOSSY))
         for seed in range(first, first + self.num_jobs):
@@ -274,7 +277,8 @@ def _together(said: Said) -> Texts:
 
 @pytest.mark.parametrize("case", DETERMINISTIC + PROBABILISTIC, ids=str)
 def test_drafts_are_accepted_and_rejected(said: Said, case: Case) -> None:
-    """There is something to judge, and much of it where the verifier waits for drafts: else the other tests say nothing."""
+    """There is something to judge, and much of it where the verifier waits for drafts: else the other tests say
+    nothing."""
     counts = said.counts[case]
     assert said.has_something_to_judge(case), counts
 
@@ -294,7 +298,8 @@ def test_deterministic_text_is_the_same_with_any_drafter(said: Said, case: Case)
 
 @pytest.mark.parametrize("case", PROBABILISTIC, ids=str)
 def test_probabilistic_text_has_the_targets_distribution(said: Said, case: Case) -> None:
-    """Sampled from laws that travel, or stripped to point masses: each token's law, and its law after the one before."""
+    """Sampled from laws that travel, or stripped to point masses: each token's law, and its law after the one
+    before."""
     p_values = _p_values(said.texts[case])
     assert min(p_values.values()) > LEAST_P, p_values
 

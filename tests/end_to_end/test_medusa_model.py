@@ -1,4 +1,5 @@
-"""A small target that decodes with Medusa heads as the draft model of a larger one, in real processes: the text stays the larger one's."""
+"""A small target that decodes with Medusa heads as the draft model of a larger one, in real processes: the text stays
+the larger one's."""
 
 from __future__ import annotations
 

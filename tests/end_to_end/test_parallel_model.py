@@ -1,4 +1,5 @@
-"""A parallel draft model in real processes: the text stays the target's, whether it drafts well or knows nothing of what its masks stand for."""
+"""A parallel draft model in real processes: the text stays the target's, whether it drafts well or knows nothing of
+what its masks stand for."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def until(is_enough: Callable[[list[Result]], bool], generate: Callable[[], Resu
 
 
 def check_texts(client: Client, *, colocated: bool) -> None:
-    """In rounds, ahead of the verdicts, and in a shape of the job's own, greedy and sampled: texts are plain decoding's, and drafts are
-    accepted. A worker that runs ahead may be late each time: `tiny` waits for no draft."""
+    """In rounds, ahead of the verdicts, and in a shape of the job's own, greedy and sampled: texts are plain
+    decoding's, and drafts are accepted. A worker that runs ahead may be late each time: `tiny` waits for no draft."""
     ways = ({"mode": "sync"}, {"mode": "async"}, {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]})
     for temperature in (0.0, 0.8):
         job = {"messages": QUESTION, "max_tokens": 100, "ignore_eos": True, "temperature": temperature, "seed": 3}

@@ -59,7 +59,8 @@ def test_synchronous_rounds_wait_for_their_drafts() -> None:
 
 
 def test_a_miss_waits_for_a_chain_just_in_time() -> None:
-    """Each round but the first and the last verifies a draft, though the drafter takes ten steps' time for a pass and misses each second token."""
+    """Each round but the first and the last verifies a draft, though the drafter takes ten steps' time for a pass and
+    misses each second token."""
     world = World(pass_s=0.05)
     world.add_verifier()
     world.add_drafter(proposer=ToyProposer(wrong_every=2))

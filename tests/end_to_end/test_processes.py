@@ -50,7 +50,8 @@ def random_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start(drafters: int, draft_model: str = "tiny") -> Group:
-    """Start a verifier that uses every draft, and drafters that give way to nobody: on a busy machine few would come otherwise."""
+    """Start a verifier that uses every draft, and drafters that give way to nobody: on a busy machine few would come
+    otherwise."""
     config = load()
     config = replace(
         config,
@@ -87,7 +88,8 @@ def answers(client: Client, in_flight: int = 4, **params: object) -> list[Result
 
 
 def answers_until(is_enough: Callable[[list[Result]], bool], client: Client, **params: object) -> list[Result]:
-    """Return the results for all questions, again and again until they are enough: draft workers of a busy machine are often late."""
+    """Return the results for all questions, again and again until they are enough: draft workers of a busy machine are
+    often late."""
     found: list[Result] = []
     for _ in range(MOST_ROUNDS):
         found += answers(client, **params)

@@ -1,4 +1,5 @@
-"""`specq trace` over real processes: a broker, verifiers and a drafter, on one machine, whose monotonic clock they share."""
+"""`specq trace` over real processes: a broker, verifiers and a drafter, on one machine, whose monotonic clock they
+share."""
 
 from __future__ import annotations
 

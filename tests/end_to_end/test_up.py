@@ -172,7 +172,8 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
 
 
 def test_who_gives_way_does_so_to_other_sessions_too():
-    """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does not."""
+    """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does
+    not."""
     code = (
         "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores, give_way\n"
         "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"

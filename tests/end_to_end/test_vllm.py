@@ -1,4 +1,5 @@
-"""`specq worker --role target --engine vllm` over real sockets, beside the torch engine on the same device: the same text.
+"""`specq worker --role target --engine vllm` over real sockets, beside the torch engine on the same device: the same
+text.
 
 `make test-vllm`."""
 
@@ -44,8 +45,8 @@ ASKED = (
 
 
 def group_of(engine: str, kind: str, *, drafters: int, **options: object) -> Group:
-    """Return a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in float32, which is the
-    default on a CPU."""
+    """Return a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in float32, which
+    is the default on a CPU."""
     config, dtype = load(), "auto" if kind == "cpu" else "float32"
     config = replace(
         config,
@@ -134,7 +135,8 @@ def test_each_worker_judges_under_tensor_parallelism(
 def test_texts_are_the_same_with_a_step_in_flight_in_two_processes(
     vllm_device: str, two_workers: dict[str, object], tmp_path: Path
 ) -> None:
-    """A worker launches a step, and a thread of its waits for the one before, while the host does other things. What fails in the second worker is not lost."""
+    """A worker launches a step, and a thread of its waits for the one before, while the host does other things. What
+    fails in the second worker is not lost."""
     command = [sys.executable, "-m", "tests.engines.vllm_apart", str(tmp_path), vllm_device]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     texts = json.loads(done.stdout.splitlines()[-1])

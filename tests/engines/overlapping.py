@@ -1,4 +1,5 @@
-"""What tests of engines with a step in flight share: sessions that come, end and are served; judging that a CPU does as a GPU would."""
+"""What tests of engines with a step in flight share: sessions that come, end and are served; judging that a CPU does as
+a GPU would."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def counted(engine: Any) -> list[int]:
 
 
 def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
-    """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped, by `penalty` also by what they have
-    said; each ends elsewhere."""
+    """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped, by
+    `penalty` also by what they have said; each ends elsewhere."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
     params = SamplingParams(
         temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
@@ -66,8 +67,9 @@ def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
 
 
 def serve(engine: Engine, seed: int = 0, penalty: float = 0.7) -> dict[int, list[int]]:
-    """Serve sessions (`opening`) that come one after the other, some of which are closed or opened again on the way; return their texts. With a penalty some
-    join every second step only, so that hardly a step is that of the sessions before until these have ended."""
+    """Serve sessions (`opening`) that come one after the other, some of which are closed or opened again on the way;
+    return their texts. With a penalty some join every second step only, so that hardly a step is that of the sessions
+    before until these have ended."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
     verifier.control.early._awaits_histories = lambda *_: False  # type: ignore[method-assign]

@@ -116,8 +116,8 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize(("per_block", "num_chunks"), [(4, 4), (9, 32), (64, 2)])
 def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num_chunks):
-    """Trees are laid out with another parent for each node; then what each row sees is what it sees in the trees themselves. Of some sessions the host
-    has read the nodes."""
+    """Trees are laid out with another parent for each node; then what each row sees is what it sees in the trees
+    themselves. Of some sessions the host has read the nodes."""
     rng = np.random.default_rng(seed)
     level_sizes = tuple(rng.integers(1, 4, int(rng.integers(1, 6))).tolist())
     shape, num_sessions = UnreadLayout.of(level_sizes), int(rng.integers(1, 5))

@@ -170,7 +170,8 @@ def parallel(tmp_path):
 
 @pytest.mark.parametrize("eager", [False, True], ids=["native", "torch"])
 def test_masks_are_tokens_behind_the_vocabulary(parallel, eager):
-    """In a row of their own each says what plain arithmetic says of its place; the model's vocabulary is that without them."""
+    """In a row of their own each says what plain arithmetic says of its place; the model's vocabulary is that without
+    them."""
     loaded = load(str(parallel), device="cpu", kv_slots=64, eager=eager)
     assert (loaded.info.vocab_size, loaded.num_masks) == (VOCAB + 5, PARALLEL.num_places - 1)
     context = np.random.default_rng(3).integers(0, VOCAB, 20).tolist()

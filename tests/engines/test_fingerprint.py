@@ -114,7 +114,8 @@ def test_a_description_reads_the_weights_once(checkpoint: Path, monkeypatch: pyt
 
 
 def test_weights_are_hashed_beside_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of several chunks, and an empty one, in the order of their names; what was cancelled ends without reading them to the end."""
+    """Files of several chunks, and an empty one, in the order of their names; what was cancelled ends without reading
+    them to the end."""
     monkeypatch.setitem(TensorsHash._file_digest.__globals__, "CHUNK_BYTES", 7)
     contents = {f"{name}.safetensors": name.encode() * count for name, count in (("b", 100), ("a", 3), ("c", 0))}
     for name, content in contents.items():

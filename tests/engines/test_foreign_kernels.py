@@ -1,4 +1,5 @@
-"""The matrix products of the C kernels, alone: for this machine, for narrower vectors, and for arm64 under an emulator."""
+"""The matrix products of the C kernels, alone: for this machine, for narrower vectors, and for arm64 under an
+emulator."""
 
 from __future__ import annotations
 

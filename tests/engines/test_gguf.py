@@ -152,7 +152,8 @@ def test_on_a_cpu_values_are_kept_exactly_by_default(tmp_path, token_ids):
 
 
 def test_elsewhere_values_are_kept_in_bfloat16_by_default(tmp_path):
-    """On other devices, and where the kernels do not know a file's blocks: expanded to float32, it would take twice the bytes."""
+    """On other devices, and where the kernels do not know a file's blocks: expanded to float32, it would take twice the
+    bytes."""
     source = make_source(tmp_path / "source", model_type="llama")
     known = write_gguf(source, tmp_path / "known.gguf")
     other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1)

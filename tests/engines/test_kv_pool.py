@@ -162,8 +162,8 @@ NUM_SLOTS = 12 * BLOCK
 class PoolMachine(RuleBasedStateMachine):
     """Random schedules. The model: what each session holds, what is in flight, and whose KV each slot contains.
 
-    `contents` says for whom, and for which context (all tokens up to its own), a slot's KV was computed. Sharing is right if and only
-    if every slot of every table contains its owner's, and the session's own context.
+    `contents` says for whom, and for which context (all tokens up to its own), a slot's KV was computed. Sharing is
+    right if and only if every slot of every table contains its owner's, and the session's own context.
     """
 
     COPIES = False

@@ -1,4 +1,5 @@
-"""Chains that C drafts at one call: what one pass a level gives, for any model, width, lineage, temperature and number of threads."""
+"""Chains that C drafts at one call: what one pass a level gives, for any model, width, lineage, temperature and number
+of threads."""
 
 from __future__ import annotations
 

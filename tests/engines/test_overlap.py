@@ -1,5 +1,5 @@
-"""The torch engine with a step in flight: the same texts and the same KV as without, on a CPU (where a step is computed when it is launched) and
-on a GPU."""
+"""The torch engine with a step in flight: the same texts and the same KV as without, on a CPU (where a step is computed
+when it is launched) and on a GPU."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ def test_the_kv_in_flight_is_counted(checkpoint: Path, device: str) -> None:
     assert engine.free_slots == SLOTS
 
 
-# --- parts, on the host -------------------------------------------------------------------------------------------------
+# --- parts, on the host
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_a_number_feeds_some_token_and_raises_when_it_is_looked_at() -> None:

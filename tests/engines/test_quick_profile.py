@@ -47,7 +47,8 @@ def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):
 
 
 def test_where_an_engines_steps_jump_both_sides_are_measured():
-    """Sixteen rows go in two tiles and seventeen in three; a line from 16 to 24 rows would hide what the first draft costs."""
+    """Sixteen rows go in two tiles and seventeen in three; a line from 16 to 24 rows would hide what the first draft
+    costs."""
     rows = profiled_rows((8, 16), 40)
     assert {8, 9, 16, 17} <= set(rows)
     assert rows == sorted(set(rows))

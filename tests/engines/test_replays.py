@@ -1,4 +1,5 @@
-"""What work of fixed shapes asks of torch, without a GPU: which memory recordings share, and how one that failed is left."""
+"""What work of fixed shapes asks of torch, without a GPU: which memory recordings share, and how one that failed is
+left."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from specq.engines.torch import Replays
 
 
 class Torch:
-    """Stands in for torch's recordings. As in torch 2.11, one that fails stays on its stream, and its memory goes on to be recorded to; and memory of which no
-    graph is left is refused."""
+    """Stands in for torch's recordings. As in torch 2.11, one that fails stays on its stream, and its memory goes on to
+    be recorded to; and memory of which no graph is left is refused."""
 
     def __init__(self) -> None:
         self.num_pools, self.stream, self.is_recording, self.fails = 0, "usual", False, False

@@ -1,7 +1,9 @@
-"""Rotary scaling: a kind is served with transformers' own logits in every text that fits, or the checkpoint is refused by its name.
+"""Rotary scaling: a kind is served with transformers' own logits in every text that fits, or the checkpoint is refused
+by its name.
 
-The reference is transformers' pass over the whole text, alone and without a cache. Ours computes the same text alone and beside a text as
-long as any, at once and in parts, and as a draft behind its first half; at each length around those where kinds change.
+The reference is transformers' pass over the whole text, alone and without a cache. Ours computes the same text alone
+and beside a text as long as any, at once and in parts, and as a draft behind its first half; at each length around
+those where kinds change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Hidden states and scratch rows of the torch engine against transformers, and that neither moves a bit of what is judged."""
+"""Hidden states and scratch rows of the torch engine against transformers, and that neither moves a bit of what is
+judged."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def reference_hidden(reference, token_ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-    """Return what transformers says, [tokens, layers * hidden]: of FINAL what it gives last, else what goes out of a layer."""
+    """Return what transformers says, [tokens, layers * hidden]: of FINAL what it gives last, else what goes out of a
+    layer."""
     decoder = getattr(reference.base_model, "decoder", reference.base_model)
     kept: dict[int, torch.Tensor] = {}
 
@@ -62,7 +64,8 @@ def reference_row(reference, token_ids: list[int], positions: list[int]) -> torc
 
 
 def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) -> None:
-    """Two prefill chunks, one with and one without a tap, then base row and nodes; beside a session that is not tapped."""
+    """Two prefill chunks, one with and one without a tap, then base row and nodes; beside a session that is not
+    tapped."""
     checkpoint, eager = place
     engine, rng = TorchEngine(str(checkpoint), device="cpu", eager=eager), np.random.default_rng(0)
     reference, context, tree = load_reference(checkpoint), random_tokens(rng, 40), random_tree(rng, 7)
@@ -116,7 +119,8 @@ def test_the_final_layer_alone_is_what_the_head_reads(place: tuple[Path, bool]) 
 
 
 def window(rng: np.random.Generator, base_len: int, width: int = 4, num_levels: int = 3) -> ScratchRows:
-    """Lookahead's window: a chain after the context, and from each of its tokens a trajectory that goes on by a level."""
+    """Lookahead's window: a chain after the context, and from each of its tokens a trajectory that goes on by a
+    level."""
     parents = [*range(-1, width - 1), *(row for row in range(width * (num_levels - 1)))]
     tree_nodes = 3
     above = [parent if parent < 0 else parent + tree_nodes for parent in parents]
@@ -126,7 +130,8 @@ def window(rng: np.random.Generator, base_len: int, width: int = 4, num_levels: 
 
 
 def test_a_window_of_lookahead_equals_transformers_row_by_row(place: tuple[Path, bool]) -> None:
-    """Each row's text is the context and its trajectory, at the positions that it names: also where some are left out."""
+    """Each row's text is the context and its trajectory, at the positions that it names: also where some are left
+    out."""
     checkpoint, eager = place
     engine, rng = TorchEngine(str(checkpoint), device="cpu", eager=eager), np.random.default_rng(2)
     reference, context, tree = load_reference(checkpoint), random_tokens(rng, 21), random_tree(rng, 3)
@@ -160,7 +165,8 @@ def row_text(step: SessionStep, row: int) -> tuple[list[int], list[int]]:
 
 
 def run_text(engine: TorchEngine, extras: bool) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
-    """Generate for 10 steps in two sessions; return the tokens, and the KV of each session in the order of positions."""
+    """Generate for 10 steps in two sessions; return the tokens, and the KV of each session in the order of
+    positions."""
     rng, noise = np.random.default_rng(3), np.random.default_rng(4)
     texts = [random_tokens(rng, 11).tolist(), random_tokens(rng, 25).tolist()]
     starts = [engine.open(i, np.array(text, np.int32)) for i, text in enumerate(texts)]

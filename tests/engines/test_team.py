@@ -1,4 +1,5 @@
-"""Threads that share a forward pass: the same bits as one, there only when needed, on their cores, and gone afterwards."""
+"""Threads that share a forward pass: the same bits as one, there only when needed, on their cores, and gone
+afterwards."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def decode(engine: TorchEngine, session_id: int, context: list[int], tree: Tree 
 
 
 def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
-    """A tree around what the target will say: a chain that is right with probability 0.7 a token, and wrong siblings."""
+    """A tree around what the target will say: a chain that is right with probability 0.7 a token, and wrong
+    siblings."""
     chain = [token if rng.random() < 0.7 else int(rng.integers(VOCAB)) for token in truth[:4]]
     siblings = random_tokens(rng, len(chain))
     parents = [i - 1 for i in range(len(chain))] * 2
@@ -304,7 +305,8 @@ def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypa
 
 
 def test_the_rows_of_a_tap_are_each_steps_last() -> None:
-    """Of sessions all of whose rows are wanted, those of others that are judged, and none of the rest; scratch rows never."""
+    """Of sessions all of whose rows are wanted, those of others that are judged, and none of the rest; scratch rows
+    never."""
     rng = np.random.default_rng(3)
     scratch = ScratchRows(np.zeros(2, np.int32), np.array([-1, 0], np.int32), np.zeros(2, np.int32))
     for _ in range(50):

@@ -1,5 +1,5 @@
-"""Steps that are launched with drafted tokens which the host has not read: the same texts as without drafts, on a CPU (where the chains are there at
-once, and are read late) and on a GPU."""
+"""Steps that are launched with drafted tokens which the host has not read: the same texts as without drafts, on a CPU
+(where the chains are there at once, and are read late) and on a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SpoiltChains:
-    """Chains some of whose tokens are others than the model drafted, on the device as on the host; `tokens` are there before they are read."""
+    """Chains some of whose tokens are others than the model drafted, on the device as on the host; `tokens` are there
+    before they are read."""
 
     def __init__(self, wait: Callable[[], Any], every: int) -> None:
         self._wait, self._every = wait, every
@@ -106,7 +107,8 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
 def serve(
     engine: Engine, drafter: ColocatedDrafter | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
 ) -> dict[int, list[int]]:
-    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
+    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their
+    texts."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(
         engine, StepCurve([1, 64], [0.005, 0.0051]), [] if drafter is None else [drafter], incarnation=1,
@@ -138,7 +140,8 @@ def serve(
 
 
 def check(checkpoint: Path, device: str, seed: int, width: int) -> None:
-    """Assert that texts are the target's own, that drafts were accepted unread, and that what has KV is known by its tokens."""
+    """Assert that texts are the target's own, that drafts were accepted unread, and that what has KV is known by its
+    tokens."""
     engine, drafter = make_engine(checkpoint, device, overlaps=True), make_drafter(checkpoint, device, seed, width)
     land, accepted = engine._collect, list[int]()
 
@@ -234,7 +237,8 @@ def test_a_step_may_have_none_of_what_was_drafted(checkpoint: Path, device: str)
 
 
 def step_of(engine: TorchEngine, text: list[int], chain: list[int], drafted: DeviceTokens | None = None) -> list[int]:
-    """Return what a step says after a text, with known tokens that were drafted, beside those which the host reads when it was launched."""
+    """Return what a step says after a text, with known tokens that were drafted, beside those which the host reads when
+    it was launched."""
     tree = Tree(
         np.array(chain, np.int32), np.arange(-1, len(chain) - 1, dtype=np.int32), np.zeros(len(chain), np.float32)
     )
@@ -247,7 +251,8 @@ def step_of(engine: TorchEngine, text: list[int], chain: list[int], drafted: Dev
     return judgement.token_ids.tolist()
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------------
+# --- parts
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_handles_are_no_tokens_and_are_read_as_what_they_stand_for() -> None:

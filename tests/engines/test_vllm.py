@@ -1,4 +1,5 @@
-"""The vllm engine, by real vLLM on the device that it was built for: against transformers, against the torch engine, short of room. `make test-vllm`."""
+"""The vllm engine, by real vLLM on the device that it was built for: against transformers, against the torch engine,
+short of room. `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -161,8 +162,8 @@ ASKED = {
 
 
 def test_every_strategy_says_what_it_says_with_the_torch_engine(engine, directory):
-    """All in one batch: temperature, cuts, penalties, biases, log-probabilities, distributions of drafts; and drafts of all kinds
-    were accepted and rejected."""
+    """All in one batch: temperature, cuts, penalties, biases, log-probabilities, distributions of drafts; and drafts of
+    all kinds were accepted and rejected."""
     rng, other = np.random.default_rng(1), TorchEngine(str(directory), device="cpu")
     reference = load_reference(directory)
     made = [
@@ -302,7 +303,8 @@ def test_what_vllm_could_not_follow_is_refused(directory, vllm_device, tokens, j
 
 
 def test_steps_are_measured_with_as_few_sessions_and_kv_slots_as_it_was_made_for(directory, vllm_device):
-    """A verifier measures them at its start, whatever its --max-sessions, with the fewest --kv-slots that are not refused."""
+    """A verifier measures them at its start, whatever its --max-sessions, with the fewest --kv-slots that are not
+    refused."""
     least = least_kv_slots(64, CONTEXT, 2, BLOCK_SIZES[vllm_device])
     made = VllmEngine(str(directory), kv_slots=least, max_sessions=2, max_step_rows=64, **vllm_arguments(vllm_device))
     assert made.info.kv_slots == least

@@ -166,7 +166,8 @@ def test_a_batch_travels_without_the_parameters_that_are_known_there() -> None:
 
 
 def test_steps_that_go_on_are_made_of_those_before_them() -> None:
-    """They are what a verifier would have said of them; nothing but the step behind, of the same sessions and parameters, is taken for it."""
+    """They are what a verifier would have said of them; nothing but the step behind, of the same sessions and
+    parameters, is taken for it."""
     params = [SamplingParams(seed=i, temperature=0.5 * (i % 2)) for i in range(3)]
 
     def step(start: int, fed_by: list[int] | None, of: list[SamplingParams] = params, **others: bool) -> StepBatch:

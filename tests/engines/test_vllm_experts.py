@@ -1,4 +1,5 @@
-"""Mixtures of experts by the vllm engine: random models of two families, whose texts are those of vLLM itself. `make test-vllm`."""
+"""Mixtures of experts by the vllm engine: random models of two families, whose texts are those of vLLM itself. `make
+test-vllm`."""
 
 from __future__ import annotations
 

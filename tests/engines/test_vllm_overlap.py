@@ -1,5 +1,5 @@
-"""The vllm engine with a step in flight: the same texts and the same KV as without. On a CPU vLLM's rows take their tokens as they would on a
-GPU, from what is judged there, while the host's own books have placeholders."""
+"""The vllm engine with a step in flight: the same texts and the same KV as without. On a CPU vLLM's rows take their
+tokens as they would on a GPU, from what is judged there, while the host's own books have placeholders."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def engine(started: VllmEngine):
 def test_texts_are_the_same_with_a_step_in_flight(
     engine: VllmEngine, seed: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions come, stop, wait, are closed and opened again, with up to three steps in flight as where worker processes launch them; prompts are
-    computed in parts, and shared."""
+    """Sessions come, stop, wait, are closed and opened again, with up to three steps in flight as where worker
+    processes launch them; prompts are computed in parts, and shared."""
     monkeypatch.setattr(engine, "is_apart", is_apart)
     in_flight = counted(engine)
     found = [serve(overlapping(engine, overlaps), seed) for overlaps in (True, False)]
@@ -102,7 +102,8 @@ def test_a_step_that_is_discarded_leaves_nothing(engine: VllmEngine) -> None:
 
 
 def test_the_kv_in_flight_is_counted(engine: VllmEngine) -> None:
-    """A step starts behind the one in flight, and nowhere else; what it says of a session that was closed is nobody's."""
+    """A step starts behind the one in flight, and nowhere else; what it says of a session that was closed is
+    nobody's."""
     opened(engine, 1)
     first = engine.launch(plain([0], [1], [2]))
     with pytest.raises(EngineError, match="starts at 1"):
@@ -129,7 +130,8 @@ def test_what_the_host_must_judge_is_not_fed(engine: VllmEngine, params: dict[st
 
 
 def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmEngine) -> None:
-    """They travel where they are new, or others than in the step before; those of sessions that have ended are forgotten."""
+    """They travel where they are new, or others than in the step before; those of sessions that have ended are
+    forgotten."""
     biased, other = SamplingParams(logit_bias=((7, 100.0),)), SamplingParams(logit_bias=((9, 100.0),))
     opened(overlapping(engine, False), 2)
     said, known = list[list[int]](), np.array([1, 1])
@@ -147,7 +149,8 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
 
 
 class Watched:
-    """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request what the host does."""
+    """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request
+    what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         from specq.engines.vllm.patches.token_injection import FILL
@@ -212,7 +215,8 @@ def check_many_go_on(num: int, num_steps: int, penalty: float) -> None:
 def test_the_runner_knows_what_the_host_knows(
     engine: VllmEngine, seed: int, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it would."""
+    """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it
+    would."""
     watched = Watched(engine, monkeypatch)
     serve(engine, seed, penalty)
     check_many_go_on(sum(delta.batch is None for delta in watched.plans), len(watched.plans), penalty)
@@ -301,7 +305,8 @@ def say(flight: Any) -> list[int]:
 def test_requests_stand_where_they_are_fed_wherever_the_batch_has_them(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions in another order than their rows are fed and judged by their own, in blocks of KV that they take on the way."""
+    """Sessions in another order than their rows are fed and judged by their own, in blocks of KV that they take on the
+    way."""
     counted_steps, said = Counted(engine, monkeypatch), []
     for overlaps, order in ((True, [2, 0, 1]), (False, [0, 1, 2])):
         opened(overlapping(engine, overlaps), 3)

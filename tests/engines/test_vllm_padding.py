@@ -1,5 +1,5 @@
-"""Steps with drafts that have a whole CUDA graph: which have one, that vLLM finds it, and that rows which nobody asked for change no text. Graphs need a
-GPU; which one a step takes, and the rows, do not."""
+"""Steps with drafts that have a whole CUDA graph: which have one, that vLLM finds it, and that rows which nobody asked
+for change no text. Graphs need a GPU; which one a step takes, and the rows, do not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def drafted(lengths: list[int], num_tokens: int = 1, *, judged: bool = True) -> 
     )  # fmt: skip
 
 
-# --- which steps ----------------------------------------------------------------------------------------------------------
+# --- which steps
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,8 @@ def test_large_steps_are_measured_with_as_many_sessions_as_there_is_room_for(
     assert max(engine.num_rows) <= max(counts)
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------------
+# --- texts
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,8 @@ def open_all(engine: VllmEngine, prompts: list[list[int]], params: SamplingParam
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_greedy_texts_are_the_models_own_whatever_is_added(directory: Path, vllm_device: str) -> None:
-    """Ten sessions of which each step takes some, chains of 0 to 7 tokens, right and wrong: most steps have rows that nobody asked for."""
+    """Ten sessions of which each step takes some, chains of 0 to 7 tokens, right and wrong: most steps have rows that
+    nobody asked for."""
     rng, reference = np.random.default_rng(0), load_reference(directory)
     engine, launches = even_engine(directory, vllm_device, kv_slots=2048)
     prompts = [random_tokens(rng, int(count)).tolist() for count in rng.integers(2, 150, 10)]
@@ -234,7 +237,8 @@ def shared_prefixes_hold(engine: VllmEngine, text: list[int]) -> bool:
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_no_row_is_added_where_no_token_can_stand(directory: Path, vllm_device: str) -> None:
-    """Neither behind the longest context, nor in KV memory that others may need; texts come to their ends all the same."""
+    """Neither behind the longest context, nor in KV memory that others may need; texts come to their ends all the
+    same."""
     memory = vllm_arguments(vllm_device).get("options", {})
     engine, launches = even_engine(
         directory, vllm_device, kv_slots=512, max_sessions=4, options=memory | {"max_model_len": 64}
@@ -279,12 +283,13 @@ def test_rows_are_added_only_where_kv_is_left(directory: Path, vllm_device: str)
     engine.shutdown()
 
 
-# --- graphs ------------------------------------------------------------------------------------------------------------------
+# --- graphs
+# ------------------------------------------------------------------------------------------------------------------
 
 
 class Captures(list[Any]):
-    """What a runner of vLLM's on a CPU captures, of graphs that are not real: the steps' descriptors, in order. `errors`: what capturing raises, by how
-    many there are then."""
+    """What a runner of vLLM's on a CPU captures, of graphs that are not real: the steps' descriptors, in order.
+    `errors`: what capturing raises, by how many there are then."""
 
     def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         from vllm.compilation import cuda_graph
@@ -353,7 +358,8 @@ def runner(directory: Path, vllm_device: str) -> Iterator[Any]:
 
 
 def decided(runner: Any, rows: list[int]) -> tuple[Any, Any]:
-    """Return how vLLM's runner would run a step of requests with so many rows each: the mode, and the graph's descriptor."""
+    """Return how vLLM's runner would run a step of requests with so many rows each: the mode, and the graph's
+    descriptor."""
     found = runner._determine_batch_execution_and_padding(
         num_tokens=sum(rows), num_reqs=len(rows), num_scheduled_tokens_np=np.array(rows, np.int32),
         max_num_scheduled_tokens=max(rows), use_cascade_attn=False,
@@ -459,7 +465,8 @@ def test_vllm_finds_a_graph_for_each_mixed_step(runner: Any, monkeypatch: pytest
 def test_no_graph_has_more_rows_than_the_longest_text(
     directory: Path, vllm_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM captures it with requests as long as the step, of whose blocks its tables have no more than such a text has."""
+    """vLLM captures it with requests as long as the step, of whose blocks its tables have no more than such a text
+    has."""
     from vllm.v1.attention.backend import AttentionCGSupport
 
     from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
@@ -482,7 +489,8 @@ def test_no_graph_has_more_rows_than_the_longest_text(
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is missing, the larger half of those of one number of rows; else all. Whatever was captured of them is forgotten, and vLLM's own stay."""
+    """Where memory is missing, the larger half of those of one number of rows; else all. Whatever was captured of them
+    is forgotten, and vLLM's own stay."""
     from vllm.compilation import monitor
 
     from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
@@ -515,7 +523,8 @@ def test_graphs_that_cannot_be_captured_are_left_out(runner: Any, monkeypatch: p
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_texts_stay_right_where_kv_is_short(directory: Path, vllm_device: str) -> None:
-    """A verifier serves eight sessions that grow to twice the room, with drafts, as many of each session as is best for all."""
+    """A verifier serves eight sessions that grow to twice the room, with drafts, as many of each session as is best for
+    all."""
     engine, launches = even_engine(directory, vllm_device, kv_slots=320, max_sessions=8)
     engine.even_chains = {length - 1: counts[-1] for length, counts in GRAPHS.items()}
     assert all(seconds > 0 for seconds in engine.step_times([1, 8, 40]))
@@ -557,7 +566,8 @@ def draft(session: Session, first_id: int, tokens: list[int]) -> Draft:
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_graphs_are_captured_and_say_what_pieces_say(directory: Path, vllm_device: str) -> None:
-    """On a GPU, in bf16, for which vLLM's attention allows it: each step with drafts, once by a graph and once in pieces, on the same KV."""
+    """On a GPU, in bf16, for which vLLM's attention allows it: each step with drafts, once by a graph and once in
+    pieces, on the same KV."""
     if vllm_device == "cpu":
         pytest.skip("needs a GPU")
     memory = vllm_arguments(vllm_device)["options"]

@@ -1,4 +1,5 @@
-"""The self-test of a vLLM version that was not tested: passed by an engine that is right, and failed by each that is not."""
+"""The self-test of a vLLM version that was not tested: passed by an engine that is right, and failed by each that is
+not."""
 
 from __future__ import annotations
 

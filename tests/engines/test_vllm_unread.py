@@ -1,5 +1,5 @@
-"""The vllm engine with drafted tokens that the host has not read when a step is launched: the same texts as without drafts. On a CPU the chains are there at
-once, and are read late, and rows take their tokens as they would on a GPU."""
+"""The vllm engine with drafted tokens that the host has not read when a step is launched: the same texts as without
+drafts. On a CPU the chains are there at once, and are read late, and rows take their tokens as they would on a GPU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_texts_are_the_targets_own(
     is_even: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again; with rows that nobody asked for, and without."""
+    """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again; with rows that
+    nobody asked for, and without."""
     if is_even:
         monkeypatch.setattr(engine._sessions, "_graphs", graphs_up_to(512, 64))
     check(engine, own_texts, checkpoint, vllm_device, seed, width, monkeypatch)

@@ -1,4 +1,5 @@
-"""What vLLM's workers are told, and when: there is one message for a step, and one answer, which says what failed, too."""
+"""What vLLM's workers are told, and when: there is one message for a step, and one answer, which says what failed,
+too."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class Late(Future[Any]):
 
 
 class Asked(list[str]):
-    """The messages to two workers, with how many steps are in flight where one is launched; the first worker answers steps with numbers, and the second one
-    with nothing; `fails`: they fail to do that."""
+    """The messages to two workers, with how many steps are in flight where one is launched; the first worker answers
+    steps with numbers, and the second one with nothing; `fails`: they fail to do that."""
 
     def __init__(self, fails: str = "", *, at_once: bool = False) -> None:
         super().__init__()
@@ -99,7 +100,8 @@ def test_what_fails_in_a_worker_says_what(executor: str) -> None:
 
 @pytest.mark.parametrize("end", ["collect", "discard"])
 def test_a_launch_that_fails_in_a_process_is_never_taken_for_another_one(end: str) -> None:
-    """The host goes on, and learns of it when it asks for that step, whatever is said then; the step before is whole."""
+    """The host goes on, and learns of it when it asks for that step, whatever is said then; the step before is
+    whole."""
     asked = Asked()
     told = workers(PROCESSES, asked)
     told.launch(PLAN)
@@ -136,7 +138,8 @@ class Answers:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_an_error_holds_no_queue_of_vllms(fails: bool) -> None:
-    """Once vLLM's executor is shut down, its queues are gone: without the garbage collector, and though somebody has the error."""
+    """Once vLLM's executor is shut down, its queues are gone: without the garbage collector, and though somebody has
+    the error."""
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     from specq.engines.vllm.workers import Workers

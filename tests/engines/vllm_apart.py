@@ -1,6 +1,6 @@
-"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and with drafts that the host reads when a step is launched and
-without drafts, and print the texts of all as JSON, and what is said when the second process fails; for `tests/end_to_end/test_vllm.py`. On a CPU the
-processes judge as they would on a GPU."""
+"""A program: serve sessions with vLLM in two processes, with a step in flight and without, and with drafts that the
+host reads when a step is launched and without drafts, and print the texts of all as JSON, and what is said when the
+second process fails; for `tests/end_to_end/test_vllm.py`. On a CPU the processes judge as they would on a GPU."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def serve_unread(engine: VllmEngine, directory: Path, kind: str) -> dict[str, An
 
 
 def main(directory: str, kind: str) -> None:
-    """Print {"together": texts, "apart": texts}, {"own": texts, "unread": texts} of sessions by id, "most": steps in flight at once, "accepted": drafted
-    tokens, "late": how many steps waited for some, and "lost": an error."""
+    """Print {"together": texts, "apart": texts}, {"own": texts, "unread": texts} of sessions by id, "most": steps in
+    flight at once, "accepted": drafted tokens, "late": how many steps waited for some, and "lost": an error."""
     arguments = vllm_arguments(kind) | {"dtype": "float32"}
     arguments["options"] = arguments.get("options", {}) | {"tensor_parallel_size": 2}
     engine = VllmEngine(str(make_checkpoint("llama-bf16", Path(directory))), kv_slots=1536, **arguments)

@@ -1,10 +1,11 @@
-"""So many streams at a time, for so long, through real processes of broker, verifier (a toy model) and gateway: each text is compared
-with what the toy says for its seed. Prints JSON: how each stream ended, the first text's times, and the processes' memory and CPU.
+"""So many streams at a time, for so long, through real processes of broker, verifier (a toy model) and gateway: each
+text is compared with what the toy says for its seed. Prints JSON: how each stream ended, the first text's times, and
+the processes' memory and CPU.
 
     python -m tests.gateway.load STREAMS SECONDS [MAX_TOKENS [STEP_MS [HOSTILE]]]
 
-HOSTILE connections are kept open beside them: every other one says nothing, the others never end their headers. The gateway then has the
-limit of connections that it has by default.
+HOSTILE connections are kept open beside them: every other one says nothing, the others never end their headers. The
+gateway then has the limit of connections that it has by default.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def gateway(broker, own_cache):
 
 @contextmanager
 def beside(gateway, most_cut=0):
-    """A client that streams all the while; at the end, each of its texts was right and came in time. `most_cut`: times that its connection may be cut
-    while it has no request there; it asks again then."""
+    """A client that streams all the while; at the end, each of its texts was right and came in time. `most_cut`: times
+    that its connection may be cut while it has no request there; it asks again then."""
     stop, taken, texts, cut = threading.Event(), [], [], []
 
     def ask() -> None:
@@ -69,7 +69,8 @@ def beside(gateway, most_cut=0):
 
 
 def test_who_connects_and_says_nothing_keeps_nobody_out(broker, own_cache):
-    """The oldest connections without a request go first, long before their time is over: if need be those of others, between two requests."""
+    """The oldest connections without a request go first, long before their time is over: if need be those of others,
+    between two requests."""
     limits = LIMITS | {"header_seconds": 60.0, "connections": 5}
     with running(broker.address, **limits) as gateway, beside(gateway, most_cut=2):
         crowd = [raw(gateway) for _ in range(3 * process.SPARE)]
@@ -82,7 +83,8 @@ def test_who_connects_and_says_nothing_keeps_nobody_out(broker, own_cache):
 
 
 def test_a_crowd_does_not_cut_an_answer_that_is_on_its_way(broker, own_cache, monkeypatch):
-    """A slow reader's connection is idle for HTTP as soon as its answer is written, and long before that has arrived."""
+    """A slow reader's connection is idle for HTTP as soon as its answer is written, and long before that has
+    arrived."""
     monkeypatch.setattr("specq.gateway.connection.SEND_BYTES", 4096)
     limits = {"header_seconds": 60.0, "connections": 5}
     with running(broker.address, **limits) as gateway, connected(gateway) as http, socket.socket() as reader:
@@ -160,7 +162,8 @@ def test_a_storm_of_disconnects_leaves_no_job(own_cache):
 
 
 def test_what_is_written_is_sent_at_once(broker, own_cache):
-    """A body does not wait until the reader's system has acknowledged its head, nor an event until it has acknowledged the one before."""
+    """A body does not wait until the reader's system has acknowledged its head, nor an event until it has acknowledged
+    the one before."""
     with running(broker.address) as gateway, connected(gateway) as http:
         assert http.get("/health").status_code == 200
         served = [one.transport.get_extra_info("socket") for one in gateway.connections]

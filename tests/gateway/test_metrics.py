@@ -1,4 +1,5 @@
-"""What `/metrics` shows of the pipeline: from what workers count to Prometheus' text, and its names against docs, dashboard and vLLM."""
+"""What `/metrics` shows of the pipeline: from what workers count to Prometheus' text, and its names against docs,
+dashboard and vLLM."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_a_verifier_counts_the_same_by_source_and_by_depth(served):
 
 
 def test_vllms_names_mean_what_they_mean_there(served):
-    """`num_drafts` are drafted rounds; a position counts rounds that accepted so far: all positions together are the accepted tokens."""
+    """`num_drafts` are drafted rounds; a position counts rounds that accepted so far: all positions together are the
+    accepted tokens."""
     report, stats = served
     found = shown(report)
     of = ("0", "toy")

@@ -1,4 +1,5 @@
-"""Exactly once over HTTP, against a real broker with a journal and a toy model: disconnects, repeats, restarts, conflicts."""
+"""Exactly once over HTTP, against a real broker with a journal and a toy model: disconnects, repeats, restarts,
+conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`specq` for tests of what kills verifiers: `worker` is a toy verifier that dies at once of a magic token, without a word.
+"""`specq` for tests of what kills verifiers: `worker` is a toy verifier that dies at once of a magic token, without a
+word.
 
 python -m tests.journal.deadly broker ...                                    the real broker
 python -m tests.journal.deadly worker --broker ADDRESS [--name NAME] ...     the toy verifier

@@ -1,14 +1,15 @@
-"""Makes tests/journal/f8b254c.journal and f8b254c.json: a journal with unfinished jobs, and the texts that they must end with.
+"""Makes tests/journal/f8b254c.journal and f8b254c.json: a journal with unfinished jobs, and the texts that they must
+end with.
 
 It runs the code of whatever checkout it is started in, so for the files that are here, that of commit f8b254c:
 
     git worktree add /tmp/old f8b254c && cd /tmp/old && make setup
     .venv/bin/python PATH_TO/make_old_journal.py OUTPUT_DIRECTORY
 
-The texts are those of plain decoding by a broker without a journal and a verifier that drafts nothing (`--backup none`, mode
-`plain`), with no drafter. The journal is that of a second broker, which is killed (kill -9), and its verifier with it, while
-the jobs are under way: some have tokens, and those behind `MAX_SESSIONS` have none. The verifier waits 8 ms a step
-(tests/end_to_end/slow_target.py), so that they are caught in the middle.
+The texts are those of plain decoding by a broker without a journal and a verifier that drafts nothing (`--backup none`,
+mode `plain`), with no drafter. The journal is that of a second broker, which is killed (kill -9), and its verifier with
+it, while the jobs are under way: some have tokens, and those behind `MAX_SESSIONS` have none. The verifier waits 8 ms a
+step (tests/end_to_end/slow_target.py), so that they are caught in the middle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One broker, one verifier, one client and a journal, step by step, with a crash of the broker wherever a test wants it.
+"""One broker, one verifier, one client and a journal, step by step, with a crash of the broker wherever a test wants
+it.
 
-The broker and the client's core are the real ones; the verifier is a script that says the toy text, three tokens a round.
-Everything between two things that happen is a boundary at which the broker may die: its records that were not journaled
-are gone, or were journaled without its hearing of it; what it was about to send is never sent.
+The broker and the client's core are the real ones; the verifier is a script that says the toy text, three tokens a
+round. Everything between two things that happen is a boundary at which the broker may die: its records that were not
+journaled are gone, or were journaled without its hearing of it; what it was about to send is never sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The broker dies at every boundary between deciding, journaling, hearing of it and telling; nothing is lost or doubled."""
+"""The broker dies at every boundary between deciding, journaling, hearing of it and telling; nothing is lost or
+doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A journal with unfinished jobs that commit f8b254c wrote: its jobs end with the texts that they would have ended with there.
+"""A journal with unfinished jobs that commit f8b254c wrote: its jobs end with the texts that they would have ended with
+there.
 
 tests/journal/make_old_journal.py made the journal and the texts, and says how.
 """

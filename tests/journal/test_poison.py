@@ -178,6 +178,7 @@ def num_journaled(journal: Path) -> int:
 
 
 def crashes(journal: Path) -> list[tuple[int, int]]:
-    """Return of each unfinished job the deaths held against it, and by whom the next broker will think that it is held."""
+    """Return of each unfinished job the deaths held against it, and by whom the next broker will think that it is
+    held."""
     with sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True) as connection:
         return connection.execute("SELECT deaths, placed FROM active").fetchall()

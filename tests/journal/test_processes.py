@@ -83,7 +83,8 @@ def test_a_killed_broker_goes_on_where_it_was(start_broker: StartBroker, client:
 def test_tenants_keep_their_shares_when_the_broker_is_killed(
     spawn: Callable[..., Process], start_broker: StartBroker, free_address: str, tmp_path: Path
 ) -> None:
-    """Of ten places ann has five: she gets no sixth, before or after; another tenant, and the gateway itself, get one."""
+    """Of ten places ann has five: she gets no sixth, before or after; another tenant, and the gateway itself, get
+    one."""
     broker = start_broker("--max-jobs", "10")
     spawn(free_address, "20", program=TOY)
     with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as client:

@@ -68,7 +68,8 @@ def on_disk(path: Path) -> int:
 
 
 def test_prompts_of_cancelled_jobs_count(path: Path, start: Start) -> None:
-    """200 of them, 50 MiB in all: at no time is the file larger than the limit and the slack, and at rest not than the limit."""
+    """200 of them, 50 MiB in all: at no time is the file larger than the limit and the slack, and at rest not than the
+    limit."""
     writer = start(MIB)
     for job_id in range(1, 201):
         writer.put(job_id, [large(job_id), cancelled(job_id)])
@@ -160,7 +161,8 @@ def test_a_file_that_is_too_large_shrinks(path: Path, start: Start) -> None:
 
 @pytest.mark.slow
 def test_submit_and_cancel_at_the_permitted_rate_keeps_to_the_limit(path: Path, start: Start) -> None:
-    """As many bytes a second as the broker takes of one key, for a while; small commits meanwhile are hardly delayed."""
+    """As many bytes a second as the broker takes of one key, for a while; small commits meanwhile are hardly
+    delayed."""
     limit, num_jobs = 4 * MIB, 0
     writer, began, most, waited = start(limit), time.monotonic(), 0, [0.0]
     per_s = REQUESTS_S * REQUEST_BYTES / PROMPT.nbytes

@@ -198,8 +198,8 @@ OLD = '{"temperature":0.5,"top_k":9223372036854775808,"repetition_penalty":1e-40
 
 
 def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, path: Path) -> None:
-    """Values that an earlier specq let in are read: what is out of bounds now is left out and said, the rest is as it was, and
-    the result of a job that ended with such values is there."""
+    """Values that an earlier specq let in are read: what is out of bounds now is left out and said, the rest is as it
+    was, and the result of a job that ended with such values is there."""
     journal = open_journal()
     journal.write([taken(1), added(1, 0, [4, 5]), taken(2), ended(2, [7, 8]), taken(3)])
     journal._connection.execute("UPDATE jobs SET params = ? WHERE job_id < 3", (OLD,))

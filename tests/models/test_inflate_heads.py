@@ -53,7 +53,8 @@ def info(vocab: int) -> ModelInfo:
 
 
 def said_by_eagle(heads: Path, target: Path, vocab: int) -> tuple[torch.Tensor, list[int]]:
-    """What a head says behind each token of the text, [rows, columns], and of its first tokens by its own states; and its tokens."""
+    """What a head says behind each token of the text, [rows, columns], and of its first tokens by its own states; and
+    its tokens."""
     head = load_eagle(str(heads), str(target), info(vocab), "cpu")
     network, (behind, _) = head.network, states(target)
     taps = torch.cat([behind[layer] for layer in head.layers], -1)

@@ -258,7 +258,8 @@ def test_a_tokenizer_is_found_without_unpacking(pair):
 
 @each("role", TINY)
 def test_the_bundled_pair_is_what_it_was(role):
-    """Its archives have a hash of what they hold, which unpacking checks; and what is unpacked has the hash of the weights as they were trained."""
+    """Its archives have a hash of what they hold, which unpacking checks; and what is unpacked has the hash of the
+    weights as they were trained."""
     archive = HOME / "tiny" / role / "model.safetensors.xz"
     place = Path(resolve_model("tiny", role))
     reader = lzma.LZMADecompressor()

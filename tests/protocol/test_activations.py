@@ -26,7 +26,8 @@ from tests.each import each
 
 
 def test_bfloat16_is_torchs_own() -> None:
-    """Rounded to the nearest, ties to even; zeros, the smallest and the largest numbers, and what is not finite included."""
+    """Rounded to the nearest, ties to even; zeros, the smallest and the largest numbers, and what is not finite
+    included."""
     rng = np.random.default_rng(0)
     bits = np.concatenate(
         [rng.integers(0, 2**32, 100_000, np.uint64), [0, 1 << 31, 0x3F808000, 0x3F818000, 0x7F800000]]

@@ -1,4 +1,5 @@
-"""Every value of every message has a bound, and what is outside is refused where it enters, with what would be right."""
+"""Every value of every message has a bound, and what is outside is refused where it enters, with what would be
+right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A malformed draft is named and dropped whole; the drafts of a lane that is not trusted are stripped to point masses."""
+"""A malformed draft is named and dropped whole; the drafts of a lane that is not trusted are stripped to point
+masses."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -104,7 +105,8 @@ def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
     assert reason in reason_against(draft, 4)
 
 
-# --- anything at all ----------------------------------------------------------------------------------------------------
+# --- anything at all
+# ----------------------------------------------------------------------------------------------------
 
 INTEGERS = st.one_of(st.integers(-2, 12), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**31 - 1, 2**31, 2**32]))
 IDS = st.lists(st.one_of(st.integers(-2, 12), st.integers(-(2**31), 2**31 - 1)), max_size=4)
@@ -150,7 +152,8 @@ def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
 
 
 def test_a_lanes_node_table_is_bounded() -> None:
-    """A drafter that sends the same again under new ids, or what is committed already, fills its own table to its bound."""
+    """A drafter that sends the same again under new ids, or what is committed already, fills its own table to its
+    bound."""
     params = SamplingParams(max_tokens=9)
     session = Session(
         Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=np.array([5, 6, 7]))

@@ -251,7 +251,8 @@ def test_what_the_largest_job_becomes_can_be_decoded(label: str, character: str)
 
 
 def test_the_limit_of_a_job_is_no_smaller_than_it_must_be() -> None:
-    """What brokers add to the largest job fills the limit of a header, but for what the type's name and a label take."""
+    """What brokers add to the largest job fills the limit of a header, but for what the type's name and a label
+    take."""
     largest = _job(1, "x" * _most(lambda n: _job(1, "x" * n)))
     longest = max(len(encode(message)[1]) for message in _what_becomes_of(largest))
     assert MAX_HEADER - 100 < longest <= MAX_HEADER

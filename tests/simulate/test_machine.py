@@ -13,7 +13,8 @@ from specq.simulate.settings import DrafterSettings, EngineSettings, HostSetting
 
 
 def busy_for(machine: SimulatedMachine, tenants: dict[Tenant, float], seconds: float) -> dict[Tenant, float]:
-    """Let processes begin their next work (of so many seconds alone) whenever they are done; return what each got done."""
+    """Let processes begin their next work (of so many seconds alone) whenever they are done; return what each got
+    done."""
     done = dict.fromkeys(tenants, 0.0)
     while (tenant := min(tenants, key=lambda t: t.busy_until)).busy_until < seconds:
         machine.compute(tenant, tenant.busy_until, tenants[tenant])
@@ -100,8 +101,8 @@ def test_what_has_no_model_slows_no_other_core():
 
 
 def test_work_is_conserved_whatever_comes_when():
-    """Processes of all kinds at random times: a core gives no more than a second of work a second, and nobody is done earlier
-    than alone; what they lose to each other on one core without a stretch is exactly the others' work."""
+    """Processes of all kinds at random times: a core gives no more than a second of work a second, and nobody is done
+    earlier than alone; what they lose to each other on one core without a stretch is exactly the others' work."""
     draw = random.Random(3)
     machine = SimulatedMachine()
     tenants = on(machine, Tenant(0), Tenant(0, gives_way=True), Tenant(0, gives_way=True))
@@ -123,8 +124,8 @@ def helped_verifier(helped_stretch: float = 1.0, stretch: float = 1.0) -> Tenant
 
 @pytest.mark.parametrize("stretch", [1.0, 2.0])
 def test_a_helper_takes_turns_with_the_broker_on_its_core(stretch):
-    """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of the other. That
-    others would slow it is no matter: a step is not slowed by its own helper."""
+    """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of
+    the other. That others would slow it is no matter: a step is not slowed by its own helper."""
     machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier(stretch=stretch))
     assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == 1.0
@@ -164,7 +165,8 @@ def test_who_would_compute_where_a_thread_helps_disturbs_it():
 
 
 def test_work_with_help_is_conserved():
-    """The helper's core is shared half and half where the broker never rests, so the step goes on at 0.75 of its pace."""
+    """The helper's core is shared half and half where the broker never rests, so the step goes on at 0.75 of its
+    pace."""
     machine = SimulatedMachine()
     broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
     done = {broker: 0.0, verifier: 0.0}
@@ -197,7 +199,8 @@ BUSY = Scenario(
 
 @pytest.mark.slow
 def test_a_shared_machine_slows_drafting_but_not_plain_decoding():
-    """Without drafts nothing computes beside the verifier. With them its rounds take longer, and fewer passes are made."""
+    """Without drafts nothing computes beside the verifier. With them its rounds take longer, and fewer passes are
+    made."""
     plain, plain_shared, alone, shared = (
         simulate(replace(BUSY, speculation=Speculation(mode=mode), machine=machine))
         for mode in ("plain", "async")
@@ -256,8 +259,8 @@ def test_a_verifier_plans_by_the_curve_of_how_it_steps():
 
 
 def test_drafters_that_do_not_pay_are_silenced_for_the_core_that_they_take():
-    """A drafter that is hardly ever right costs nothing but the help that the verifier could have in its place: the controller that
-    serves finds that out. Without help there is nothing to gain by silence, but for its own rows."""
+    """A drafter that is hardly ever right costs nothing but the help that the verifier could have in its place: the
+    controller that serves finds that out. Without help there is nothing to gain by silence, but for its own rows."""
     poor = replace(BUSY.draft, acceptance=(0.05,), ranks=(0.0,), claims=(0.6,))
     simulation = Simulation(
         replace(BUSY, engine=HELPED, machine=ROOMY, draft=poor, traffic=replace(BUSY.traffic, warm_s=8))

@@ -73,7 +73,8 @@ def test_chances_lie_along_the_texts():
 
 
 def test_a_drafter_is_right_where_it_was():
-    """At each position the target's token is the choice that it was, and the first is claimed to be as likely as it was."""
+    """At each position the target's token is the choice that it was, and the first is claimed to be as likely as it
+    was."""
     text = RecordedText(PLAIN)
     choices = [[0.25 + at / 256, at % 4] for at in range(128)]  # of three choices; 3: none of them
     guesses = RecordedGuesses(text, choices, (0.5, 0.5))
@@ -86,7 +87,8 @@ def test_a_drafter_is_right_where_it_was():
 
 
 def test_what_was_learned_stays_for_the_next_jobs():
-    """Jobs are served in the order of the real runs, by the same processes: the next ones find a verifier that has learned."""
+    """Jobs are served in the order of the real runs, by the same processes: the next ones find a verifier that has
+    learned."""
     scenario = Scenario(
         engine=EngineSettings(step_ms=((1, 10.0), (64, 30.0)), session_us=0),
         traffic=TrafficSettings(output_tokens=64, num_jobs=len(PLAIN)),
@@ -102,7 +104,8 @@ def test_what_was_learned_stays_for_the_next_jobs():
 
 
 def test_predictions_are_of_the_same_jobs():
-    """Plain decoding of two jobs of 64 tokens in steps of 10 ms; where texts repeat, asynchronous drafting gains by lookups."""
+    """Plain decoding of two jobs of 64 tokens in steps of 10 ms; where texts repeat, asynchronous drafting gains by
+    lookups."""
     tables = {
         "engine": {"step_ms": [[1, 10.0], [64, 10.0]], "session_us": 0.0},
         "draft": {"drafters": 0},

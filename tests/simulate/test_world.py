@@ -116,8 +116,8 @@ def noted_work(simulation: Simulation) -> list[float]:
 
 
 def test_drafts_and_verdicts_take_theirs():
-    """Assign: 100 ms down. A pass of 10 ms, 6 to send, 100 up, 1 at the broker, 20 to the verifier, which is done with it
-    2 ms and 0.1 for each node later, or after the step that it is in."""
+    """Assign: 100 ms down. A pass of 10 ms, 6 to send, 100 up, 1 at the broker, 20 to the verifier, which is done with
+    it 2 ms and 0.1 for each node later, or after the step that it is in."""
     simulation = Simulation(scenario())
     at_verifier, at_drafter = heard(simulation, b"target-0"), heard(simulation, b"draft-0")
     simulation.run(drain=False)

@@ -1,4 +1,5 @@
-"""A real deployment of `tiny` behind a gateway, and real headless Chromium: `make test-system` installs what it takes."""
+"""A real deployment of `tiny` behind a gateway, and real headless Chromium: `make test-system` installs what it
+takes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ class Page:
 
 
 def test_a_chat_shows_where_its_tokens_come_from(browser, url):
-    """Each token has an origin; shapes differ; the drafts that were rejected beside one can be seen; numbers come beside it."""
+    """Each token has an origin; shapes differ; the drafts that were rejected beside one can be seen; numbers come
+    beside it."""
     page = Page(browser, url).ready()
     page.set(temperature=0, max_tokens=60, seed=7)
     page.ask()
@@ -143,7 +144,8 @@ def test_the_map_shows_who_works(browser, url):
 
 
 def test_settings_are_kept_and_sent(browser, url):
-    """Mode plain has no drafts; a wrong setting does not leave the form; what the gateway refuses is said in its words."""
+    """Mode plain has no drafts; a wrong setting does not leave the form; what the gateway refuses is said in its
+    words."""
     page = Page(browser, url).ready()
     page.set(mode="plain", max_tokens=12)
     browser.refresh()

@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a running `specq up --serve`: what is shown is accepted, and every query of the dashboard can be asked."""
+"""A real Prometheus scrapes a running `specq up --serve`: what is shown is accepted, and every query of the dashboard
+can be asked."""
 
 from __future__ import annotations
 
@@ -126,8 +127,8 @@ def test_prometheus_scrapes_all_and_answers_the_dashboard(served, query):
     unanswered = queries()
 
     def are_answered() -> bool:
-        """Whether all have an answer by now: a rate needs two scrapes since the series began. With `sync` the drafter is waited for, so
-        that drafts are certain; with `async` it is measured which sources pay."""
+        """Whether all have an answer by now: a rate needs two scrapes since the series began. With `sync` the drafter
+        is waited for, so that drafts are certain; with `async` it is measured which sources pay."""
         complete(url, "sync")
         complete(url, "async")
         unanswered[:] = [asked for asked in unanswered if not query(asked)]

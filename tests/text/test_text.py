@@ -283,8 +283,8 @@ def test_sentencepiece_like_decoder():
 
 
 def naive_stop(text: str, stop: list[str], num_free: int = 0) -> str:
-    """Return the text before the stop string that is complete first, but not within `num_free` characters; of those, the
-    longest."""
+    """Return the text before the stop string that is complete first, but not within `num_free` characters; of those,
+    the longest."""
     for end in range(num_free + 1, len(text) + 1):
         starts = [end - len(s) for s in stop if text[:end].endswith(s)]
         if starts:

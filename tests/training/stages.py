@@ -65,8 +65,8 @@ def clock(step_s: float) -> SimpleNamespace:
 def runner(method: str, options: Sequence[str]) -> Run:
     """Return what runs `specq train METHOD` for the bundled target in some places, with further arguments.
 
-    A step of a training takes STEP_S, or `step_s`, by its clock: how many steps are made does not depend on the machine, nor do they
-    take longer than they need. By the real clock if `step_s` is 0.
+    A step of a training takes STEP_S, or `step_s`, by its clock: how many steps are made does not depend on the
+    machine, nor do they take longer than they need. By the real clock if `step_s` is 0.
     """
 
     def run(places: Places, *arguments: str, step_s: float = STEP_S) -> Result:

@@ -1,4 +1,5 @@
-"""The stage `rollouts`: what prompts there are, that its time is kept, and that it says how far it is; and what commands look at before they begin."""
+"""The stage `rollouts`: what prompts there are, that its time is kept, and that it says how far it is; and what
+commands look at before they begin."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def test_prompts_come_from_json_lines_and_from_plain_ones(tmp_path):
 
 
 def test_what_is_evaluated_was_not_trained_on():
-    """Of the prompts that come with specq, no evaluated one is among those to learn from, and all are one or the other."""
+    """Of the prompts that come with specq, no evaluated one is among those to learn from, and all are one or the
+    other."""
     settings = SimpleNamespace(corpus=DATA, bench=DATA, limit=None, is_split=True, bench_prompts=1000)
     chat = chat_of(TARGET, (1,))
     learned = {tuple(ids) for ids in corpus_prompts(settings, chat, np.random.default_rng(0))}

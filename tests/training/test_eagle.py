@@ -87,7 +87,8 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 
 def test_a_head_learns(tmp_path):
-    """Of one rollout that repeats itself, what comes two places later, and three: in so many steps, whatever the clock says."""
+    """Of one rollout that repeats itself, what comes two places later, and three: in so many steps, whatever the clock
+    says."""
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
     places = {name: tmp_path / name for name in ("work", "out")}
     arguments = (f"--rollouts={tmp_path / 'a.npz'}", "--seconds=8", "head")
@@ -101,7 +102,8 @@ def test_a_head_learns(tmp_path):
 
 
 def test_training_meets_the_rows_that_drafting_meets(tmp_path):
-    """Row t of step j is the last of a path: the target's states up to t, the text's own tokens, and the head's states of the steps since."""
+    """Row t of step j is the last of a path: the target's states up to t, the text's own tokens, and the head's states
+    of the steps since."""
     shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
     made = make_eagle(tmp_path, shape, scale=0.2)  # so that positions matter
     network = load_eagle(str(made), TINY, info(), "cpu").network
@@ -117,7 +119,8 @@ def test_training_meets_the_rows_that_drafting_meets(tmp_path):
 
 
 def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path):
-    """Of each answer, the rows whose token and whose label are the target's own; rows of one text say nothing of another."""
+    """Of each answer, the rows whose token and whose label are the target's own; rows of one text say nothing of
+    another."""
     shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
     network = load_eagle(str(make_eagle(tmp_path, shape, scale=0.2)), TINY, info(), "cpu").network
     target = load_network(TARGET, torch.device("cpu"))

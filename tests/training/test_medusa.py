@@ -106,7 +106,8 @@ def test_what_is_written_says_what_was_trained(tmp_path, own_output):
 
 
 def test_rounds_are_played_with_chains_and_trees():
-    """By hand: token p's state says of the tokens after it; a tree of width 4 has paths whose product of (rank + 1) is at most 4."""
+    """By hand: token p's state says of the tokens after it; a tree of width 4 has paths whose product of (rank + 1) is
+    at most 4."""
     ranks = np.array([[0, 1], [2, 0], [0, 0], [3, UNKNOWN], [0, BEYOND], [BEYOND, BEYOND]])  # six tokens, two heads
     chain = count_rounds([ranks], 1)
     # from 0: one right; from 2: two; from 5 nothing is left

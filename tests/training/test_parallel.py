@@ -1,4 +1,5 @@
-"""`specq train parallel` makes a parallel draft model for `tiny` that loads, fits and is measured, from a corpus of a few lines."""
+"""`specq train parallel` makes a parallel draft model for `tiny` that loads, fits and is measured, from a corpus of a
+few lines."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def batch(counted):
 
 
 def test_masks_are_dropped_at_random_and_none_without_those_before_it():
-    """A share of the tokens has a first mask, of these a share a second, down to a least share; none speaks of what lies behind the end."""
+    """A share of the tokens has a first mask, of these a share a second, down to a least share; none speaks of what
+    lies behind the end."""
     counted = np.array([[0.0] * 5 + [1.0] * 40 + [0.0] * 3, [0.0] * 48])
     anchors, places = draw_masks(counted, settings(), np.random.default_rng(0))
     pairs = [(a, p) for a, p in zip(anchors[0].tolist(), places[0].tolist(), strict=True) if a >= 0]
@@ -140,7 +142,8 @@ def test_masks_see_the_text_up_to_their_token_and_the_masks_before_them(draft):
 
 
 def test_each_place_is_taught_by_what_the_target_says_there(draft):
-    """A target that says what the draft says of a place gives that place the loss of its own entropy, and no divergence."""
+    """A target that says what the draft says of a place gives that place the loss of its own entropy, and no
+    divergence."""
     (network, shape, token_ids), directory = draft
     own = batch([[0.0] * 3 + [1.0] * 8 + [0.0]])
     target = load_network(make_draft(directory.parent / "target", MADE, seed=4), CPU)

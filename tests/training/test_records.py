@@ -1,4 +1,5 @@
-"""What a run is given: files of records, and numbers. What is wrong is named in one line, before anything is trained."""
+"""What a run is given: files of records, and numbers. What is wrong is named in one line, before anything is
+trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is learned from a target is the loss that `distil` says, and its gradient; and rows that only fill up teach nothing."""
+"""What is learned from a target is the loss that `distil` says, and its gradient; and rows that only fill up teach
+nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ BEAT = Heartbeat(incarnation=1, state="ready", metrics={"drafts": 3})
 
 
 def forgetful() -> Callable[[Message], list[Message]]:
-    """Answer as a broker that forgets its worker after the second heartbeat, and welcomes it twice where once would do."""
+    """Answer as a broker that forgets its worker after the second heartbeat, and welcomes it twice where once would
+    do."""
     beats = count(1)
 
     def answer(message: Message) -> list[Message]:

@@ -67,7 +67,8 @@ def test_a_directory_that_is_not_there_is_called_that(tmp_path):
 
 
 def test_a_gateway_takes_the_key_that_may_submit_for_tenants(folder):
-    """Beside keys of other clients too, as `specq up --serve --keys DIRECTORY` finds them; of two such keys none is guessed."""
+    """Beside keys of other clients too, as `specq up --serve --keys DIRECTORY` finds them; of two such keys none is
+    guessed."""
     keys = str(folder)
     make_keys(folder, "alice", ("client",))
     assert keys_of_gateway(keys) == keys

@@ -1,4 +1,5 @@
-"""Addresses of both families with real sockets, names that stand for both, and what is said of those that cannot be had."""
+"""Addresses of both families with real sockets, names that stand for both, and what is said of those that cannot be
+had."""
 
 from __future__ import annotations
 

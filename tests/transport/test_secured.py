@@ -205,7 +205,8 @@ def cut_off_a_reader(up: Secured) -> None:
 
 
 def test_a_verifier_is_cut_off_with_its_key(tmp_path):
-    """Its DEALER is closed, the job waits, what it still says of it has no effect; it comes back with its key, and goes on."""
+    """Its DEALER is closed, the job waits, what it still says of it has no effect; it comes back with its key, and goes
+    on."""
     with served(make_all(tmp_path / "keys")) as up:
         slow_down(up)
         broker, public = up.broker.broker, Path(up.keys) / "gpu.pub"

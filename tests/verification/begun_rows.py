@@ -14,8 +14,8 @@ from specq.verification.torch_rows import TorchRows
 
 
 class BegunRows(TorchRows):
-    """Rows on a CPU that give their own tokens as `CudaRows` does: i32[3, rows], the bits of the largest logit, or of any number at T > 0,
-    NaN where a row has none, and its token twice."""
+    """Rows on a CPU that give their own tokens as `CudaRows` does: i32[3, rows], the bits of the largest logit, or of
+    any number at T > 0, NaN where a row has none, and its token twice."""
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
         highest = self.logits.float().amax(1)

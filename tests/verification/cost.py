@@ -1,11 +1,12 @@
 """What judging costs next to the forward pass: `python -m tests.verification.cost [--device cuda] [--json FILE]`.
 
 On a CPU: `tiny`, its own logits, chains of 8 drafted nodes of which 0.7 are what the target says (sampled from draft
-distributions near the target's for `probabilistic`); forward and judging take turns, and the best of many runs counts. On a GPU: random
-logits of 151,936 columns, as broad as --spread ("broad": thousands of tokens are likely) or with a hundred tokens that
-stand out ("peaked", as a language model's do); the forward is not run, its time is given by --forward-ms. There judging is timed
-twice: on a device that waits for it, and behind other work, as in service, where the host prepares while the device computes:
-what it adds to the time of that work. Steps are arrays already, as a verifier hands them over.
+distributions near the target's for `probabilistic`); forward and judging take turns, and the best of many runs counts.
+On a GPU: random logits of 151,936 columns, as broad as --spread ("broad": thousands of tokens are likely) or with a
+hundred tokens that stand out ("peaked", as a language model's do); the forward is not run, its time is given by
+--forward-ms. There judging is timed twice: on a device that waits for it, and behind other work, as in service, where
+the host prepares while the device computes: what it adds to the time of that work. Steps are arrays already, as a
+verifier hands them over.
 """
 
 import argparse

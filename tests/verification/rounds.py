@@ -1,8 +1,8 @@
 """The exact distribution of what rounds commit, by enumeration of everything that a drafter may draw.
 
-Nothing is sampled. Each outcome of the drafter's draws is grafted onto a real `Session`, the real scheduler chooses what is
-verified, and a naive judge says how likely each text is then. What the rounds leave unsaid is completed with the target's own
-distribution: the sum over all outcomes must be the target's distribution of texts.
+Nothing is sampled. Each outcome of the drafter's draws is grafted onto a real `Session`, the real scheduler chooses
+what is verified, and a naive judge says how likely each text is then. What the rounds leave unsaid is completed with
+the target's own distribution: the sum over all outcomes must be the target's distribution of texts.
 """
 
 import itertools
@@ -45,7 +45,8 @@ class World:
     group      most siblings of a drafter; depth: levels of its nodes; `widths` says how many siblings each level has
                 instead; num_lanes: drafters that draw
     num_points  point masses below each node of the first levels; they come before what is drawn if `points_first`
-    chosen      levels from the context on whose nodes drafters do not draw: they are point masses, with drawn ones below
+    chosen      levels from the context on whose nodes drafters do not draw: they are point masses, with drawn ones
+                below
     """
 
     entropy: int
@@ -178,9 +179,9 @@ def _message(lane, tokens, parents, scores, **distributions):
 
 @dataclass(frozen=True)
 class Serving:
-    """How a verifier is set up, and what else shares its step: `curve`; the most rows of a step; the engine's `max_chain`;
-    tokens that the session may still say; what is known of lanes: (lane, score, was accepted); other sessions; how the job is
-    drafted for."""
+    """How a verifier is set up, and what else shares its step: `curve`; the most rows of a step; the engine's
+    `max_chain`; tokens that the session may still say; what is known of lanes: (lane, score, was accepted); other
+    sessions; how the job is drafted for."""
 
     curve: object
     max_rows: int = 64

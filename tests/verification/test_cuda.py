@@ -111,7 +111,8 @@ def test_mixed_rows_get_the_tokens_and_distributions_of_the_cpu(way, dtype, spre
 
 @each(("vocab", "num_rows"), product([1000, 50_001, 151_936], [1, 70]))
 def test_draws_from_edited_distributions_are_those_of_the_cpu(vocab, num_rows):
-    """One row, and many; tokens of which nothing is left, and others of which more is; the extremes of uniform numbers."""
+    """One row, and many; tokens of which nothing is left, and others of which more is; the extremes of uniform
+    numbers."""
     rng = np.random.default_rng(vocab + num_rows)
     logits = torch.from_numpy(rng.normal(0, 3, (num_rows, vocab)).astype("f4"))
     logits[:, 5::11] = -torch.inf

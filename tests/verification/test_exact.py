@@ -75,8 +75,8 @@ BLIND = {
 
 @each(("plan", "first"), product(TWO_STEPS, BLIND))
 def test_what_a_step_leaves_out_survives_by_content(plan, first):
-    """No token waits for a sampled child that was left out: the target's own takes the place, and where it is the child's,
-    the child's subtree is verified next."""
+    """No token waits for a sampled child that was left out: the target's own takes the place, and where it is the
+    child's, the child's subtree is verified next."""
     world = world_of(sum(map(ord, plan + first)), vocab=3)
     assert error(world, *TWO_STEPS[plan], first=BLIND[first]) < 1e-9
 
@@ -174,7 +174,8 @@ class TestMutants:
 
     @each("plan", ["two candidates", "three candidates"])
     def test_duplicates_merged(self, plan, monkeypatch):
-        """Siblings drawn independently, each judged by the whole distribution, lose the trial of a duplicate that was merged away."""
+        """Siblings drawn independently, each judged by the whole distribution, lose the trial of a duplicate that was
+        merged away."""
         monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan, with_replacement=True)
 
@@ -254,5 +255,6 @@ def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
 
 
 def test_duplicates_merged_by_the_drafter_are_exact_under_our_rule():
-    """What is left of independent draws has the distribution of draws without replacement; only how many there are is random."""
+    """What is left of independent draws has the distribution of draws without replacement; only how many there are is
+    random."""
     assert error(world_of(6), *PLANS["three candidates"], with_replacement=True) < 1e-9

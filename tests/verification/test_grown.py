@@ -1,7 +1,7 @@
 """Trees that a drafter grows best first: which branches it has time for depends on the tokens that it drew in others.
 
-The real drafter drafts, once for each sequence of tokens that it may draw, and the real session and scheduler choose what is
-verified; the drafter's calibration and the verifier's are unlike each other.
+The real drafter drafts, once for each sequence of tokens that it may draw, and the real session and scheduler choose
+what is verified; the drafter's calibration and the verifier's are unlike each other.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ MOST_EXPANSIONS = 5  # which together draw one of 32 sequences of tokens
 
 
 class Scripted:
-    """A proposer that draws two children from two tokens, in the order that a script says, bit by bit; 0 after its end."""
+    """A proposer that draws two children from two tokens, in the order that a script says, bit by bit; 0 after its
+    end."""
 
     def __init__(self, world: World, script: Sequence[int]) -> None:
         self.world, self.script = world, script
@@ -57,8 +58,8 @@ class Scripted:
 
 @dataclass(frozen=True)
 class Drafting:
-    """How the drafter drafts: so many passes that expand at most `width` nodes; what it has learned: (score, was accepted);
-    which of its messages are lost."""
+    """How the drafter drafts: so many passes that expand at most `width` nodes; what it has learned: (score, was
+    accepted); which of its messages are lost."""
 
     passes: int
     width: int
@@ -115,7 +116,8 @@ def drafting_of(kind: str, rng: np.random.Generator) -> Drafting:
 
 
 def serving_of(speculation: Speculation, rng: np.random.Generator) -> Serving:
-    """A random verifier: with a curve of a few steps for one session, with room for few nodes, or with other sessions."""
+    """A random verifier: with a curve of a few steps for one session, with room for few nodes, or with other
+    sessions."""
     seen = tuple((0, *one) for one in random_statistics(rng, 60))
     which = rng.integers(5)
     if which < 2:
@@ -165,7 +167,8 @@ def test_so_are_two_rounds(kind):
         assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"
 
 
-# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py ------------------------
+# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py
+# ------------------------
 
 
 def growth_unseen(order, grown, expanded):

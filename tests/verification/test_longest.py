@@ -1,4 +1,5 @@
-"""Which of the accepted paths the lossy strategies take: the C function does what the plain rule does; planted bugs are seen."""
+"""Which of the accepted paths the lossy strategies take: the C function does what the plain rule does; planted bugs are
+seen."""
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def test_mutants(name, tmp_path, monkeypatch):
 
 
 def test_judgements_of_paths():
-    """Tokens of the accepted nodes, then each session's last one; a session without a tree, one that accepts nothing."""
+    """Tokens of the accepted nodes, then each session's last one; a session without a tree, one that accepts
+    nothing."""
     trees = [
         (np.array([-1, 0, -1], np.int32), np.array([False, True, True]), np.ones(3)),
         (np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0)),

@@ -1,5 +1,5 @@
-"""What rounds commit under `probabilistic` has the target's distribution, whatever the step curve: by enumeration, through
-the real session tree and scheduler."""
+"""What rounds commit under `probabilistic` has the target's distribution, whatever the step curve: by enumeration,
+through the real session tree and scheduler."""
 
 import functools
 import json
@@ -122,7 +122,8 @@ def test_two_rounds_have_the_targets_distribution(entropy):
 
 
 def test_cases_are_of_many_kinds():
-    """Each kind of curve, of score and of engine; steps in which something is left out, and some in which nothing is."""
+    """Each kind of curve, of score and of engine; steps in which something is left out, and some in which nothing
+    is."""
     cases = [case(entropy) for entropy in range(40)]
     assert {world.score for world, _ in cases} == {"honest", "own", "any"}
     assert {serving.max_chain > 0 for _, serving in cases} == {True, False}
@@ -170,7 +171,8 @@ def real_distribution(world, tree):
     return found
 
 
-# --- planted bugs: each must be seen ------------------------------------------------------------------------------------
+# --- planted bugs: each must be seen
+# ------------------------------------------------------------------------------------
 
 BIAS = 1e-3
 
@@ -182,7 +184,8 @@ def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve, saved_
 
 
 def younger_siblings_known(session, nodes):
-    """Whether an earlier sibling is verified depends on the chance of a later one, and so on the earlier one's token."""
+    """Whether an earlier sibling is verified depends on the chance of a later one, and so on the earlier one's
+    token."""
     nodes, t = order_of_choice(session, nodes), session.trees.views
     for node in nodes:
         while (earlier := t.depends_on[node]) != NONE and t.parent[earlier] == t.parent[node]:
@@ -211,8 +214,8 @@ def known_within_the_room(reach_prob, needed, num_sessions, num_rows, room, curv
 
 
 def chain_by_promise(t, nodes, most):
-    """Of point masses that is taken which promises most, drawn nodes and what hangs from these included: the rule before
-    decision 0008, for engines that take no trees."""
+    """Of point masses that is taken which promises most, drawn nodes and what hangs from these included: the rule
+    before decision 0008, for engines that take no trees."""
     chain, above = [], NONE
     while len(chain) < most and (siblings := [node for node in nodes if t.parent[node] == above]):
         first = siblings[:1] if t.group[siblings[0]] != NONE else siblings

@@ -1,4 +1,5 @@
-"""The Triton kernels without a GPU: `TRITON_INTERPRET=1 pytest tests/verification/test_triton.py` where Triton is installed."""
+"""The Triton kernels without a GPU: `TRITON_INTERPRET=1 pytest tests/verification/test_triton.py` where Triton is
+installed."""
 
 import gc
 import os
@@ -174,7 +175,8 @@ def test_trees_are_judged_as_the_oracle_does_one_by_one(names):
 
 
 def bushy(count, strategy):
-    """Steps with four siblings drawn from one distribution, point masses beside them, and the like below the first of them."""
+    """Steps with four siblings drawn from one distribution, point masses beside them, and the like below the first of
+    them."""
     rng, steps = np.random.default_rng(8), []
     for seed in range(count):
         ids, weights = (

@@ -55,7 +55,8 @@ class AnyStep:
 
 
 class AnyText:
-    """An engine without a model: it accepts some nodes of each tree and draws the other tokens; its hidden states are noise."""
+    """An engine without a model: it accepts some nodes of each tree and draws the other tokens; its hidden states are
+    noise."""
 
     num_tap_layers, free_slots, max_chain = 8, 1_000_000, 0
     jumps: tuple[int, ...] = ()

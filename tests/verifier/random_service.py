@@ -1,5 +1,5 @@
-"""A verifier served at random: sessions come, end, are closed and opened again, drafted for and acknowledged late, and steps fail. What it
-says is compared with what the toy target says."""
+"""A verifier served at random: sessions come, end, are closed and opened again, drafted for and acknowledged late, and
+steps fail. What it says is compared with what the toy target says."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ class Service:
                 self.hear(verdict, again=True)
 
     def draft(self) -> None:
-        """Send a chain that is right up to some place, from where the broker believes that the text stands, or a little before."""
+        """Send a chain that is right up to some place, from where the broker believes that the text stands, or a little
+        before."""
         job = self.some()
         if job is None or job.mode == "plain" or job.finish:
             return
@@ -234,7 +235,8 @@ class Service:
         assert job.finish in ("", finish)
 
     def take_back(self, message: SessionFailed) -> None:
-        """Open a session again that was in nothing but bad company, as a broker does; one that is bad itself is given up."""
+        """Open a session again that was in nothing but bad company, as a broker does; one that is bad itself is given
+        up."""
         job = self.jobs[message.session_id]
         assert message.retry
         assert message.epoch == job.epoch

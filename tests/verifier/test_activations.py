@@ -1,4 +1,5 @@
-"""Hidden states for drafters in other processes: which rows they are sent, when, how many are kept, and that no text depends on them."""
+"""Hidden states for drafters in other processes: which rows they are sent, when, how many are kept, and that no text
+depends on them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ CURVE = StepCurve([1, 64], [0.005, 0.006])
 
 
 class ToyReader(ToyProposer):
-    """A toy proposer that says nothing of a text of which it has no states, and checks that those it is sent are the text's own."""
+    """A toy proposer that says nothing of a text of which it has no states, and checks that those it is sent are the
+    text's own."""
 
     def __init__(self, layers: tuple[int, ...] = (0, 1), window: int = 64, form: str = BF16, **options: Any) -> None:
         super().__init__(replace(toy_info(), fingerprint=f"reader {layers} {form}"), **options)
@@ -100,7 +102,8 @@ class Reading:
         return [*prompt, *job.token_ids]
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------------------
+# --- what is sent
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -182,7 +185,8 @@ def test_drafters_read_different_layers() -> None:
     assert head.num_started
 
 
-# --- late, silent, lost, moved --------------------------------------------------------------------------------------------
+# --- late, silent, lost, moved
+# --------------------------------------------------------------------------------------------
 
 
 def test_a_drafter_that_joins_late_is_sent_what_is_kept() -> None:
@@ -304,7 +308,8 @@ def test_what_is_kept_of_all_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert sent[1] == sent[2] == list(range(1, 32))
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------------------
+# --- what is wrong
+# --------------------------------------------------------------------------------------------------------
 
 
 def open_message(session_id: int, prompt: Sequence[int], max_tokens: int) -> Open:
@@ -332,7 +337,8 @@ def ask(session_id: int = 1, layers: tuple[int, ...] = (0, 1), window: int = 64,
 
 
 def test_layers_that_the_engine_does_not_give_are_refused() -> None:
-    """With what there is; nothing is tapped then. What is asked of another session, or of an earlier one, is not answered."""
+    """With what there is; nothing is tapped then. What is asked of another session, or of an earlier one, is not
+    answered."""
 
     class Closed(ToyEngine):
         num_tap_layers = 0
@@ -463,7 +469,8 @@ def test_a_synchronous_session_without_states_is_answered() -> None:
 
 
 def test_who_asks_again_is_sent_nothing_twice() -> None:
-    """The broker asks again where it does not know whether it was heard; a drafter that begins anew has another lane."""
+    """The broker asks again where it does not know whether it was heard; a drafter that begins anew has another
+    lane."""
     verifier = opened()
     assert verifier.handle(ask(), 0.0) == []
     verifier.step(lambda: 0.0)

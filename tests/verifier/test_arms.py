@@ -27,8 +27,8 @@ class Service(Arms):
     def serve(self, seconds, rates, *, sessions=1, silent=NONE, lazy=NONE, noise=0.0, rng=None, drift=0.0):
         """Serve for so long at these rates of each arm; return the tokens as a share of those of the best arm.
 
-        `silent`: sources that send nothing, so that an arm is worth what it is without them; `lazy`: sources that send nothing, and
-        cost what they cost.
+        `silent`: sources that send nothing, so that an arm is worth what it is without them; `lazy`: sources that send
+        nothing, and cost what they cost.
         """
         spent, tokens_each, self.seconds = 0.0, 0.0, {}
         while spent < seconds:
@@ -60,7 +60,8 @@ def rates_of(**gains):
 @pytest.mark.parametrize("remote", [1.5, 1.05, 0.95, 0.6])
 @pytest.mark.parametrize("suffix", [1.2, 0.9])
 def test_the_best_arm_has_nearly_all_of_the_time(remote, suffix):
-    """After some seconds, in which it finds out; trials cost no more than a hundredth, of which the far arms' are a part."""
+    """After some seconds, in which it finds out; trials cost no more than a hundredth, of which the far arms' are a
+    part."""
     arms, rates = Service(), rates_of(remote=remote, suffix=suffix)
     arms.serve(20, rates)
     assert arms.serve(100, rates) >= 0.985
@@ -135,8 +136,8 @@ def test_what_loses_in_each_of_its_changes_is_tried_late():
 
 @pytest.mark.parametrize("alone", [1.1, 1.2])
 def test_of_two_sources_that_find_the_same_the_better_one_is_soon_used(alone):
-    """Both together lose to the other one alone, and so does none: what is known of each change by itself says nothing of the swap. Within 12 s, though
-    steps vary by half."""
+    """Both together lose to the other one alone, and so does none: what is known of each change by itself says nothing
+    of the swap. Within 12 s, though steps vary by half."""
     rates = {L | C: 0.9, L: 1.0, C: alone, NONE: 0.93}
     shares = []
     for seed in range(6):
@@ -154,7 +155,8 @@ def test_a_machine_that_slows_down_says_nothing_about_drafts():
 
 
 def test_the_answer_changes_with_what_is_measured():
-    """Drafts that were useless bring something now, and are used again: first by whichever arm with them is tried first, at last by the best."""
+    """Drafts that were useless bring something now, and are used again: first by whichever arm with them is tried
+    first, at last by the best."""
     arms = Service()
     arms.serve(60, rates_of(remote=0.8, suffix=1.1))
     assert arms.share(L) > 0.7
@@ -166,7 +168,8 @@ def test_the_answer_changes_with_what_is_measured():
 
 
 def test_what_drafts_cost_while_prompts_are_computed_counts():
-    """All decode as fast with drafters as without; but each fifth step computes a prompt, and takes longer beside them."""
+    """All decode as fast with drafters as without; but each fifth step computes a prompt, and takes longer beside
+    them."""
     arms = Service(R)
     used = []
     for i in range(4000):
@@ -203,7 +206,8 @@ def test_a_load_that_is_new_begins_with_the_answer_of_the_nearest():
 
 
 def test_loads_that_never_last_go_by_those_that_do():
-    """Batches of sixteen sessions whose ends are short: at first all loads are new, and later ends go by what was found for sixteen."""
+    """Batches of sixteen sessions whose ends are short: at first all loads are new, and later ends go by what was found
+    for sixteen."""
     arms, rates = Service(), rates_of(remote=0.5, suffix=1.1)
     for _ in range(20):
         arms.serve(1, rates, sessions=16)
@@ -231,7 +235,8 @@ def test_a_load_that_flickers_is_one_load():
 
 
 def test_sessions_that_come_together_are_met_by_the_answer_for_so_many():
-    """While their prompts are computed, when nothing can be learned: drafters pay for one session and not for sixteen."""
+    """While their prompts are computed, when nothing can be learned: drafters pay for one session and not for
+    sixteen."""
     few, many, arms = rates_of(remote=1.5, suffix=1.1), rates_of(remote=0.6, suffix=1.1), Service()
     arms.serve(10, few, sessions=1)
     arms.serve(10, many, sessions=16)
@@ -258,7 +263,8 @@ def test_a_step_with_few_sessions_is_no_other_load():
 
 @pytest.mark.parametrize("step_s", [0.0055, 0.03])
 def test_a_dip_among_many_sessions_is_no_other_load(step_s: float) -> None:
-    """Drafts pay for four and not for sixteen, of which most are late for 0.03 s now and then, since their clients take a while to send the next jobs."""
+    """Drafts pay for four and not for sixteen, of which most are late for 0.03 s now and then, since their clients take
+    a while to send the next jobs."""
     few, many, arms = rates_of(remote=1.5, suffix=1.1), rates_of(remote=0.6, suffix=1.1), Service()
     for _ in range(10):
         arms.serve(3, few, sessions=4)
@@ -274,7 +280,8 @@ def test_a_dip_among_many_sessions_is_no_other_load(step_s: float) -> None:
 
 
 def test_texts_that_a_draft_model_computes_first_are_paid_for() -> None:
-    """Where its trial begins, a step takes 0.4 s instead of 0.01, since it knows none of the texts: no stall, and so it is tried the more rarely."""
+    """Where its trial begins, a step takes 0.4 s instead of 0.01, since it knows none of the texts: no stall, and so it
+    is tried the more rarely."""
     arms, spent, at_first_s, tokens = Arms(C), 0.0, 60.0, {False: 0, True: 0}
     sent, was_used = {COLOCATED: 0}, True
     while spent < 300:
@@ -363,7 +370,8 @@ def test_loads_that_come_back_for_about_a_window_are_answered(windows):
 @pytest.mark.parametrize("passage_s", [0.1, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.2])
 def test_a_passage_that_is_hard_to_foresee_does_not_silence_drafts(passage_s, offset_s):
-    """Neither where it is what a trial of plain decoding is compared with, nor where it is as long as the trial and the windows beside it."""
+    """Neither where it is what a trial of plain decoding is compared with, nor where it is as long as the trial and the
+    windows beside it."""
     service = Service(R)
     easy, hard = {NONE: 1.0, R: 1.6}, {NONE: 1.0, R: 0.3}
     service.serve(10.0 + offset_s, easy)
@@ -374,7 +382,8 @@ def test_a_passage_that_is_hard_to_foresee_does_not_silence_drafts(passage_s, of
 
 
 def test_an_arm_that_wins_by_the_window_after_its_trial_is_compared_with_itself_from_then_on() -> None:
-    """The window after it is of the arm that was in use: not what the new one's rounds give, and not what the next trial is held against."""
+    """The window after it is of the arm that was in use: not what the new one's rounds give, and not what the next
+    trial is held against."""
 
     def served(tokens: int, step_s: float, senders: frozenset[str]) -> Window:
         found = Window()

@@ -1,4 +1,5 @@
-"""Which sources of drafts a verifier uses, where steps and drafts take time: by a virtual clock, with a device beside the host."""
+"""Which sources of drafts a verifier uses, where steps and drafts take time: by a virtual clock, with a device beside
+the host."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def rate_of(service: TimedService, mode: str, num_sessions: int) -> float:
 
 @pytest.mark.parametrize("num_sessions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 32))])
 def test_drafts_that_pay_more_than_overlapped_steps_are_used(num_sessions: int) -> None:
-    """Plain steps overlap and drafted ones do not; after 3 s the default is what forced drafts are. What overlapped steps take says nothing of
-    what a node costs: otherwise drafts become shallow after each plain window, and lose."""
+    """Plain steps overlap and drafted ones do not; after 3 s the default is what forced drafts are. What overlapped
+    steps take says nothing of what a node costs: otherwise drafts become shallow after each plain window, and lose."""
     service = gpu(suffix=0)
     plain, forced = (rate_of(service, mode, num_sessions) for mode in ("plain", "sync"))
     assert forced > 1.05 * plain
@@ -62,8 +63,8 @@ def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> 
     ("prompt_len", "num_tokens"), [pytest.param(100, 128, marks=pytest.mark.slow), (400, 128), (100, 16)]
 )
 def test_drafts_that_lose_fall_silent_where_sessions_come_all_the_time(prompt_len: int, num_tokens: int) -> None:
-    """With 128 sessions that have not begun together nearly each round of drafts computes prompts, too; where texts are short, most of the sessions wait for
-    rows of theirs."""
+    """With 128 sessions that have not begun together nearly each round of drafts computes prompts, too; where texts are
+    short, most of the sessions wait for rows of theirs."""
     rates = {}
     for mode in ("plain", "async"):
         service = gpu(mode, suffix=0, prompt_len=prompt_len, num_tokens=num_tokens)
@@ -123,8 +124,8 @@ def test_texts_that_alternate_cost_hardly_any_trials(num_sessions: int) -> None:
 
 
 def everything(only: Iterable[str] = SOURCES) -> TimedService:
-    """Return a service as of `smollm2` on two cores with these sources: the draft model takes microseconds, heads in torch take tens of
-    milliseconds, and lookahead's rows are dear."""
+    """Return a service as of `smollm2` on two cores with these sources: the draft model takes microseconds, heads in
+    torch take tens of milliseconds, and lookahead's rows are dear."""
     machine = Machine()
     steps = [(1, 8.7), (4, 9.5), (8, 11.0), (16, 14.5), (80, 80.0)]
     target = TimedTarget(machine, steps, overlaps=False, launch_s=0.0003, collect_s=0.0003)
@@ -142,8 +143,8 @@ def everything(only: Iterable[str] = SOURCES) -> TimedService:
 
 @pytest.mark.slow
 def test_what_is_dear_is_dropped_within_two_seconds() -> None:
-    """Five sources, three of which take several plain steps a round: what they take by themselves says what to try first. From then on, trials
-    cost little, the first ones of what was not tried yet, too."""
+    """Five sources, three of which take several plain steps a round: what they take by themselves says what to try
+    first. From then on, trials cost little, the first ones of what was not tried yet, too."""
     alone = everything({COLOCATED})
     best = alone.serve(20.0, 1).rate
     service = everything()
@@ -155,7 +156,8 @@ def test_what_is_dear_is_dropped_within_two_seconds() -> None:
 
 
 def test_a_guess_that_is_wrong_is_not_used() -> None:
-    """What a source is seen to take is not what it costs: here it is believed to be dear, and costs nothing. The trial without it says so."""
+    """What a source is seen to take is not what it costs: here it is believed to be dear, and costs nothing. The trial
+    without it says so."""
 
     class Dear(TimedSource):
         def collect(self, *asked: Any) -> Sequence[DraftBatch]:

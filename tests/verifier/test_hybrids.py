@@ -1,5 +1,5 @@
-"""All sources of drafts at once are about as fast as the best of them alone, by a virtual clock: cheap ones and dear ones, good and bad, on a
-small target and on a large one, where what takes 50 ms pays."""
+"""All sources of drafts at once are about as fast as the best of them alone, by a virtual clock: cheap ones and dear
+ones, good and bad, on a small target and on a large one, where what takes 50 ms pays."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def best_alone(target: str, sources: Iterable[str], num_sessions: int) -> float:
 @pytest.mark.parametrize("sources", [ALL, DEAR], ids=["all", "dear"])
 @pytest.mark.parametrize("target", STEPS_MS)
 def test_all_at_once_are_as_fast_as_the_best_alone(target: str, sources: tuple[str, ...], num_sessions: int) -> None:
-    """From the eleventh second on 0.97 of it at least, and in the first ten no less than 0.8: also where nothing pays."""
+    """From the eleventh second on 0.97 of it at least, and in the first ten no less than 0.8: also where nothing
+    pays."""
     best = best_alone(target, [source for source in sources if source not in (MEDUSA, LOOKAHEAD)], num_sessions)
     service = service_of(target, sources)
     soon = service.serve(SOON_S, num_sessions)

@@ -1,4 +1,5 @@
-"""One session's fault, wherever it strikes, is that session's alone: the others' texts and retries are as if it were not there."""
+"""One session's fault, wherever it strikes, is that session's alone: the others' texts and retries are as if it were
+not there."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int,
     raise AssertionError("the sessions never end")
 
 
-# --- what raises for one of eight ---------------------------------------------------------------------------------------
+# --- what raises for one of eight
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", range(NUM))
@@ -260,7 +262,8 @@ def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     assert [source.name for source in verifier.sources.sources] == ["remote", "suffix"]
 
 
-# --- what is nobody's fault ---------------------------------------------------------------------------------------------
+# --- what is nobody's fault
+# ---------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_is_lost_ends_the_process() -> None:
@@ -302,7 +305,8 @@ def test_halves_leave_out_only_what_raises() -> None:
         assert (done, set(faults.found)) == ([i for i in range(6) if i not in bad], bad)
 
 
-# --- the judge and the torch engine -------------------------------------------------------------------------------------
+# --- the judge and the torch engine
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -329,7 +333,8 @@ def quiet(model: str) -> dict[int, list[int]]:
 def test_logits_that_are_no_numbers_fail_one_session(
     model: str, quiet: dict[int, list[int]], place: int, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the sixth token on one session's row is spoilt; the others' texts are the quiet run's, and all KV is free again."""
+    """From the sixth token on one session's row is spoilt; the others' texts are the quiet run's, and all KV is free
+    again."""
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)

@@ -18,7 +18,8 @@ def limit_after(mail: MailTime, num_steps: int, wanted_s: float) -> float:
 
 
 def test_drafts_take_what_the_host_has_to_spare() -> None:
-    """However many come: the step takes no longer, and they have a good part of the time in which the host would wait."""
+    """However many come: the step takes no longer, and they have a good part of the time in which the host would
+    wait."""
     mail = MailTime(overlaps=True)
     used = limit_after(mail, 50, 1.0)
     assert 0.4 * (STEP_S - HOST_S) < used <= STEP_S - HOST_S

@@ -68,7 +68,8 @@ def run(verifier: Verifier) -> dict[int, list[int]]:
     raise AssertionError("the sessions never end")
 
 
-# --- at random ----------------------------------------------------------------------------------------------------------
+# --- at random
+# ----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,7 +82,8 @@ def test_texts_are_the_targets_own(random: Random, kind: dict[str, bool]) -> Non
 @settings(max_examples=40, deadline=None)
 @given(random=st.randoms(use_true_random=True), kind=st.sampled_from(KINDS))
 def test_texts_with_chains_are_the_targets_own(random: Random, kind: dict[str, bool]) -> None:
-    """With a colocated drafter whose chains are verified before they are read, or cannot be read; and drafts of others beside it."""
+    """With a colocated drafter whose chains are verified before they are read, or cannot be read; and drafts of others
+    beside it."""
     serve(random, NUM_ACTS, **kind, has_chains=True)
 
 
@@ -187,7 +189,8 @@ def test_the_random_service_with_chains_finds(name: str, monkeypatch: pytest.Mon
         _serve_some(has_chains=True)
 
 
-# --- one by one ---------------------------------------------------------------------------------------------------------
+# --- one by one
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
@@ -214,7 +217,8 @@ def apart() -> LateEngine:
 def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two steps are in flight while the host does other things, and a third is launched before it waits for the oldest; no token is computed twice."""
+    """Two steps are in flight while the host does other things, and a third is launched before it waits for the oldest;
+    no token is computed twice."""
     engine = apart()
     verifier, told = make_verifier(engine), list[int]()
     monkeypatch.setattr(verifier.sources, "observe", lambda *_: told.append(engine.num_launched))
@@ -246,7 +250,8 @@ def test_what_is_closed_or_stops_beside_two_steps_in_flight_says_nothing_more() 
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_of_the_steps_in_flight_the_oldest_may_fail(number: int) -> None:
-    """The two launched behind it are discarded then, and every session goes on; what had ended is said before what came of the repetition."""
+    """The two launched behind it are discarded then, and every session goes on; what had ended is said before what came
+    of the repetition."""
     engine = apart()
     engine.failing[number] = RuntimeError("once")
     verifier = make_verifier(engine)
@@ -337,7 +342,8 @@ def test_sessions_that_need_the_host_are_waited_for(
 
 @pytest.mark.parametrize(("num_shaped", "is_followed"), [(3, True), (4, False)])
 def test_few_sessions_that_need_the_host_join_every_second_step(num_shaped: int, is_followed: bool) -> None:
-    """What launching early saves of all sessions, a fifth of a step here, must be more than half a token of each of these."""
+    """What launching early saves of all sessions, a fifth of a step here, must be more than half a token of each of
+    these."""
     engine = LateEngine()
     verifier = make_verifier(engine)
     verifier.control.early._waiting.saved_s = lambda curve: verifier.curve(10) / 5.9
@@ -510,8 +516,8 @@ def test_nobody_is_evicted_from_a_step_in_flight(is_apart: bool, monkeypatch: py
 
 
 def test_the_controller_learns_from_whole_steps() -> None:
-    """A step takes from the end of the one before to its own end, however early it was launched. What one takes that is waited for at once,
-    as a drafted one is, it does not say."""
+    """A step takes from the end of the one before to its own end, however early it was launched. What one takes that is
+    waited for at once, as a drafted one is, it does not say."""
     verifier = make_verifier()
     open_session(verifier, tokens_left=30, speculation=Speculation(mode="async"))
     learned: list[float] = []
@@ -527,7 +533,8 @@ def test_the_controller_learns_from_whole_steps() -> None:
     assert not waited
 
 
-# --- faults and bursts beside three steps ---------------------------------------------------------------------------------
+# --- faults and bursts beside three steps
+# ---------------------------------------------------------------------------------
 
 
 def _planned_in_vain(session_id: int, from_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,7 +592,8 @@ def test_sources_begin_after_a_burst_beside_steps_in_flight(monkeypatch: pytest.
 
 
 class BlockEngine(ToyEngine):
-    """KV in blocks of sixteen tokens that belong to one session each; where more sessions need another one than there are, nothing is free."""
+    """KV in blocks of sixteen tokens that belong to one session each; where more sessions need another one than there
+    are, nothing is free."""
 
     num_blocks = 9
 
@@ -599,7 +607,8 @@ class BlockEngine(ToyEngine):
 
 
 def test_sessions_that_have_no_room_let_others_go_on() -> None:
-    """More sessions than a step may have, all blocks in use: it is the turn of two that fit only into what others have left of theirs."""
+    """More sessions than a step may have, all blocks in use: it is the turn of two that fit only into what others have
+    left of theirs."""
     engine = BlockEngine()
     verifier = make_verifier(engine, max_sessions=2)
     for session_id in (7, 8, 9, 10, 11):

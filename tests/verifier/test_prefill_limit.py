@@ -1,4 +1,5 @@
-"""Prompts beside sessions that generate: by a virtual clock, how long these wait between tokens, and how long prompts take."""
+"""Prompts beside sessions that generate: by a virtual clock, how long these wait between tokens, and how long prompts
+take."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Service:
     def __init__(self, make: Callable[[Machine], TimedTarget], **options: float) -> None:
         self.machine = Machine()
         target = make(self.machine)
-        # Where the host runs ahead of the device, steps take less than those that were measured, which the host waited for.
+        # Where the host runs ahead of the device, steps take less than those that were measured, which the host waited
+        # for.
         waited = 1.3 if target.overlaps else 1.0
         curve = StepCurve(SIZES, [waited * seconds for seconds in target.step_times(SIZES)])
         self.verifier = Verifier(target, curve, incarnation=1, max_sessions=128, max_uncommitted=1 << 30, **options)  # type: ignore[arg-type]
@@ -112,7 +114,8 @@ def ratio(found: Sequence[float]) -> float:
 
 
 def beside(load: Load, **options: float) -> tuple[Service, Text, list[Text], float]:
-    """Let a long prompt come to its end beside sessions that generate; return it and these, and what a plain step of theirs takes."""
+    """Let a long prompt come to its end beside sessions that generate; return it and these, and what a plain step of
+    theirs takes."""
     service = Service(load.make, **options)
     shorts = [service.open(20) for _ in range(load.num_sessions)]
     service.until(shorts, 50)
@@ -231,7 +234,8 @@ def test_sessions_that_generate_take_part_in_each_step(limit: PrefillLimit) -> N
 
 
 def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None:
-    """Plain steps take three times as long as was measured; so will rows of prompts, and the first of them already are as many as fit."""
+    """Plain steps take three times as long as was measured; so will rows of prompts, and the first of them already are
+    as many as fit."""
 
     def slow(machine: Machine) -> TimedTarget:
         target = on_cpu(machine)

@@ -1,4 +1,5 @@
-"""Nodes that were drawn: what the session keeps of their distributions, and how likely they are before they are drawn."""
+"""Nodes that were drawn: what the session keeps of their distributions, and how likely they are before they are
+drawn."""
 
 from dataclasses import replace
 
@@ -107,7 +108,8 @@ def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
 
 
 def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_drawn() -> None:
-    """It follows from its draft distribution and its earlier siblings: as `draw_children` predicts, whatever the drafter sends."""
+    """It follows from its draft distribution and its earlier siblings: as `draw_children` predicts, whatever the
+    drafter sends."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = np.sort(rng.permutation(50)[:20]).astype(np.int32)[None]
@@ -146,7 +148,8 @@ def test_a_point_mass_that_is_drawn_gets_the_id_of_its_new_drafter() -> None:
 
 
 def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
-    """However likely their drafter predicts them; and they depend on the last drawn node, as what hangs from that does."""
+    """However likely their drafter predicts them; and they depend on the last drawn node, as what hangs from that
+    does."""
     session = make_warm_session()
     likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
     graft(session, likely, 0.0)
@@ -218,7 +221,8 @@ def test_drafts_of_many_sessions_are_grafted_in_one_call() -> None:
     assert sum(weights is not None for weights in found[0][2]) == 3
 
 
-# --- in which order they are chosen ---------------------------------------------------------------------------------------
+# --- in which order they are chosen
+# ---------------------------------------------------------------------------------------
 
 
 def order(session: Session, floor: float = 0.0) -> list[tuple[int, int | None]]:
@@ -245,7 +249,8 @@ def test_a_node_waits_for_all_that_had_been_expanded_before_it() -> None:
 
 
 def test_expansions_are_seen_where_children_are_too_unlikely_to_be_chosen() -> None:
-    """7 waits for 5, which was expanded before it, also where 6 is no candidate; and for nothing that is none itself."""
+    """7 waits for 5, which was expanded before it, also where 6 is no candidate; and for nothing that is none
+    itself."""
     session = make_warm_session()
     grow(session)
     nodes = {node.token: node for node in candidates(session, 0.0)}

@@ -154,8 +154,8 @@ def chain(session: Session, chances: list[float]) -> None:
 
 
 def test_measured_chances_are_taken_as_they_are() -> None:
-    """The same nodes are verified of a chain of the colocated drafter, whatever its lane has seen, and of a draft whose lane
-    confirms its scores."""
+    """The same nodes are verified of a chain of the colocated drafter, whatever its lane has seen, and of a draft whose
+    lane confirms its scores."""
     rng = np.random.default_rng(0)
     for cost in (0.0001, 0.001, 0.003, 0.01):
         curve = StepCurve([1, 512], [0.005, 0.005 + 511 * cost])
@@ -210,7 +210,8 @@ def even(sessions: list[Session], chains: dict[int, int], curve: StepCurve = FLA
 
 
 def test_chains_are_equally_long_where_the_engine_is_quicker_so() -> None:
-    """As long as the goodput is highest with one length for all; there are lengths for so many sessions, and for no more."""
+    """As long as the goodput is highest with one length for all; there are lengths for so many sessions, and for no
+    more."""
     trees = DraftTrees()
     sessions = [decoding(trees=trees, session_id=i) for i in range(4)]
     for session, count in zip(sessions, (7, 5, 2, 0), strict=True):

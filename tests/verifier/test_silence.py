@@ -1,4 +1,5 @@
-"""How long a verifier sends nothing, against how long its heartbeats said, by a virtual clock: on machines that are slow, and slower than when they were measured."""
+"""How long a verifier sends nothing, against how long its heartbeats said, by a virtual clock: on machines that are
+slow, and slower than when they were measured."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ LARGE = {1: 600.0, 8: 640.0, 64: 1300.0, 512: 9000.0}  # of a large one
 
 
 class Service:
-    """A verifier on a processor, `slower` times as slow as when its steps were measured, in the loop of its process; when it beats the broker's record is asked
-    how long it may be silent."""
+    """A verifier on a processor, `slower` times as slow as when its steps were measured, in the loop of its process;
+    when it beats the broker's record is asked how long it may be silent."""
 
     def __init__(self, step_ms: dict[int, float], slower: float) -> None:
         self.machine = Machine()
@@ -49,7 +50,8 @@ class Service:
             assert self.verifier.handle(message, self.machine.now) == []
 
     def serve(self) -> list[float]:
-        """Serve until all is done; return what the steps took, and count how often the broker would have taken the verifier for lost."""
+        """Serve until all is done; return what the steps took, and count how often the broker would have taken the
+        verifier for lost."""
         ends = [self.machine.now]
         while self.verifier.has_work:
             if self.machine.now - self.worker.last_seen >= BEAT_S:
@@ -66,7 +68,8 @@ class Service:
     ("step_ms", "slower"), [(LAPTOP, 1.0), (LAPTOP, 4.0), (LAPTOP, 8.0), (LARGE, 1.0), (LARGE, 4.0)]
 )
 def test_a_burst_on_a_busy_machine_loses_no_verifier(step_ms: dict[int, float], slower: float) -> None:
-    """64 sessions at once, and 64 more beside those that generate: the heartbeat before was the last of an idle verifier."""
+    """64 sessions at once, and 64 more beside those that generate: the heartbeat before was the last of an idle
+    verifier."""
     service = Service(step_ms, slower)
     service.beat()
     service.open(0, 64, prompt_len=60)
@@ -77,7 +80,8 @@ def test_a_burst_on_a_busy_machine_loses_no_verifier(step_ms: dict[int, float], 
 
 
 def test_steps_with_prompts_are_short_also_where_nobody_generates() -> None:
-    """As many rows as take half a second by what is expected, on a machine that became slower too once that is known."""
+    """As many rows as take half a second by what is expected, on a machine that became slower too once that is
+    known."""
     for slower in (1.0, 4.0):
         service = Service(LAPTOP, slower)
         service.open(0, 1, prompt_len=6000, num_tokens=1)
@@ -96,7 +100,8 @@ def test_a_large_model_has_some_rows_in_each_step() -> None:
 
 @pytest.mark.parametrize("slower", [1.0, 3.0])
 def test_what_is_said_is_no_longer_than_needed(slower: float) -> None:
-    """On a laptop a verifier that hangs in a step is found within some seconds, whatever the largest step would take, before a burst and after it."""
+    """On a laptop a verifier that hangs in a step is found within some seconds, whatever the largest step would take,
+    before a burst and after it."""
     service = Service(LAPTOP, slower)
     service.beat()
     service.open(0, 64, prompt_len=60)

@@ -92,7 +92,8 @@ def test_scratch_rows_cost_what_rows_cost():
 
 
 def test_what_is_done_once_is_no_price():
-    """A source that compiles in one step of ten took 10 ms in each of the others; what others took counts as it is, but for the longest."""
+    """A source that compiles in one step of ten took 10 ms in each of the others; what others took counts as it is, but
+    for the longest."""
     window = Window()
     for i in range(10):
         took = {EAGLE: Yield(2.0 if i == 4 else 0.01, 1.0), SUFFIX: Yield(0.001, 0.0)}
@@ -125,7 +126,8 @@ def test_the_variance_of_a_window_is_that_of_many_like_it():
 
 
 def test_a_trial_of_steps_that_differ_by_much_does_not_end_early():
-    """One of five steps of a trial takes long, as on a crowded machine: the same mean loss by even steps is evident, and this is not."""
+    """One of five steps of a trial takes long, as on a crowded machine: the same mean loss by even steps is evident,
+    and this is not."""
     is_over = {}
     for kind, seconds in {"even": [0.06] * 5, "uneven": [0.01] * 4 + [0.26]}.items():
         level = LoadLevel.of(frozenset({EAGLE, SUFFIX}))

@@ -118,7 +118,8 @@ def make_source(kind: str) -> Callable[[], DraftSource | None]:
 
 @pytest.fixture
 def feed(kind: str) -> Feed:
-    """Return what remote drafters do between two steps: two of them, one right, one wrong, beside every source but suffix decoding."""
+    """Return what remote drafters do between two steps: two of them, one right, one wrong, beside every source but
+    suffix decoding."""
     next_ids: dict[tuple[int, int, int], int] = {}
 
     def draft(verifier: Verifier) -> None:
@@ -147,7 +148,8 @@ class TestSources(SourceConformance):
 
 
 def test_drafts_take_no_longer_than_the_last_step() -> None:
-    """However much they cost: of forty large ones that take 1 ms each, as many are hung as there is time for; the rest is dropped."""
+    """However much they cost: of forty large ones that take 1 ms each, as many are hung as there is time for; the rest
+    is dropped."""
     now = [100.0]
     trees = DraftTrees()
     sources, sessions = SourceSet((), ToyEngine()), [make_session(trees=trees, session_id=i) for i in range(80)]
@@ -233,7 +235,8 @@ class Watcher(DraftSource):
 
 
 def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
-    """Of a chunk of one token, which is not judged, too; not of a session that decodes, of which all rows are given anyway."""
+    """Of a chunk of one token, which is not judged, too; not of a session that decodes, of which all rows are given
+    anyway."""
     trees = DraftTrees()
     sessions = [make_session(trees=trees, session_id=i) for i in range(3)]
     steps = [
@@ -253,7 +256,8 @@ def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_source_is_shown_what_it_asks_for(others: int) -> None:
-    """Hidden states of each row, the prompt's included, and logits of scratch rows behind any tree; the text is the target's."""
+    """Hidden states of each row, the prompt's included, and logits of scratch rows behind any tree; the text is the
+    target's."""
     watcher = Watcher()
     drafter = ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
     serving = Serving([*[drafter][:others], watcher], lambda verifier: None)

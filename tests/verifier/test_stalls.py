@@ -1,4 +1,5 @@
-"""Which sources are used on a machine that others have, too: steps of any length, and now and then one that is kept waiting for a second."""
+"""Which sources are used on a machine that others have, too: steps of any length, and now and then one that is kept
+waiting for a second."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def on_busy_cores(chance: float, seed: int) -> TimedService:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drafts_that_pay_are_used_on_a_busy_machine(seed: int) -> None:
-    """On a quiet one they bring a third; a second that a trial was kept waiting says nothing of them, nor of what it was compared with."""
+    """On a quiet one they bring a third; a second that a trial was kept waiting says nothing of them, nor of what it
+    was compared with."""
     service = on_busy_cores(0.5, seed)
     service.serve(5.0, 1)
     assert service.serve(30.0, 1).share(COLOCATED) > 0.8

@@ -1,4 +1,5 @@
-"""What a step takes, as it is learned in service: what nodes cost beside their rows is told from what all steps cost."""
+"""What a step takes, as it is learned in service: what nodes cost beside their rows is told from what all steps
+cost."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def serve(curve, steps, *, sessions=16, nodes=8, extra_s=0.001, node_s=0.0002):
 
 
 def test_what_nodes_cost_is_learned_beside_plain_steps(curve):
-    """Sixteen sessions with eight nodes: first in turns with plain steps, as in trials of sources, then for long without."""
+    """Sixteen sessions with eight nodes: first in turns with plain steps, as in trials of sources, then for long
+    without."""
     for _ in range(4):
         serve(curve, 40)
         serve(curve, 40, nodes=0)
@@ -41,7 +43,8 @@ def test_without_plain_steps_nothing_is_known_of_nodes(curve):
 
 
 def test_another_load_is_nothing_to_compare_with(curve):
-    """Plain steps of sixteen sessions say nothing about drafted ones of one session, which take less time beyond the profile."""
+    """Plain steps of sixteen sessions say nothing about drafted ones of one session, which take less time beyond the
+    profile."""
     for _ in range(4):
         serve(curve, 40)
         serve(curve, 40, nodes=0)
@@ -67,7 +70,8 @@ def test_one_step_that_was_late_is_no_measurement(curve):
 
 
 def test_a_round_that_waits_for_drafts_verifies_more_of_them() -> None:
-    """A node that does not raise tokens per second of steps alone raises those per second of whole rounds; the curve itself stays."""
+    """A node that does not raise tokens per second of steps alone raises those per second of whole rounds; the curve
+    itself stays."""
     curve = StepCurve([1, 2, 3], [0.005, 0.006, 0.007])
     reach_prob, needed = np.array([0.3, 0.15]), np.zeros(2, np.intp)
     counts = [best_count(reach_prob, needed, 1, 1, 8, curve.after(seconds)) for seconds in (0.0, 0.002, 0.02)]

@@ -88,7 +88,8 @@ def test_a_heartbeat_that_is_due_is_sent_before_the_step(loop: VerifierLoop, mon
 
 
 def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much they cost: of 40 that take 2 ms each, three are grafted before a step; what else arrives is handled."""
+    """However much they cost: of 40 that take 2 ms each, three are grafted before a step; what else arrives is
+    handled."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     broker = context.socket(zmq.DEALER)
     broker.connect(loop.link.hello.endpoint)

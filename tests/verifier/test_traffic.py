@@ -37,7 +37,8 @@ def test_a_slower_machine_and_fewer_sessions_say_nothing() -> None:
 
 
 def test_steps_that_compute_prompts_say_nothing() -> None:
-    """Their sessions do not count, so nor do their tokens: else a plain decoder that is done with a burst of prompts would give less."""
+    """Their sessions do not count, so nor do their tokens: else a plain decoder that is done with a burst of prompts
+    would give less."""
     traffic = settled(window([8] * 20))
     mixed = window([8] * 5)
     for _ in range(40):

@@ -1,4 +1,5 @@
-"""The compiled operations on draft trees do what the reference in Python does, to the last bit; bugs planted in C are seen."""
+"""The compiled operations on draft trees do what the reference in Python does, to the last bit; bugs planted in C are
+seen."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def left(both: Both, random: Random) -> None:
 
 
 def grafted(both: Both, random: Random) -> None:
-    """Some drafts arrive: early, late, twice, out of order, too large, with ids that collide, for sessions that are gone."""
+    """Some drafts arrive: early, late, twice, out of order, too large, with ids that collide, for sessions that are
+    gone."""
     distributions = [
         DraftDistribution(np.arange(NUM_TOKENS, dtype=np.int32), np.ones(NUM_TOKENS, np.uint16)) for _ in range(3)
     ]

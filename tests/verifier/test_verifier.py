@@ -211,8 +211,8 @@ def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None
 
 
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
-    """Time spent on receiving and grafting raises the minimum acceptance probability that drafters are told; not that of what the
-    verifier looks up, which nobody sends."""
+    """Time spent on receiving and grafting raises the minimum acceptance probability that drafters are told; not that
+    of what the verifier looks up, which nobody sends."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
@@ -346,7 +346,8 @@ def test_sessions_of_one_system_prompt_do_not_queue_for_their_own_prompts(num_se
 
 @pytest.mark.parametrize(("length", "block_size"), [(48, 16), (63, 32), (64, 32), (40, 16), (49, 16), (4, 16)])
 def test_sessions_of_one_prompt_wait_for_none_of_it_that_they_cannot_share(length: int, block_size: int) -> None:
-    """What has KV already, and what the first one computes, they have; the rest each computes by itself, all in the same step."""
+    """What has KV already, and what the first one computes, they have; the rest each computes by itself, all in the
+    same step."""
     engine = SharingEngine(toy_info(kv_slots=4096))
     engine.block_size = block_size
     verifier = make_verifier(engine, max_step_rows=512)
@@ -417,7 +418,8 @@ def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> 
 
 @pytest.mark.parametrize("kv_slots", [60, 100, 300])
 def test_no_session_is_opened_to_be_evicted_at_once(kv_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose context fits, but not beside a row of each that is open, waits: it would be opened in each step, and evicted in the same."""
+    """One whose context fits, but not beside a row of each that is open, waits: it would be opened in each step, and
+    evicted in the same."""
     engine, opened = ToyEngine(toy_info(kv_slots=kv_slots)), set[int]()
     verifier, texts = make_verifier(engine), {i: list[int]() for i in range(40)}
 
@@ -449,7 +451,8 @@ def test_no_session_is_opened_to_be_evicted_at_once(kv_slots: int, monkeypatch: 
 @pytest.mark.parametrize("kv_slots", [40, 60, 90])
 @pytest.mark.parametrize("max_sessions", [1, 2, 3])
 def test_sessions_that_take_turns_undo_nobody_elses_work(kv_slots: int, max_sessions: int) -> None:
-    """More sessions than take part in a step, prompts of several steps, and room for few: all come to their end, in bounded rows."""
+    """More sessions than take part in a step, prompts of several steps, and room for few: all come to their end, in
+    bounded rows."""
     engine = ToyEngine(toy_info(kv_slots=kv_slots))
     verifier = make_verifier(engine, max_sessions=max_sessions, max_step_rows=6)
     prompts = {session_id: [1 + session_id % 3, *[9] * 27] for session_id in range(1, 7)}
@@ -469,8 +472,8 @@ def test_sessions_that_take_turns_undo_nobody_elses_work(kv_slots: int, max_sess
 
 
 def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
-    """Until they have sent something they need none; where they are silenced, steps are helped again, and those with prompts always. Each has its own step curve.
-    Nothing is measured here: the test says what is allowed."""
+    """Until they have sent something they need none; where they are silenced, steps are helped again, and those with
+    prompts always. Each has its own step curve. Nothing is measured here: the test says what is allowed."""
     engine, alone = ToyEngine(), StepCurve([1, 64], [0.010, 0.02])
     engine.is_helped = True
     verifier = make_verifier(engine, unhelped_curve=alone, measures_drafts=False)
@@ -533,7 +536,8 @@ def test_a_session_that_wants_drafts_just_in_time_waits_only_where_it_has_none()
 
 @pytest.mark.parametrize(("prompt", "part"), [(3, 1.0), (64, 1.0), (65, 0.1), (65, 0.7), (65, 0.9), (65, 1.1)])
 def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, prompt, part) -> None:
-    """Of the tokens, the first one of the prompt's session does not. What a long prompt adds is what was learned; if that is most of the step, this says nothing."""
+    """Of the tokens, the first one of the prompt's session does not. What a long prompt adds is what was learned; if
+    that is most of the step, this says nothing."""
     verifier = make_verifier(max_step_rows=128, max_prefill_slowdown=0.0)
     learned, ticks = [], count()
 

@@ -1,4 +1,5 @@
-"""Whether steps wait for drafts of draft workers, by a virtual clock with a device beside the host; and what decides that."""
+"""Whether steps wait for drafts of draft workers, by a virtual clock with a device beside the host; and what decides
+that."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_
 
 @pytest.mark.parametrize("round_trip_ms", [1, 20])
 def test_drafts_that_come_in_thousands_are_handled_while_the_device_computes(round_trip_ms: int) -> None:
-    """A draft for each of 64 sessions and each step would take the host twice as long as the device takes for the step. What there is no time
-    for is dropped."""
+    """A draft for each of 64 sessions and each step would take the host twice as long as the device takes for the step.
+    What there is no time for is dropped."""
     found = service(FarDrafters(round_trip_ms / 1000, 0.8, num_workers=64, draft_s=0.00015), is_measured=False)
     plain = rate_of(found, "plain", 64)
     rate_of(found, "async", 64)
@@ -78,13 +79,15 @@ def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None
     assert rate_of(found, "async", 1, 3.0) > 1.3 * plain
 
 
-# --- what decides -------------------------------------------------------------------------------------------------------
+# --- what decides
+# -------------------------------------------------------------------------------------------------------
 
 CURVE = StepCurve([1, 64], [0.004, 0.004])
 
 
 def learn(waiting: Waiting, num_steps: int, num_more: int = 0, *, are_early: bool = False) -> None:
-    """Let 8 sessions have so many steps: those launched early take 4 ms, those waited for 5 ms and bring so many tokens more."""
+    """Let 8 sessions have so many steps: those launched early take 4 ms, those waited for 5 ms and bring so many tokens
+    more."""
     for _ in range(num_steps):
         if are_early:
             waiting.learn_early(8, 8, 8, 0.004, CURVE, are_fed=True)
@@ -93,7 +96,8 @@ def learn(waiting: Waiting, num_steps: int, num_more: int = 0, *, are_early: boo
 
 
 def test_steps_wait_where_that_gives_more_tokens_a_second() -> None:
-    """The first ones are a trial. A step that is waited for takes a quarter longer, so it must bring more than a quarter more."""
+    """The first ones are a trial. A step that is waited for takes a quarter longer, so it must bring more than a
+    quarter more."""
     waiting = Waiting()
     learn(waiting, 20, are_early=True)
     assert waiting.pays(8)

@@ -1,6 +1,8 @@
-"""A verifier on a machine that only takes time: a device beside the host, by a virtual clock, for tests of which sources of drafts are used.
+"""A verifier on a machine that only takes time: a device beside the host, by a virtual clock, for tests of which
+sources of drafts are used.
 
-The text is that of `specq.simulate`; what a source foresees of it is drawn by a hash. Sessions come in waves, as a benchmark's jobs do.
+The text is that of `specq.simulate`; what a source foresees of it is drawn by a hash. Sessions come in waves, as a
+benchmark's jobs do.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ INFO = ModelInfo(
 
 @dataclass(slots=True)
 class Machine:
-    """A host and a device; `now`: the host's clock, seconds; `is_free_at`: when the device has done all it was given."""
+    """A host and a device; `now`: the host's clock, seconds; `is_free_at`: when the device has done all it was
+    given."""
 
     now: float = 0.0
     is_free_at: float = 0.0
@@ -101,8 +104,9 @@ class TimedStep:
 
 
 class TimedTarget:
-    """An engine whose steps take their curve's time on the device, with prompts `mixed_s` more and `attended_s` for each token that a row of them
-    attends to, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
+    """An engine whose steps take their curve's time on the device, with prompts `mixed_s` more and `attended_s` for
+    each token that a row of them attends to, and `launch_s` and `collect_s` of the host, for each session
+    `session_s`."""
 
     max_chain = num_tap_layers = 0
     takes_unread = False
@@ -193,8 +197,9 @@ def foreseen(session_id: int, length: int, last: int, depth: int, chance: float,
 
 
 class TimedChains:
-    """A draft model on the device, which foresees a token with this chance: a level takes its curve's time by the number of sessions, contexts that lag behind `context_ms` for each
-    of their tokens and `catch_up_ms` in all; the host `start_s` and `finish_s`, and `session_s` for each session."""
+    """A draft model on the device, which foresees a token with this chance: a level takes its curve's time by the
+    number of sessions, contexts that lag behind `context_ms` for each of their tokens and `catch_up_ms` in all; the
+    host `start_s` and `finish_s`, and `session_s` for each session."""
 
     info = INFO
 
@@ -252,7 +257,8 @@ class TimedChains:
 
 
 class TimedSource(DraftSource):
-    """Drafts chains on the host, in so many seconds a round, and `session_s` for each session but the first, whether or not they are used; `num_scratch` rows of each session come along."""
+    """Drafts chains on the host, in so many seconds a round, and `session_s` for each session but the first, whether or
+    not they are used; `num_scratch` rows of each session come along."""
 
     uses_scratch = True
 
@@ -303,8 +309,8 @@ class TimedSource(DraftSource):
 
 
 class FarDrafters:
-    """Draft workers so far away. They answer a verdict by a chain, in `pass_s`, unless they are busy or it asks for silence; each drafts for some of
-    the sessions. A draft takes `draft_s` of the verifier's host."""
+    """Draft workers so far away. They answer a verdict by a chain, in `pass_s`, unless they are busy or it asks for
+    silence; each drafts for some of the sessions. A draft takes `draft_s` of the verifier's host."""
 
     def __init__(
         self,
@@ -343,7 +349,8 @@ class FarDrafters:
         self.num_sent += 1
 
     def deliver(self, verifier: Verifier, machine: Machine) -> None:
-        """Hand over what has arrived by now, as far as there is time for it; the rest is dropped, as by the worker's loop."""
+        """Hand over what has arrived by now, as far as there is time for it; the rest is dropped, as by the worker's
+        loop."""
         before = machine.now
         while self._coming and self._coming[0][0] <= before:
             arrived, _, draft = heappop(self._coming)
@@ -371,8 +378,8 @@ class Served:
 
 
 class TimedService:
-    """A verifier, and waves of jobs for it. `loop_s`: what the host does between two steps, and `session_loop_s` for each session of them;
-    `far`: draft workers, if there are any."""
+    """A verifier, and waves of jobs for it. `loop_s`: what the host does between two steps, and `session_loop_s` for
+    each session of them; `far`: draft workers, if there are any."""
 
     def __init__(
         self, target: TimedTarget, sources: Iterable[DraftSource], *, mode: str = "async", loop_s: float = 0.0,
@@ -405,7 +412,8 @@ class TimedService:
         return served
 
     def serve_on(self, seconds: float, num_sessions: int, apart_s: float) -> Served:
-        """Serve so many jobs at a time for so long, each behind the last one of its client; the first ones begin `apart_s` one after the other."""
+        """Serve so many jobs at a time for so long, each behind the last one of its client; the first ones begin
+        `apart_s` one after the other."""
         served, began, num_begun = Served(), self.machine.now, 0
         while self.machine.now - began < seconds or self._is_busy:
             while num_begun < num_sessions and self.machine.now - began >= num_begun * apart_s:
@@ -467,7 +475,8 @@ def h200_target(machine: Machine) -> TimedTarget:
 
 
 def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: int = 8, **options: Any) -> TimedService:
-    """Return a service as on an H200 with a target of 7B, a draft model of 0.5B and suffix decoding, which foresee tokens with these chances."""
+    """Return a service as on an H200 with a target of 7B, a draft model of 0.5B and suffix decoding, which foresee
+    tokens with these chances."""
     machine = Machine()
     target = h200_target(machine)
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]

@@ -19,7 +19,8 @@ class Bucket:
         return is_enough
 
     def spend(self, cost: float, rate: float, burst: float, now: float) -> bool:
-        """Take out what something costs, however much; False if nothing is left. So the answer does not depend on the cost."""
+        """Take out what something costs, however much; False if nothing is left. So the answer does not depend on the
+        cost."""
         self._fill(rate, burst, now)
         if self._level <= 0:
             return False

@@ -1,9 +1,9 @@
 """What the broker lets in from its front: drafts and requests, by role, by share, by form.
 
-Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is passed on
-unread but for its sender and size. The draft distributions of drafters that are not trusted are taken off, so that their nodes
-are judged as point masses, which is exact whatever they are. Drafts are not sent to a verifier that is silent, so that what
-waits for it is what it must receive.
+Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is
+passed on unread but for its sender and size. The draft distributions of drafters that are not trusted are taken off, so
+that their nodes are judged as point masses, which is exact whatever they are. Drafts are not sent to a verifier that is
+silent, so that what waits for it is what it must receive.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Gate:
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
-        """Send a peer the reason why its message cannot be read, where its key and type can: it would wait, or ask, for ever."""
+        """Send a peer the reason why its message cannot be read, where its key and type can: it would wait, or ask, for
+        ever."""
         kind = named_type(frames)
         if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
             return
@@ -111,8 +112,8 @@ class Gate:
         return effects
 
     def pass_draft(self, identity: bytes, frames: Sequence[bytes], who: str) -> None:
-        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of the
-        verifier's time."""
+        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of
+        the verifier's time."""
         if self.state.roles.refusal(identity, who, Draft):
             self.state.counts["forbidden"] += 1
             return

@@ -1,16 +1,18 @@
-"""How much one peer may take up of the broker and of the verifiers. What goes beyond is dropped and counted, never queued.
+"""How much one peer may take up of the broker and of the verifiers. What goes beyond is dropped and counted, never
+queued.
 
-    requests   of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
-               the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of
-               decoding. A report of the broker's state also costs a look at each job. What is dropped the peer asks again by
-               itself: all requests may be repeated
-    drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half of its
-               time on drafts, each as much as any other, and within a session each lane. A draft costs what it takes
-               there to decode and graft (DRAFT_US, NODE_US as measured by `specq bench calibrate`)
-    jobs       of a key: as many as there is room left for others, which is half of the queue for one, a third each for two
+    requests   of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards,
+               those of the answers included, and those of headers most, since these take the time: a header of 60 KB is
+               20 ms of decoding. A report of the broker's state also costs a look at each job. What is dropped the peer
+               asks again by itself: all requests may be repeated
+    drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half
+               of its time on drafts, each as much as any other, and within a session each lane. A draft costs what it
+               takes there to decode and graft (DRAFT_US, NODE_US as measured by `specq bench calibrate`)
+    jobs       of a key: as many as there is room left for others, which is half of the queue for one, a third each for
+               two
 
-Rules: tokens and verdicts are never dropped here. Drafts to a verifier that is silent are not sent at all, so that what waits
-for it is what it must receive.
+Rules: tokens and verdicts are never dropped here. Drafts to a verifier that is silent are not sent at all, so that what
+waits for it is what it must receive.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ def admit_draft(
 ) -> bool:
     """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?
 
-    Earlier drafts decide: this one's size depends on the tokens that were drawn for it, and these must not decide whether it
-    arrives (decision 0008).
+    Earlier drafts decide: this one's size depends on the tokens that were drawn for it, and these must not decide
+    whether it arrives (decision 0008).
     """
     num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:

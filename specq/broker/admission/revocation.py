@@ -45,7 +45,8 @@ class Revocation:
         self.placement.settle()
 
     def _look_at(self, worker: Worker) -> None:
-        """Lose a worker whose key is gone; open anew the sessions that a drafter drafts for that is not trusted any more."""
+        """Lose a worker whose key is gone; open anew the sessions that a drafter drafts for that is not trusted any
+        more."""
         stands = self.state.roles.stands(worker.shown, worker.hello.role)
         was_trusted, worker.is_trusted = worker.is_trusted, self.state.roles.trusts(worker.shown)
         drafted = self.placement.drafted_by(worker) if was_trusted and not worker.is_trusted else []

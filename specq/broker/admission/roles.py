@@ -1,9 +1,9 @@
 """Who may say what to the broker, where keys are on: each message is held against the roles of the key it came with.
 
-Rules: the socket says whose key it was (`who`, the key's name); what a peer says of itself does not count. A job belongs to the
-key that submitted it; other keys learn nothing of it, not even that it exists. A key that is taken off the list (`Grant`s by name,
-which may change at any time) may do nothing from then on, and receives nothing more: see `specq.broker.admission.revocation`.
-Without keys everyone may do everything.
+Rules: the socket says whose key it was (`who`, the key's name); what a peer says of itself does not count. A job
+belongs to the key that submitted it; other keys learn nothing of it, not even that it exists. A key that is taken off
+the list (`Grant`s by name, which may change at any time) may do nothing from then on, and receives nothing more: see
+`specq.broker.admission.revocation`. Without keys everyone may do everything.
 """
 
 from __future__ import annotations

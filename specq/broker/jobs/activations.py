@@ -1,7 +1,8 @@
 """Hidden states on their way from a verifier to the drafter that asked for them.
 
-Rules: they are passed on as they came, once their form was checked; they are the drafter's to read. None are sent to a drafter that is silent, so
-that few wait for it. A verifier that sends some for a lane that is gone is told to send no more.
+Rules: they are passed on as they came, once their form was checked; they are the drafter's to read. None are sent to a
+drafter that is silent, so that few wait for it. A verifier that sends some for a lane that is gone is told to send no
+more.
 """
 
 from __future__ import annotations

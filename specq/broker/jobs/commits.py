@@ -1,8 +1,8 @@
 """What the broker reads of verdicts: what it commits and counts, and no more; the rest is the drafters' to read.
 
-Verdicts are what the broker handles most. Those of a step come as one message of arrays. Of one that comes alone only the header is
-checked as a whole: see `decode_scalars`. Of its arrays the broker reads four: 60% of the time of a whole `decode`. What is read is
-checked as strictly.
+Verdicts are what the broker handles most. Those of a step come as one message of arrays. Of one that comes alone only
+the header is checked as a whole: see `decode_scalars`. Of its arrays the broker reads four: 60% of the time of a whole
+`decode`. What is read is checked as strictly.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
 
 @dataclass(slots=True)
 class Commit:
-    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins` has
-    the code of each token."""
+    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins`
+    has the code of each token."""
 
     session_id: int
     epoch: int
@@ -112,8 +112,8 @@ def commits_of(step: Verdicts) -> Iterator[Commit]:
 
 
 def fits_logprobs(verdict: Verdict, num_top: int) -> bool:
-    """Return whether a verdict has the log-probabilities that its job asked for, of each token and of `num_top` others; -1:
-    none, and what there is does no harm. The journal stores them as a row a token."""
+    """Return whether a verdict has the log-probabilities that its job asked for, of each token and of `num_top` others;
+    -1: none, and what there is does no harm. The journal stores them as a row a token."""
     count = len(verdict.token_ids)
     top = {len(verdict.top_ids), len(verdict.top_logprobs)}
     return num_top < 0 or (len(verdict.logprobs) == count and top == {num_top * count})

@@ -1,7 +1,7 @@
 """What the readers of jobs receive: that a job is taken, its tokens, its end.
 
-Rules: a reader is sent what the journal has, and each token once: what it did not take is sent again from its position, at the next
-tick. Whatever jobs of one client have new tokens at the same time, these go as one message.
+Rules: a reader is sent what the journal has, and each token once: what it did not take is sent again from its position,
+at the next tick. Whatever jobs of one client have new tokens at the same time, these go as one message.
 """
 
 from __future__ import annotations

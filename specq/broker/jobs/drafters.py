@@ -1,4 +1,5 @@
-"""Who drafts for a job: a lane for each drafter, what that may still send, and the verdicts that it has not received yet."""
+"""Who drafts for a job: a lane for each drafter, what that may still send, and the verdicts that it has not received
+yet."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from specq.protocol import LEAST_OWN_LANE
 
 @dataclass(slots=True)
 class DrafterLane:
-    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all). `is_fed`: whether hidden
-    states for it have passed since its last heartbeat."""
+    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all).
+    `is_fed`: whether hidden states for it have passed since its last heartbeat."""
 
     drafter: bytes
     mark: HeartbeatMark

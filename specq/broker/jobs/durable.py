@@ -1,4 +1,5 @@
-"""What the journal holds of a job, and so what clients may receive of it. Without a journal the broker's memory counts as one."""
+"""What the journal holds of a job, and so what clients may receive of it. Without a journal the broker's memory counts
+as one."""
 
 from __future__ import annotations
 

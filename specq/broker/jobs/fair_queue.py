@@ -1,12 +1,13 @@
-"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and none waits for ever.
+"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and none waits for
+ever.
 
-Turns are by deficit round robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so that
-a client with thousands of jobs waits behind one with a few. A client without waiting jobs keeps no credit. A job that comes
-back, since its verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
+Turns are by deficit round robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so
+that a client with thousands of jobs waits behind one with a few. A client without waiting jobs keeps no credit. A job
+that comes back, since its verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
 
-A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is placed is
-the oldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a lower one is
-never starved.
+A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is
+placed is the oldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a
+lower one is never starved.
 
 Rule: a job whose model has no room holds up no other.
 """
@@ -124,8 +125,8 @@ class FairQueue:
         return None
 
     def _oldest(self, able: Callable[[Requirements], bool], before: float) -> BrokerJob | None:
-        """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
-        there are no priorities that it could have to wait for."""
+        """Return the job that was submitted first, before then, of those that can be placed; None if none is that old,
+        or there are no priorities that it could have to wait for."""
         if len(self._lines) < 2:
             return None
         heads = [line.head(able) for lines in self._lines.values() for line in lines.values()]

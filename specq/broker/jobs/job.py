@@ -12,9 +12,9 @@
     trace       what happened to it                    jobs/trace.py
     state       where it stands                        jobs/lifecycle.py
 
-Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on from
-it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away can fetch
-them; the journal has those that are forgotten here.
+Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on
+from it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away
+can fetch them; the journal has those that are forgotten here.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from whi
 
 
 class Requirements(NamedTuple):
-    """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether it
-    must be `alone` there; `avoided`: verifiers that it goes to only where there are no others; `apart`: the verifier keeps the
-    texts of different owners apart."""
+    """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether
+    it must be `alone` there; `avoided`: verifiers that it goes to only where there are no others; `apart`: the verifier
+    keeps the texts of different owners apart."""
 
     model: str
     weights: str

@@ -1,7 +1,7 @@
 """What of the jobs is in the journal.
 
-Each record that goes to the journal has a sequence number; `settle` takes the number up to which all are there, and returns
-the jobs that clients may now receive more of. Without a journal every record counts as there at once.
+Each record that goes to the journal has a sequence number; `settle` takes the number up to which all are there, and
+returns the jobs that clients may now receive more of. Without a journal every record counts as there at once.
 """
 
 from __future__ import annotations

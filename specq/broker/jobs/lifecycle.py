@@ -1,8 +1,8 @@
 """The states of a job, and which event leads from which to which.
 
-A job that was submitted waits in the queue until a verifier has room, runs there, and ends once. When its verifier is lost,
-leaves, or gives it back, it waits again and goes on from its transcript elsewhere. One that a verifier held when an earlier
-broker stopped is absent: it waits for that verifier to come back before anything else.
+A job that was submitted waits in the queue until a verifier has room, runs there, and ends once. When its verifier is
+lost, leaves, or gives it back, it waits again and goes on from its transcript elsewhere. One that a verifier held when
+an earlier broker stopped is absent: it waits for that verifier to come back before anything else.
 
 Rule: `Job.note` is the only place that changes a state; an event that the table does not have is a bug, and raises. The
 diagram in docs/architecture.md is drawn from this table.

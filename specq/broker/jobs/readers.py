@@ -57,7 +57,8 @@ class Readers:
             reader.sent, reader.missed = min(reader.sent, base_len), True
 
     def next_tick(self) -> None:
-        """Allow that each is sent again what it did not take; drop one that has taken nothing for long, it may attach again."""
+        """Allow that each is sent again what it did not take; drop one that has taken nothing for long, it may attach
+        again."""
         for client, reader in list(self.by_client.items()):
             reader.num_missed = reader.num_missed + 1 if reader.missed else 0
             reader.missed = False

@@ -1,9 +1,9 @@
 """Which verdicts of a job its drafters receive, and when.
 
-At once and as they are, as a rule. But while the verifier is so busy that it would verify hardly any draft, a drafter that
-receives every verdict only takes processor time and memory bandwidth from it. Then verdicts are held back, and several go as
-one: less often the longer that lasts, and at once as rarely as can be where drafters are asked to be silent. A synchronous drafter
-receives each, since its round waits for it.
+At once and as they are, as a rule. But while the verifier is so busy that it would verify hardly any draft, a drafter
+that receives every verdict only takes processor time and memory bandwidth from it. Then verdicts are held back, and
+several go as one: less often the longer that lasts, and at once as rarely as can be where drafters are asked to be
+silent. A synchronous drafter receives each, since its round waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MOST_HELD = 32  # verdicts that go as one
 
 
 def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
-    """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held back."""
+    """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held
+    back."""
     lanes = job.drafters.lanes.values()
     if not lanes:
         return []
@@ -35,8 +36,8 @@ def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]
 
 
 class StepRelay:
-    """What is sent of the verdicts of a step: to each drafter one message, with those of its sessions. Those that were held back go as
-    verdicts of their own."""
+    """What is sent of the verdicts of a step: to each drafter one message, with those of its sessions. Those that were
+    held back go as verdicts of their own."""
 
     def __init__(self, step: Verdicts, frames: Sequence[bytes]) -> None:
         """`frames`: the step's, as they came."""

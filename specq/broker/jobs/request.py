@@ -13,8 +13,9 @@ PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are com
 
 
 def sharers(owner: str, tenant: str, cache_salt: str) -> str:
-    """Return whose sessions a job shares KV of prefixes and earlier texts with, as `Open.owner` has it: no two (owner, tenant, salt) give the same,
-    since no owner's name begins with a plus. A salt is a secret of who chose it, so it goes no further."""
+    """Return whose sessions a job shares KV of prefixes and earlier texts with, as `Open.owner` has it: no two (owner,
+    tenant, salt) give the same, since no owner's name begins with a plus. A salt is a secret of who chose it, so it
+    goes no further."""
     name = bucket(owner, tenant)
     digest = hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
     return f"+{digest} {name}" if cache_salt else name

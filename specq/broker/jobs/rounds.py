@@ -14,7 +14,8 @@ from specq.protocol import COUNTED_DEPTHS
 class RoundCounts:
     """Counts since the broker started, by verdicts that it took: each round once.
 
-    rounds, tokens   rounds, plain ones included, and the tokens that they committed; prompt_tokens: of jobs that had their first
+    rounds, tokens   rounds, plain ones included, and the tokens that they committed; prompt_tokens: of jobs that had
+                     their first
     drafted_rounds   rounds that verified draft nodes
     draft_tokens, accepted_tokens   nodes that were verified, and those that were accepted
     accepted_lengths [i] = drafted rounds in which i nodes were accepted; the last one: so many or more

@@ -1,7 +1,7 @@
 """What is known of one job's way: the broker's own notes, and the events that other processes sent of it.
 
-Rules: of each job the first notes and the last events are kept. Events are kept as the numbers that came, which take a tenth of
-what they take by name.
+Rules: of each job the first notes and the last events are kept. Events are kept as the numbers that came, which take a
+tenth of what they take by name.
 """
 
 from __future__ import annotations

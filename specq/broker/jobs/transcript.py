@@ -63,8 +63,8 @@ class Transcript:
         return np.array(self.token_ids[length - self.prompt_len :], np.int32)
 
     def commit(self, commit: Commit) -> int:
-        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, an overlap that
-        disagrees, or more tokens than were asked for."""
+        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, an
+        overlap that disagrees, or more tokens than were asked for."""
         tokens = commit.token_ids
         start = commit.base_len - self.prompt_len
         known = len(self.token_ids) - start

@@ -37,8 +37,8 @@ class VerdictHandler:
         self.state, self.placement, self.intake, self.delivery = state, placement, intake, delivery
 
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
-        """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if the message is
-        malformed."""
+        """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if
+        the message is malformed."""
         step = cast("StepVerdicts", decode(frames))
         step.check()
         relayed, added = StepRelay(step, frames), list[Added]()
@@ -88,7 +88,8 @@ class VerdictHandler:
             self.placement.drafter_assignment.hear(worker, wants_silence=min_accept_prob > SILENT)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
-        """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any more."""
+        """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any
+        more."""
         job = self.state.jobs.active.get(commit.session_id)
         if job is not None and job.session.is_at(verifier, commit.epoch):
             return job

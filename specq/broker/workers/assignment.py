@@ -1,7 +1,7 @@
 """Drafters to sessions: who drafts for which job, and sending again what drafters missed.
 
-Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins get none: they would be
-told of each and have nothing to do. They get them when it asks for drafts.
+Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins
+get none: they would be told of each and have nothing to do. They get them when it asks for drafts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class DrafterAssignment:
                 self.assign_drafters(job)
 
     def hear(self, verifier: Worker, *, wants_silence: bool) -> None:
-        """Take in whether a verifier asks drafters to be silent; where it asks for drafts again, its jobs get the drafters that they lack."""
+        """Take in whether a verifier asks drafters to be silent; where it asks for drafts again, its jobs get the
+        drafters that they lack."""
         had_silence, verifier.wants_silence = verifier.wants_silence, wants_silence
         if had_silence and not wants_silence:
             for job in self.state.jobs.among(verifier.job_ids):
@@ -85,8 +86,8 @@ class DrafterAssignment:
         self._ask_activations(job, worker)
 
     def _ask_activations(self, job: BrokerJob, worker: Worker) -> None:
-        """Let the verifier send a trusted drafter the hidden states that it reads, unless it does. A verifier that was asked already takes no
-        notice."""
+        """Let the verifier send a trusted drafter the hidden states that it reads, unless it does. A verifier that was
+        asked already takes no notice."""
         hello, lanes = worker.hello, job.drafters.lanes
         if not hello.tap_layers or not worker.is_trusted:
             return
@@ -150,7 +151,8 @@ class DrafterAssignment:
             self._ask_activations(job, worker)
 
     def _send_tokens_since(self, length: int, job: BrokerJob, worker: Worker) -> None:
-        """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains so."""
+        """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains
+        so."""
         verdict = Verdict(
             session_id=job.job_id,
             epoch=job.session.epoch,

@@ -1,9 +1,9 @@
 """Which verifier holds which job, as the journal has it, and which jobs a verifier's crash counts against.
 
-The journal names the verifier by its incarnation, so that a broker that starts again knows which verifiers must come back.
-Until one of that incarnation registers, which clears its jobs, or the time for that is over, which counts as a crash, they are
-placed nowhere: a job that crashes verifier and broker together is found as well. A broker or verifier that stops in good order
-leaves no job bound.
+The journal names the verifier by its incarnation, so that a broker that starts again knows which verifiers must come
+back. Until one of that incarnation registers, which clears its jobs, or the time for that is over, which counts as a
+crash, they are placed nowhere: a job that crashes verifier and broker together is found as well. A broker or verifier
+that stops in good order leaves no job bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Bindings:
         ] = {}  # from before the broker's start, by the incarnation that held them
 
     def bind(self, job: BrokerJob, weights: str, incarnation: int = 0) -> None:
-        """Note in job and journal which weights its text comes from, and the incarnation of the verifier that holds it."""
+        """Note in job and journal which weights its text comes from, and the incarnation of the verifier that holds
+        it."""
         session = job.session
         if (session.weights, session.incarnation) != (weights, incarnation):
             session.weights, session.incarnation = weights, incarnation

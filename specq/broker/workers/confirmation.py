@@ -1,12 +1,12 @@
 """Whether sessions arrive at their verifier: what its heartbeats say of the `Open`s that it was sent.
 
-A session that two heartbeats in a row lack was lost on the way, and is sent again. One that was sent `MAX_OPENS` times, to a
-verifier that beats all the while, does not get there at all: its message may be too large for the verifier, or no message
-reaches it. That counts as a failure of the session there, and another verifier may try.
+A session that two heartbeats in a row lack was lost on the way, and is sent again. One that was sent `MAX_OPENS` times,
+to a verifier that beats all the while, does not get there at all: its message may be too large for the verifier, or no
+message reaches it. That counts as a failure of the session there, and another verifier may try.
 
-Rule: ordinary loss fails no job. With 1% of all messages lost, three `Open`s in a row are lost once in a million, and a job
-fails only after three such failures. A slow line is no loss: the session must also be missing for `PATIENCE` times as long as
-a verifier may be silent.
+Rule: ordinary loss fails no job. With 1% of all messages lost, three `Open`s in a row are lost once in a million, and a
+job fails only after three such failures. A slow line is no loss: the session must also be missing for `PATIENCE` times
+as long as a verifier may be silent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether workers are alive, and whether they have the sessions that they should have: what heartbeats and silence say.
 
-Rules: a worker that is silent, or hangs, loses its sessions to others, which continue from the transcript; one that drains
-hands them over while there are others. What was lost on the way is sent again.
+Rules: a worker that is silent, or hangs, loses its sessions to others, which continue from the transcript; one that
+drains hands them over while there are others. What was lost on the way is sent again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Sessions to verifiers: jobs are placed, moved, given back, and taken from workers that are lost.
 
-Rule: a session is opened under a new epoch each time, so that whatever its former verifier still sends for it is ignored.
+Rule: a session is opened under a new epoch each time, so that whatever its former verifier still sends for it is
+ignored.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Placement:
         return [w for w in able if w.identity not in requirements.avoided] or able
 
     def _clear_for_quarantined(self) -> bool:
-        """Let the jobs of the best verifier for jobs in quarantine wait, if such jobs wait; False if that is not needed."""
+        """Let the jobs of the best verifier for jobs in quarantine wait, if such jobs wait; False if that is not
+        needed."""
         for requirements in self.state.jobs.queue.quarantined():
             worker = to_clear(self._able(requirements), self.state.jobs.isolated())
             if worker is not None:

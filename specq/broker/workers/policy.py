@@ -1,10 +1,12 @@
-"""Which verifier a job goes to, and which jobs move when a verifier joins: pure functions of what is known of the verifiers.
+"""Which verifier a job goes to, and which jobs move when a verifier joins: pure functions of what is known of the
+verifiers.
 
-Jobs whose prompts begin alike go to the same verifier, which then computes the common part once, as long as that verifier
-does not carry many more than the others. Else the one with the fewest jobs takes it; verifiers without KV room come last.
+Jobs whose prompts begin alike go to the same verifier, which then computes the common part once, as long as that
+verifier does not carry many more than the others. Else the one with the fewest jobs takes it; verifiers without KV room
+come last.
 
-Rule: a job that moves is computed anew at the other end, so jobs move only to a verifier that has just joined, or where the
-difference is gross, a few at a time, and not twice within a while.
+Rule: a job that moves is computed anew at the other end, so jobs move only to a verifier that has just joined, or where
+the difference is gross, a few at a time, and not twice within a while.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Move(NamedTuple):
 
 
 def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Worker:
-    """Return the verifier for a job that may need `num_tokens` tokens of KV and whose prompt has these keys; `able` has one."""
+    """Return the verifier for a job that may need `num_tokens` tokens of KV and whose prompt has these keys; `able` has
+    one."""
     roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
     least = min(len(worker.job_ids) for worker in roomy)
     near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]

@@ -1,8 +1,9 @@
 """Which jobs crash verifiers, and which merely were there when one crashed.
 
-A job that was there when a verifier crashed, twice, is in quarantine: it runs alone, one such job on a verifier and nothing
-beside it; if need be the other jobs of a verifier wait meanwhile. One that crashes a verifier alone, twice, is given up. One
-that gets well past where it was at the last crash is cleared, so that harmless jobs keep nobody waiting for long.
+A job that was there when a verifier crashed, twice, is in quarantine: it runs alone, one such job on a verifier and
+nothing beside it; if need be the other jobs of a verifier wait meanwhile. One that crashes a verifier alone, twice, is
+given up. One that gets well past where it was at the last crash is cleared, so that harmless jobs keep nobody waiting
+for long.
 
 Pure: what counts against a job in, what counts against it out.
 """
@@ -51,7 +52,8 @@ def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quaran
 
 
 def to_clear(able: Iterable[Worker], isolated: set[bytes]) -> Worker | None:
-    """Return the verifier whose jobs shall wait, so that one in quarantine can run there; None if one does or could already."""
+    """Return the verifier whose jobs shall wait, so that one in quarantine can run there; None if one does or could
+    already."""
     ready = [worker for worker in able if worker.state == "ready"]
     if any(worker.identity in isolated or not worker.job_ids for worker in ready):
         return None

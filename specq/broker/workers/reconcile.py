@@ -1,14 +1,17 @@
-"""What a worker's heartbeat says of its sessions, against what the broker expects: a pure function, for verifiers and drafters.
+"""What a worker's heartbeat says of its sessions, against what the broker expects: a pure function, for verifiers and
+drafters.
 
     reconcile(expected, reported) -> actions
 
 Values in, actions out: who sends what because of them is in `specq.broker.workers.heartbeats` (verifiers) and
-`specq.broker.workers.assignment` (drafters). Sessions are compared by id and epoch, and by two lengths: the committed length
-now, and that at the worker's last heartbeat (`HeartbeatMark`), since what was sent after that may merely be on its way.
+`specq.broker.workers.assignment` (drafters). Sessions are compared by id and epoch, and by two lengths: the committed
+length now, and that at the worker's last heartbeat (`HeartbeatMark`), since what was sent after that may merely be on
+its way.
 
     close    the worker has a session that is not its own, or is of another epoch
     keep     it has what it should have
-    ahead    it has tokens that the broker lacks, and did not receive since the last heartbeat: they were lost on the way here
+    ahead    it has tokens that the broker lacks, and did not receive since the last heartbeat: they were lost on the
+             way here
     behind   it lacks tokens that the broker had at the last heartbeat: they were lost on the way there
     missing  it lacks a session, for the first time: that may be on its way
     lost     it lacks a session again

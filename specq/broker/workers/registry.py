@@ -81,7 +81,8 @@ class Worker:
         return self.binding(weights) is not None
 
     def serves(self, weights: str, *, apart: bool) -> bool:
-        """Can a job go on here that is bound to these weights, and whose owner's texts are kept `apart` or need not be?"""
+        """Can a job go on here that is bound to these weights, and whose owner's texts are kept `apart` or need not
+        be?"""
         return self.has_weights(weights) and (self.knows_owners or not apart)
 
     @property
@@ -103,7 +104,8 @@ class Worker:
         return now - self.last_seen > self._allowed_s(seconds)
 
     def hangs(self, seconds: float) -> bool:
-        """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats once.)"""
+        """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats
+        once.)"""
         return self.idle_beats >= HANGING_BEATS and self.last_seen - self.progressed > self._allowed_s(seconds)
 
     def _allowed_s(self, seconds: float) -> float:

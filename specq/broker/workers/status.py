@@ -1,8 +1,9 @@
-"""What `specq status` and `specq top` show, and the gateway's metrics are made of: the broker's state as JSON-able values.
+"""What `specq status` and `specq top` show, and the gateway's metrics are made of: the broker's state as JSON-able
+values.
 
-Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many workers and
-sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked for, the text of each
-is cut. A job is shown only to those who may know of it.
+Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many
+workers and sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked
+for, the text of each is cut. A job is shown only to those who may know of it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
 def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
-    """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the asker may
-    know of.
+    """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the
+    asker may know of.
 
     Of more than MOST_METRICS workers, the first verifiers have `metrics`, then the first drafters.
     """

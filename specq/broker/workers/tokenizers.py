@@ -1,7 +1,8 @@
 """Tokenizers for clients: fetched once from a verifier that has them, kept by hash, handed out in pieces.
 
-Rules: a verifier sends its own tokenizer only. A tokenizer that no present verifier has is forgotten at the next tick, and so
-are the pieces of one that is gone; clients that wait for these are served by another that has the same, or ask again.
+Rules: a verifier sends its own tokenizer only. A tokenizer that no present verifier has is forgotten at the next tick,
+and so are the pieces of one that is gone; clients that wait for these are served by another that has the same, or ask
+again.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Tokenizers:
             self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk) -> None:
-        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
-        nobody asked for is dropped, or it would be kept without end."""
+        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to
+        say; what nobody asked for is dropped, or it would be kept without end."""
         worker = self.state.workers.get(verifier)
         wanted = message.model.tokenizer_hash
         if worker is None or wanted != worker.model.tokenizer_hash:

@@ -16,7 +16,8 @@ SHOWN = 12  # digits of a fingerprint in texts
 
 
 class Missing(NamedTuple):
-    """A model, the weights of it ("": any), and whether owners are kept apart: what jobs wait for and no verifier has."""
+    """A model, the weights of it ("": any), and whether owners are kept apart: what jobs wait for and no verifier
+    has."""
 
     model: str
     weights: str

@@ -1,8 +1,8 @@
 """A draft model that drafts one chain a round for each of many sessions, all in arrays: for a colocated drafter.
 
-Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead here: a
-chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what was followed
-is kept. `start` only gives the device its work, so that the host is free until `finish`.
+Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead
+here: a chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what
+was followed is kept. `start` only gives the device its work, so that the host is free until `finish`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NOTHING: IntpArray = np.zeros(0, np.intp)
 
 
 class _Followed(NamedTuple):
-    """How far verdicts followed chains: the tokens of each that were foreseen, and how many of these have KV, i64[sessions]; the slots of
-    these, and those of the rest, i32[any]."""
+    """How far verdicts followed chains: the tokens of each that were foreseen, and how many of these have KV,
+    i64[sessions]; the slots of these, and those of the rest, i32[any]."""
 
     num_tokens: IntpArray
     num_computed: IntpArray
@@ -54,7 +54,8 @@ class _LastChains:
         self.token_ids[places, :depth], self.slots[places, : depth - 1] = token_ids, slots
 
     def follow(self, places: IntpArray, num_tokens: IntpArray, token_ids: Int32Array) -> _Followed:
-        """Forget chains that verdicts follow, each with so many tokens, up to the first that its chain has not foreseen."""
+        """Forget chains that verdicts follow, each with so many tokens, up to the first that its chain has not
+        foreseen."""
         counts = self._counts(places)
         most = min(int(num_tokens.max()), self.token_ids.shape[1])
         levels = np.arange(most)
@@ -94,8 +95,8 @@ class _LastChains:
 
 @dataclass(slots=True)
 class _Part:
-    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
-    distributions; tokens: those on the device, if they are there before the host has read them."""
+    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the
+    draft distributions; tokens: those on the device, if they are there before the host has read them."""
 
     indices: IntpArray
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
@@ -113,7 +114,8 @@ class _Begun:
 
 class ChainModel:
     """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
-    `helper_cores` as of the engine; `distribution_size` and `rng` as in `specq.drafting.draft_model.children.ChildMaker`."""
+    `helper_cores` as of the engine; `distribution_size` and `rng` as in
+        `specq.drafting.draft_model.children.ChildMaker`."""
 
     def __init__(
         self,
@@ -256,7 +258,8 @@ class ChainModel:
         logits: torch.Tensor,
         width: int,
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
-        """Draft the chains of some of the sessions by one pass a level; each ends early where a token has no children."""
+        """Draft the chains of some of the sessions by one pass a level; each ends early where a token has no
+        children."""
         count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
         token_ids = np.full((depth, count, width), NO_TOKEN, np.int32)
         scores = np.zeros((depth, count, width), np.float32)

@@ -28,8 +28,8 @@ from specq.verification import NO_TOKEN
 class Chains(NamedTuple):
     """Drafted chains.
 
-    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they were
-               drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
+    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they
+               were drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
     scores     f32[sessions, depth, width]: log-probabilities, as in `specq.drafting.Children`
     distributions   for each session the draft distributions of each level's children; () where they are point masses
     """
@@ -53,8 +53,8 @@ class ChainSource(Protocol):
         ...
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens, so many to each session, at least one; return how many of them each session's last chain had
-        foreseen, i64[sessions]. Raises with nothing changed."""
+        """Append committed tokens, so many to each session, at least one; return how many of them each session's last
+        chain had foreseen, i64[sessions]. Raises with nothing changed."""
         ...
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
@@ -62,9 +62,9 @@ class ChainSource(Protocol):
         ...
 
     def on_device(self) -> Any:
-        """Return the tokens of the chains that were begun, before the host has read them: a tensor i32[depth * sessions * width], level by
-        level, on the device of the target, where the draft model drafts there without the host; else None. They are tokens below
-        `info.num_tokens`, and every chain is as deep as was asked for."""
+        """Return the tokens of the chains that were begun, before the host has read them: a tensor i32[depth * sessions
+        * width], level by level, on the device of the target, where the draft model drafts there without the host; else
+        None. They are tokens below `info.num_tokens`, and every chain is as deep as was asked for."""
         ...
 
     def finish(self) -> Chains:
@@ -93,7 +93,8 @@ class ProposerChains:
         self.proposer.close(session_id)
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens; see `ChainSource`. What the proposer raises for a session is raised when a chain is asked for."""
+        """Append committed tokens; see `ChainSource`. What the proposer raises for a session is raised when a chain is
+        asked for."""
         parts = np.split(token_ids, np.cumsum(num_tokens)[:-1])
         return np.array([self._follow(*one) for one in zip(session_ids, parts, strict=True)], np.intp)
 

@@ -1,4 +1,5 @@
-"""From draft logits to children: the likeliest by the target's own perturbed scores, or drawn, with their distribution."""
+"""From draft logits to children: the likeliest by the target's own perturbed scores, or drawn, with their
+distribution."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class ChildMaker:
     token_ids: Int32Array | None = None
 
     def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
-        """Return the children of each row of logits [rows, columns], tokens below limit_vocab; some rows may have more than
-        were asked for."""
+        """Return the children of each row of logits [rows, columns], tokens below limit_vocab; some rows may have more
+        than were asked for."""
         ids = self.token_ids
         logits = logits[:, : limit_vocab if ids is None else int(np.searchsorted(ids, limit_vocab))]
         drawn = [i for i, of_row in enumerate(wanted) if draws_children(of_row.params)]

@@ -1,4 +1,5 @@
-"""The committed contexts of a draft model's sessions: which tokens have KV, which wait for it, and the passes between."""
+"""The committed contexts of a draft model's sessions: which tokens have KV, which wait for it, and the passes
+between."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from specq.engines.torch import (
 from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
 
-MAX_PREFILL_ROWS = 768  # of a pass: the largest that a GPU records; the host would take longer to launch one of 2,048 than the GPU to run it
+# of a pass: the largest that a GPU records; the host would take longer to launch one of 2,048 than the GPU to run it
+MAX_PREFILL_ROWS = 768
 VERDICT_ROWS = 2  # of a session, at most, behind a verdict: a chain's last node, and the target's own token
 WARM_UP = -1  # the id of the first session of a warm-up; those of others are at least 0
 
@@ -33,8 +35,8 @@ WARM_UP = -1  # the id of the first session of a warm-up; those of others are at
 class Contexts:
     """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.torch.loading.load`.
 
-    The tokens of a context stand in the pool; the last of them, which are *pending*, have no KV yet. Sessions are named by their ids, or, where
-    something is done for many at once, by their places in the pool.
+    The tokens of a context stand in the pool; the last of them, which are *pending*, have no KV yet. Sessions are named
+    by their ids, or, where something is done for many at once, by their places in the pool.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class Contexts:
 
     @property
     def chains(self) -> Any:
-        """What drafts chains without the host between their levels (`specq.engines.torch.chain_drafter`), made when first
-        asked for; None where there is no such thing."""
+        """What drafts chains without the host between their levels (`specq.engines.torch.chain_drafter`), made when
+        first asked for; None where there is no such thing."""
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
 
@@ -69,8 +71,9 @@ class Contexts:
         return self._forward.jumps if getattr(self._forward, "uses_graphs", False) else ()
 
     def warm_up(self, most_sessions: int) -> None:
-        """Run a pass of each size that is recorded, so that none in service is the first of its kind, which takes some ten milliseconds: of many rows of one
-        session, as prompts have, and of few of each of up to so many sessions, as verdicts leave them."""
+        """Run a pass of each size that is recorded, so that none in service is the first of its kind, which takes some
+        ten milliseconds: of many rows of one session, as prompts have, and of few of each of up to so many sessions, as
+        verdicts leave them."""
         random = np.random.default_rng(1)
         for num_sessions, num_tokens in _passes(self.recorded_sizes, most_sessions):
             if num_sessions * num_tokens <= self.pool.free_slots and num_tokens <= self.info.max_length:
@@ -103,7 +106,8 @@ class Contexts:
         self.pool.tell(places, counts, self._embeddable(token_ids))
 
     def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array, *, fills: bool = True) -> None:
-        """Note that so many pending tokens of each session have their KV in these slots now; `fills` as of `KvPool.extend_all`."""
+        """Note that so many pending tokens of each session have their KV in these slots now; `fills` as of
+        `KvPool.extend_all`."""
         self.pool.extend_all(places, counts, *self._stage(places, counts, slots), fills=fills)
 
     def rewind(self, session_id: int, length: int) -> None:
@@ -129,7 +133,8 @@ class Contexts:
             self.pool.extend_all(own, counts, staged, tokens)
 
     def compute(self, places: IntpArray) -> torch.Tensor:
-        """Run what is pending of each session, or its last token again where nothing is; return logits [sessions, vocab]."""
+        """Run what is pending of each session, or its last token again where nothing is; return logits [sessions,
+        vocab]."""
         counts = self.num_pending(places)
         with self.taken(int(counts.sum())) as slots:
             staged, token_ids = self._stage(places, counts, slots)
@@ -142,12 +147,14 @@ class Contexts:
         return logits
 
     def _stage(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> tuple[IntpArray, Int32Array]:
-        """Let so many pending tokens of each session have these slots, for a pass; return what `KvPool.extend_all` takes when it went well."""
+        """Let so many pending tokens of each session have these slots, for a pass; return what `KvPool.extend_all`
+        takes when it went well."""
         staged = self.pool.stage_all(places, counts, slots)
         return staged, self.pool.staged_tokens(staged)
 
     def _with_last(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> PackedRows:
-        """Return all pending tokens of each session as rows; of one without any, its last token, in the slot that it has."""
+        """Return all pending tokens of each session as rows; of one without any, its last token, in the slot that it
+        has."""
         is_known, sizes = counts == 0, np.maximum(counts, 1)
         starts = self.pool.lengths(places) - is_known
         own_slots = np.empty(sizes.sum(), np.int32)
@@ -157,8 +164,8 @@ class Contexts:
         return pack_tokens(self.pool.tables(places), starts, sizes, self.pool.told(places, starts, sizes), own_slots)
 
     def pack(self, packer: RowPacker, session_id: int, slots: Int32Array, *, judged: bool) -> None:
-        """Begin a session's rows with its pending tokens, in these slots; if it has none and logits are wanted, with the
-        last token again."""
+        """Begin a session's rows with its pending tokens, in these slots; if it has none and logits are wanted, with
+        the last token again."""
         places = self.pool.places([session_id])
         starts, counts = self.pool.lengths(places), np.array([len(slots)])
         packer.add_session(self.pool.stage(session_id, slots))
@@ -201,7 +208,8 @@ class Contexts:
 
 
 def _passes(sizes: Sequence[int], most_sessions: int) -> Iterator[tuple[int, int]]:
-    """Yield passes that are padded to each of these sizes, as numbers of sessions and of tokens of each; see `Contexts.warm_up`."""
+    """Yield passes that are padded to each of these sizes, as numbers of sessions and of tokens of each; see
+    `Contexts.warm_up`."""
     for smaller, size in pairwise((0, *sizes)):
         yield 1, size
         few = min(size, VERDICT_ROWS * most_sessions)

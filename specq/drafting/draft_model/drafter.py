@@ -1,10 +1,11 @@
 """`draft-model`: a small language model that expands draft nodes, many in one forward pass.
 
-It keeps a KV slot for each committed token and each expanded node (`specq.drafting.draft_model.kv_trees`), in the engine's own pool and forward. A
-node's KV is written when the node is expanded; its ancestors were expanded before it, since children exist only after an expansion.
+It keeps a KV slot for each committed token and each expanded node (`specq.drafting.draft_model.kv_trees`), in the
+engine's own pool and forward. A node's KV is written when the node is expanded; its ancestors were expanded before it,
+since children exist only after an expansion.
 
-Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
-guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
+Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the
+drafter guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
 replacement, from distributions that travel with them (`specq.verification.drafting`).
 """
 
@@ -25,8 +26,8 @@ from specq.protocol import Float32Array, Int32Array
 
 
 class DraftModel(KvTrees):
-    """Fulfils `specq.drafting.Proposer`. Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead of a model, the
-    contexts of another that drafts with it, for other sessions than ours.
+    """Fulfils `specq.drafting.Proposer`. Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead
+    of a model, the contexts of another that drafts with it, for other sessions than ours.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class DraftModel(KvTrees):
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
 
     def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
-        """Return what drafts these chains on the device, or None: they must be of one width, below different nodes, with
-        room for their depth and parameters that the device knows."""
+        """Return what drafts these chains on the device, or None: they must be of one width, below different nodes,
+        with room for their depth and parameters that the device knows."""
         widths = {len(request.child_ids) for request in requests}
         if not self.has_chains or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
             return None
@@ -116,8 +117,8 @@ class DraftModel(KvTrees):
         tokens: Int32Array,
         scores: Float32Array,
     ) -> list[Children]:
-        """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has been expanded, in
-        these slots."""
+        """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has
+        been expanded, in these slots."""
         session, parent, levels = self._sessions[request.session_id], request.node_id, []
         for level, ids in enumerate(level_ids(request, depth)):
             levels.append(Children(tokens[level], scores[level]))

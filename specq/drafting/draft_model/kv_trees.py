@@ -1,7 +1,8 @@
 """Trees of drafted nodes whose keys and values stand in the pool of a draft model's contexts.
 
-A node gets a KV slot when it is computed; its ancestors are computed before it, or in the same pass. Committing re-roots: the slots of the
-accepted branch move into the session's table, what descends from it stays valid, and everything else is freed.
+A node gets a KV slot when it is computed; its ancestors are computed before it, or in the same pass. Committing
+re-roots: the slots of the accepted branch move into the session's table, what descends from it stays valid, and
+everything else is freed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Node:
 
 @dataclass(slots=True)
 class TreeSession:
-    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before children."""
+    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before
+    children."""
 
     params: SamplingParams
     length: int

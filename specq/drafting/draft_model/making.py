@@ -1,4 +1,5 @@
-"""A colocated drafter made of a verifier's configuration: its draft model loaded, and how long a level of chains takes measured."""
+"""A colocated drafter made of a verifier's configuration: its draft model loaded, and how long a level of chains takes
+measured."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def make(setup: Setup) -> ColocatedDrafter | None:
 
 
 def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:
-    """Return what drafts chains, and what drafts trees of shapes, in the target's vocabulary, with one model and one KV memory."""
+    """Return what drafts chains, and what drafts trees of shapes, in the target's vocabulary, with one model and one KV
+    memory."""
     if fits(chains.info, setup.info):
         limit = min(chains.limit_vocab, setup.info.num_tokens)
         trees = draft_trees(chains.contexts, limit)
@@ -79,8 +81,8 @@ REPEATS = 3
 
 
 def level_times(source: ChainSource, sizes: Sequence[int], depth: int, widths: Collection[int]) -> list[float]:
-    """Return the seconds that a level of chains `depth` deep takes for so many sessions; chains of all these widths are run
-    once, so that nothing is compiled for them in service."""
+    """Return the seconds that a level of chains `depth` deep takes for so many sessions; chains of all these widths are
+    run once, so that nothing is compiled for them in service."""
     random = np.random.default_rng(0)
 
     def tokens(count: int) -> Int32Array:
@@ -104,8 +106,8 @@ def level_times(source: ChainSource, sizes: Sequence[int], depth: int, widths: C
 def _draft_s(
     source: ChainSource, session_ids: Sequence[int], tokens: Callable[[int], Int32Array], depth: int, width: int
 ) -> float:
-    """Return the seconds of one draft after contexts that have got a token more, as in service: what follows one that is as it was may be
-    known from the draft before."""
+    """Return the seconds of one draft after contexts that have got a token more, as in service: what follows one that
+    is as it was may be known from the draft before."""
     count = len(session_ids)
     source.commit(session_ids, np.ones(count, np.intp), tokens(count))
     started = time.perf_counter()

@@ -14,8 +14,9 @@ from specq.verifier.sources import NONE, Round, Rounds, Session
 
 
 class Outcomes(NamedTuple):
-    """What became of n chains: how many tokens of each were judged, and how many of these were accepted, i64[n]; and of all judged tokens,
-    one chain after the other, the drafter's own log-probabilities f32[all] and whether they were accepted bool[all]."""
+    """What became of n chains: how many tokens of each were judged, and how many of these were accepted, i64[n]; and of
+    all judged tokens, one chain after the other, the drafter's own log-probabilities f32[all] and whether they were
+    accepted bool[all]."""
 
     num_judged: IntpArray
     num_accepted: IntpArray
@@ -41,7 +42,8 @@ class OfferedChains:
         return self._places.pop(session_id, NONE)
 
     def outcomes(self, rounds: Rounds, num_followed: IntpArray) -> Outcomes:
-        """Return what became of the chains, given rounds each of which committed so many first tokens of its session's chain.
+        """Return what became of the chains, given rounds each of which committed so many first tokens of its session's
+        chain.
 
         Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
         """

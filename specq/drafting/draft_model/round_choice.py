@@ -1,10 +1,11 @@
 """How deep a colocated drafter drafts for the next round: the rule of the scheduler, applied to the round as a whole.
 
-Drafting in the verifier's process delays the next step, so a level of the chains must bring more tokens a second than the round
-without it. Three things are known: how likely the target commits a chain's i-th token given those before it, from what became
-of earlier chains; what a level takes, measured at start-up and in service; and what the step takes (`StepCurve`), host work
-included, and its rows: what has none is not verified, and brings nothing. The depth with the most tokens a second wins; 0 is a
-legal answer. Where it is 0, chains are tried now and then, and more rarely each time they lose again. No clock: times are given.
+Drafting in the verifier's process delays the next step, so a level of the chains must bring more tokens a second than
+the round without it. Three things are known: how likely the target commits a chain's i-th token given those before it,
+from what became of earlier chains; what a level takes, measured at start-up and in service; and what the step takes
+(`StepCurve`), host work included, and its rows: what has none is not verified, and brings nothing. The depth with the
+most tokens a second wins; 0 is a legal answer. Where it is 0, chains are tried now and then, and more rarely each time
+they lose again. No clock: times are given.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ NO_LOAD = OtherLoad(0, 0.0)
 
 
 class RoundChoice:
-    """`levels`: the seconds that one level takes, by the number of sessions; `most`: levels at most; `is_one_pass`: a draft takes as long as
-    `most` levels, however deep it is."""
+    """`levels`: the seconds that one level takes, by the number of sessions; `most`: levels at most; `is_one_pass`: a
+    draft takes as long as `most` levels, however deep it is."""
 
     def __init__(self, levels: StepCurve, most: int, *, is_one_pass: bool = False) -> None:
         self.levels, self.most, self._is_one_pass = levels, most, is_one_pass
@@ -50,7 +51,8 @@ class RoundChoice:
         return float(np.cumprod(self.accept_probs()).sum())
 
     def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD, max_rows: int = UNBOUNDED) -> int:
-        """Return the depth for a round of this many sessions, each with one row in the step beside its chain; max_rows: of the step."""
+        """Return the depth for a round of this many sessions, each with one row in the step beside its chain; max_rows:
+        of the step."""
         foreseen, self._foreseen = self._foreseen, None
         is_foreseen = foreseen is not None and foreseen[0] == num_sessions and other == NO_LOAD
         best = foreseen[1] if foreseen is not None and is_foreseen else self.best(num_sessions, curve, other, max_rows)
@@ -98,7 +100,8 @@ class RoundChoice:
             self.levels.learn(num_sessions, seconds / self._num_levels(depth))
 
     def learn_chains(self, num_judged: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Take in what became of some chains: how many tokens of each were judged, and how many of these were accepted."""
+        """Take in what became of some chains: how many tokens of each were judged, and how many of these were
+        accepted."""
         fade = np.exp(-len(num_judged) / MEMORY)
         self._trials = self._trials * fade + self._at_depths(num_judged)
         self._accepted = self._accepted * fade + self._at_depths(num_accepted)

@@ -1,13 +1,15 @@
 """A draft model in the verifier's own process: its drafts need no message, and are there for the very next step.
 
-A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
-until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
-draft distributions as drafts like any other. Where that is found to be faster, the step is launched before they are read (`unread_chains`).
+A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and
+receive until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters
+have there; those with siblings or draft distributions as drafts like any other. Where that is found to be faster, the
+step is launched before they are read (`unread_chains`).
 
-Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
-where it failed, this drafter drafts for the next round.
+Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead,
+and where it failed, this drafter drafts for the next round.
 
-Its draft distributions are trusted. Jobs that ask for a shape of their own get trees instead (`shaped`). No I/O; time is an argument.
+Its draft distributions are trusted. Jobs that ask for a shape of their own get trees instead (`shaped`). No I/O; time
+is an argument.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ log = structlog.get_logger(__name__)
 
 LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
 MANY = 16  # sessions from which levels never have siblings
-AWAITED = 0.1  # part of a draft's seconds: if the host waits for less of chains that are unread, they may have been there for long
+# part of a draft's seconds: if the host waits for less of chains that are unread, they may have been there for long
+AWAITED = 0.1
 NO_CHAINS = OfferedChains((), np.zeros(1, np.intp), np.zeros((1, 0), np.float32))
 
 
@@ -87,7 +90,8 @@ class _Round(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles stand."""
+    """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles
+    stand."""
 
     begun: _Begun
     counts: IntpArray
@@ -97,9 +101,12 @@ class _Unread(NamedTuple):
 class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
-    `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
-    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
-    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where that is found to be faster (`reading_choice`).
+    `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most
+        `fan_out`
+    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs
+        that ask for a shape; None: nothing does;
+    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where that is found
+        to be faster (`reading_choice`).
     """
 
     name = COLOCATED
@@ -140,7 +147,8 @@ class ColocatedDrafter(DraftSource):
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any case."""
+        """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any
+        case."""
         self._min_accept_prob = budget.min_accept_prob
         has_shapes = self.shaped is not None and self.shaped.begin(sessions)
         return self._begin_chains(sessions, budget, now) or has_shapes
@@ -164,7 +172,8 @@ class ColocatedDrafter(DraftSource):
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
-        """Return the sessions whose trees by other drafters do not promise enough, and what the others add to the step."""
+        """Return the sessions whose trees by other drafters do not promise enough, and what the others add to the
+        step."""
         if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
             return sessions, NO_LOAD
         left, rows, tokens = [], 0, 0.0
@@ -197,8 +206,8 @@ class ColocatedDrafter(DraftSource):
         self._begun = begun
 
     def _not_drafted(self, sessions: Sequence[Session], error: Exception) -> None:
-        """Draft no more for the sessions for which the source raises this. If it lacks room, or raises for no session alone, draft
-        no more for the last."""
+        """Draft no more for the sessions for which the source raises this. If it lacks room, or raises for no session
+        alone, draft no more for the last."""
         faults = Faults()
         if isinstance(error, EngineError):
             log.warning("draft_failed", reason=str(error), num_sessions=len(sessions))
@@ -214,7 +223,8 @@ class ColocatedDrafter(DraftSource):
         self.chains.finish()
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
+        """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile
+        have no effect."""
         chains = self._collect_chains(budget, clock)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
@@ -231,8 +241,8 @@ class ColocatedDrafter(DraftSource):
         return () if chains is None else self._batches(begun, chains)
 
     def _finish(self, begun: _Begun, clock: Callable[[], float], *, is_launched: bool = False) -> Chains | None:
-        """Wait for the chains that were begun; None if they could not be drafted. `is_launched`: the step is, which took the host so long that the
-        chains may have been there before."""
+        """Wait for the chains that were begun; None if they could not be drafted. `is_launched`: the step is, which
+        took the host so long that the chains may have been there before."""
         asked = clock()
         try:
             chains = self.chains.finish()
@@ -249,7 +259,8 @@ class ColocatedDrafter(DraftSource):
         return chains
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return the chains before the host has read them, where that is possible and found to be faster; see `unread_chains`."""
+        """Return the chains before the host has read them, where that is possible and found to be faster; see
+        `unread_chains`."""
         if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)
@@ -297,8 +308,8 @@ class ColocatedDrafter(DraftSource):
         return found
 
     def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
-        """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft distributions as
-        drafts."""
+        """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft
+        distributions as drafts."""
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
         self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
@@ -349,7 +360,8 @@ class ColocatedDrafter(DraftSource):
             self.close(rounds.sessions[i])
 
     def _learn(self) -> None:
-        """Learn what became of the last round's chains: not before the next ones have begun, which the device would wait for."""
+        """Learn what became of the last round's chains: not before the next ones have begun, which the device would
+        wait for."""
         if self._unlearned is None:
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
@@ -359,8 +371,8 @@ class ColocatedDrafter(DraftSource):
             self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
 
     def _commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
-        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one; return how much of it
-        the chains had foreseen."""
+        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one;
+        return how much of it the chains had foreseen."""
         ids = [session.session_id for session in rounds.sessions]
         try:
             return self.chains.commit(ids, rounds.num_tokens, rounds.token_ids)
@@ -422,8 +434,8 @@ def _places(sessions: Sequence[Session]) -> IntpArray:
 
 
 def _rooms(sessions: Sequence[Session]) -> IntpArray:
-    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It is 0 or less where
-    there is no room, no chains are taken, or the session is closed."""
+    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It
+    is 0 or less where there is no room, no chains are taken, or the session is closed."""
     if not sessions:
         return np.zeros(0, np.intp)
     trees, places = sessions[0].trees, _places(sessions)

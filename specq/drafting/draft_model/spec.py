@@ -1,5 +1,5 @@
-"""The `draft-model` proposer as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for a model that has masks
-`specq.drafting.parallel.drafter`, and with Medusa heads `specq.drafting.medusa.draft_model`."""
+"""The `draft-model` proposer as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for
+a model that has masks `specq.drafting.parallel.drafter`, and with Medusa heads `specq.drafting.medusa.draft_model`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Chains that a step verifies before the host has read them: their tokens hang on the trees as handles, and what chains have promised so far, by
-level and rank, stands for their own scores.
+"""Chains that a step verifies before the host has read them: their tokens hang on the trees as handles, and what chains
+have promised so far, by level and rank, stands for their own scores.
 
-The step is launched behind the chains, so the device does not wait for the host in between. The price is that nothing is chosen by what this
-draft says of its own tokens (`reading_choice`).
+The step is launched behind the chains, so the device does not wait for the host in between. The price is that nothing
+is chosen by what this draft says of its own tokens (`reading_choice`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ FADE = 0.05  # of a mean, with each round
 
 
 class UsualScores:
-    """What the tokens of chains have promised in the mean, by level and rank: calibrated acceptance probabilities, given the parent's."""
+    """What the tokens of chains have promised in the mean, by level and rank: calibrated acceptance probabilities,
+    given the parent's."""
 
     def __init__(self, depth: int, width: int) -> None:
         """Chains have so many levels of so many tokens each, at most."""
         self._means = np.zeros((depth, width))  # 0 where nothing was seen
 
     def learn(self, accept_probs: Float64Array, token_ids: Int32Array) -> None:
-        """Take in a round's chains: acceptance probabilities and tokens [sessions, depth, width], tokens below 0 where there are none."""
+        """Take in a round's chains: acceptance probabilities and tokens [sessions, depth, width], tokens below 0 where
+        there are none."""
         is_there = token_ids >= 0
         counts = is_there.sum(0)
         seen = counts > 0
@@ -38,7 +40,8 @@ class UsualScores:
         means[seen] = np.where(means[seen] > 0, means[seen] + FADE * (now - means[seen]), now)
 
     def of(self, depth: int, width: int) -> Float32Array | None:
-        """Return the scores of chains of so many levels and ranks, f32[depth, width]; None if some of them were never seen."""
+        """Return the scores of chains of so many levels and ranks, f32[depth, width]; None if some of them were never
+        seen."""
         means = self._means[:depth, :width]
         if means.shape != (depth, width) or not means.all():
             return None
@@ -62,8 +65,8 @@ def batch_of_unread(
 
 
 def distinct(token_ids: Int32Array) -> Int32Array:
-    """Return tokens i32[sessions, depth, width] where each that an earlier sibling has is no token: it has a node of its own, which must not be
-    accepted beside the other."""
+    """Return tokens i32[sessions, depth, width] where each that an earlier sibling has is no token: it has a node of
+    its own, which must not be accepted beside the other."""
     found = token_ids
     for rank in range(1, token_ids.shape[2]):
         is_double = (token_ids[:, :, :rank] == token_ids[:, :, rank : rank + 1]).any(2)

@@ -1,6 +1,7 @@
 """Drafting with an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), which reads the target's hidden states and its own.
 
-    source          drafts inside a verifier; interface: what it needs of a head; grown_trees: its trees, read by the host or not yet
+    source          drafts inside a verifier; interface: what it needs of a head; grown_trees: its trees, read by the
+                    host or not yet
     spec, remote    drafts in a draft worker, from hidden states that the verifier sends (`EagleTrees`)
     form, loading, network   what the files of a head say and hold -> a network in memory
     drafter         trees for many texts at once (`Eagle`)

@@ -1,14 +1,15 @@
 """An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees: its own KV of each text, and rows below it.
 
-Each token of a text has a row, made of the target's hidden states before it; its keys and values are kept (`StateCache`). Rows of trees
-are made of the head's own states; they live as long as their tree. So nothing of a rejected draft remains, and what is accepted is computed
-anew, by what the target says.
+Each token of a text has a row, made of the target's hidden states before it; its keys and values are kept
+(`StateCache`). Rows of trees are made of the head's own states; they live as long as their tree. So nothing of a
+rejected draft remains, and what is accepted is computed anew, by what the target says.
 
-Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what
-the head says alone.
+Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws
+otherwise, by what the head says alone.
 
-On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the trees (`eagle_recorded`).
-Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
+On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the
+trees (`eagle_recorded`). Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that
+it needs.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Eagle:
         trees: Sequence[Ranks] = (),
         sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
     ) -> None:
-        """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes that a function gives for a
-        number of sessions."""
+        """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes
+        that a function gives for a number of sessions."""
         if self._recorded is None:
             return
         shaped = [self._levels_of(0, tree) for tree in trees]
@@ -121,7 +122,8 @@ class Eagle:
 
         self._recorded.warm_up(most_sessions, kinds)
 
-    # --- rows of texts ----------------------------------------------------------------------------------------------------
+    # --- rows of texts
+    # ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def follow(self, session_ids: Sequence[int]) -> None:
@@ -158,7 +160,8 @@ class Eagle:
 
     @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
-        """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows, hidden]."""
+        """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows,
+        hidden]."""
         found = self._run(rows)
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 
@@ -187,10 +190,12 @@ class Eagle:
     def _index(self, values: Sequence[int] | IntpArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
-    # --- trees ------------------------------------------------------------------------------------------------------------
+    # --- trees
+    # ------------------------------------------------------------------------------------------------------------
 
     def start(self, requests: Sequence[TreeRequest]) -> list[_Growing]:
-        """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when it is waited for."""
+        """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when
+        it is waited for."""
         self.follow([session_id for one in requests for session_id in one.session_ids])
         return [self._begin(one) for one in requests]
 
@@ -219,8 +224,9 @@ class Eagle:
         return _Growing(parts, levels)
 
     def _levels_of(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
-        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
-        was recorded before, where one suffices: near the end of a text some are of no use."""
+        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best
+        first has a number of levels that was recorded before, where one suffices: near the end of a text some are of no
+        use."""
         if self._recorded is not None and ranks is None and not level_sizes:
             enough = [known for known in self._depths if known >= depth]
             self._depths += [] if enough else [depth]
@@ -256,7 +262,8 @@ class Eagle:
         levels: list[Level],
         floor: float | None,
     ) -> Int32Array:
-        """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see `eagle_rows.grow`."""
+        """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see
+        `eagle_rows.grow`."""
         places, lengths, ends = (self._index(each) for each in roots)
         contexts = Roots(places, lengths, ends, int(roots[1].max()))
         with of_any_shape():

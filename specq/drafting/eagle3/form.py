@@ -1,19 +1,24 @@
 """The form of EAGLE-3 heads: what their config.json says, and which tensors they have.
 
-Such a head is a directory of config.json and model.safetensors or pytorch_model.bin, as SpecForge writes it and vLLM and SGLang read it
-(Li et al. 2025, arXiv 2503.01840): one decoder layer, which reads a token beside a state of what came before it.
+Such a head is a directory of config.json and model.safetensors or pytorch_model.bin, as SpecForge writes it and vLLM
+and SGLang read it (Li et al. 2025, arXiv 2503.01840): one decoder layer, which reads a token beside a state of what
+came before it.
 
 - `fc.weight` [hidden, 3 * target's hidden]: hidden states of three of the target's layers to one state;
-- `midlayer.*`: a Llama layer whose queries, keys and values are made of [embedding; state], so that they have twice the columns, and with
+- `midlayer.*`: a Llama layer whose queries, keys and values are made of [embedding; state], so that they have twice the
+    columns, and with
   a norm for each of both, `input_layernorm` and `hidden_norm`;
-- `norm.weight`, `lm_head.weight` [draft tokens, hidden]: what the layer gives to logits; without the norm it is the next state;
-- `d2t` int64[draft tokens]: what is to be added to a row's number to have its token's; `t2d` bool[vocab]: which tokens have rows. Both
+- `norm.weight`, `lm_head.weight` [draft tokens, hidden]: what the layer gives to logits; without the norm it is the
+    next state;
+- `d2t` int64[draft tokens]: what is to be added to a row's number to have its token's; `t2d` bool[vocab]: which tokens
+    have rows. Both
   may be missing where the head speaks of all tokens;
 - `embed_tokens.weight` [vocab, hidden]: the target's, where it is missing.
 
-Layers are counted from 0, and their hidden states are what stands behind them. `eagle_config.eagle_aux_hidden_state_layer_ids` counts so
-too; the same key at the top level counts from 1, as vLLM does, which prefers it. Without either they are 1, n // 2 - 1 and n - 4 of n.
-Heads that `specq train eagle3` writes also say `num_tokens` and `tokenizer_hash` of their target (see `specq.text`).
+Layers are counted from 0, and their hidden states are what stands behind them.
+`eagle_config.eagle_aux_hidden_state_layer_ids` counts so too; the same key at the top level counts from 1, as vLLM
+does, which prefers it. Without either they are 1, n // 2 - 1 and n - 4 of n. Heads that `specq train eagle3` writes
+also say `num_tokens` and `tokenizer_hash` of their target (see `specq.text`).
 """
 
 from __future__ import annotations
@@ -85,7 +90,8 @@ def is_eagle(heads: Path) -> bool:
 
 
 def eagle_shape(heads: Path) -> EagleShape:
-    """Return what a directory's config.json says; ConfigError if it is of no EAGLE-3 head, or of one that cannot be computed here."""
+    """Return what a directory's config.json says; ConfigError if it is of no EAGLE-3 head, or of one that cannot be
+    computed here."""
     said = read_json(heads, "config.json")
     if not is_eagle(heads):
         raise ConfigError(f"{heads} holds no EAGLE-3 head: its config.json has no draft_vocab_size")
@@ -119,7 +125,8 @@ def eagle_shape(heads: Path) -> EagleShape:
 
 
 def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many whose hidden states a head reads, ascending; ConfigError if it has not got them."""
+    """Return the layers of a target of so many whose hidden states a head reads, ascending; ConfigError if it has not
+    got them."""
     layers = shape.layers or default_layers(num_layers)
     if max(layers) >= num_layers:
         raise ConfigError(
@@ -130,7 +137,8 @@ def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers that are tapped where nothing is said: a low, a middle and a high one; ConfigError for too few of them."""
+    """Return the layers that are tapped where nothing is said: a low, a middle and a high one; ConfigError for too few
+    of them."""
     if num_layers < LEAST_LAYERS:
         raise ConfigError(
             f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs {LEAST_LAYERS} at least"

@@ -1,10 +1,12 @@
 """Rows of an EAGLE-3 head on a GPU by kernels of our own: of texts, and of trees that grow below these (`FusedEagle`).
 
-Only what imports this needs Triton; `loading.eagle_kernels` says where it runs. The layer is kernels around the vendor's matrix products: 11 launches, where plain torch takes some 55.
-The arithmetic is that of `EagleNetwork`, but for rounding: the residual stream and rotations are in float32.
+Only what imports this needs Triton; `loading.eagle_kernels` says where it runs. The layer is kernels around the
+vendor's matrix products: 11 launches, where plain torch takes some 55. The arithmetic is that of `EagleNetwork`, but
+for rounding: the residual stream and rotations are in float32.
 
-Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with the trees
-(`FusedTrees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of it may be recorded.
+Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with
+the trees (`FusedTrees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of
+it may be recorded.
 """
 
 from __future__ import annotations
@@ -169,14 +171,14 @@ class FusedLayer:
 
 TREE_INTS = 7  # of a row, see `gpu_kernels`
 
-# What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes that are ranked, those that are
-# left, and the rows below.
+# What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes
+# that are ranked, those that are left, and the rows below.
 USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
 
 
 class FusedTrees:
-    """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones; with lines
-    i32[4 + levels, b, n], as of `specq.drafting.eagle3.interface.DeviceNodes`."""
+    """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of
+    cumulative ones; with lines i32[4 + levels, b, n], as of `specq.drafting.eagle3.interface.DeviceNodes`."""
 
     def __init__(
         self,
@@ -188,8 +190,8 @@ class FusedTrees:
         *,
         has_lines: bool,
     ) -> None:
-        """`names` i32[columns]: the token of each column of the logits, where that is not its number; num_nodes: of a tree; num_rows: of a tree, below
-        each of its levels, 0 below the last."""
+        """`names` i32[columns]: the token of each column of the logits, where that is not its number; num_nodes: of a
+        tree; num_rows: of a tree, below each of its levels, 0 below the last."""
         self._layer, self._network, self._names, self._noise = layer, layer.network, names, contexts.noise
         self._num_trees, self._num_slots = contexts.roots.shape[1], sum(num_rows)
         kept, shape = contexts.kept, layer.shape
@@ -215,8 +217,8 @@ class FusedTrees:
         num_kept: int | None,
         num_next: int,
     ) -> None:
-        """Rank behind the rows, keep the nodes of a level, and compute the rows below it, as many of each tree. The others are as of
-        `specq.drafting.eagle3.levels.Level`; behind the last level there are no rows."""
+        """Rank behind the rows, keep the nodes of a level, and compute the rows below it, as many of each tree. The
+        others are as of `specq.drafting.eagle3.levels.Level`; behind the last level there are no rows."""
         ranked = self._rank(num_ranked)
         above, paths, num_above, depth = self._rows, self._paths, self._num_rows, self._depth
         num_rows, num_ranked_nodes, absent, kept = self._num_trees * num_next, len(behind), self.nodes, num_kept or 0
@@ -271,11 +273,15 @@ class FusedEagle:
     def texts(
         self, kept: torch.Tensor, most: int, states: torch.Tensor, given: torch.Tensor, texts: torch.Tensor
     ) -> torch.Tensor:
-        """Compute rows of texts, as many of each, and keep their keys and values; return what the last of each gave, f32[texts, hidden].
+        """Compute rows of texts, as many of each, and keep their keys and values; return what the last of each gave,
+        f32[texts, hidden].
 
-        kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place; most: rows of each that are read, the new ones too
-        given   i32[2, rows]: which of states [*, hidden] stands before each row's token, and the token; one text's after the other's
-        texts   i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `given`
+        kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place; most: rows of each that are
+                read, the new ones too
+        given   i32[2, rows]: which of states [*, hidden] stands before each row's token, and the token; one text's
+                after the other's
+        texts   i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin
+                in `given`
         """
         num_texts, num_rows = texts.shape[1], given.shape[1]
         _, _, heads, room, dim = kept.shape

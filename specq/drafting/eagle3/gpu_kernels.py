@@ -1,16 +1,18 @@
-"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees: what enters the rows, their attention, and
-what is known of them: for texts from what the host says, for trees from what was ranked behind the rows above.
+"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees: what enters
+the rows, their attention, and what is known of them: for texts from what the host says, for trees from what was ranked
+behind the rows above.
 
-There are as many rows of each context, those of one after the other. Of each some integers are kept, i32[*, rows]: the token that it reads; the row above
-it, from whose state it is made; the slot of its keys and values, -1 where they are not kept; which rotation is its own; how many rows of its context it
-sees. Rows of texts have their position in addition; rows of trees their number among the tree's nodes, and the bits of their cumulative
-log-probability.
+There are as many rows of each context, those of one after the other. Of each some integers are kept, i32[*, rows]: the
+token that it reads; the row above it, from whose state it is made; the slot of its keys and values, -1 where they are
+not kept; which rotation is its own; how many rows of its context it sees. Rows of texts have their position in
+addition; rows of trees their number among the tree's nodes, and the bits of their cumulative log-probability.
 
-Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these as a part of it. Rows of trees have
-them apart, and see those in `paths` i32[rows, PATH], of which their own is the last.
+Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these
+as a part of it. Rows of trees have them apart, and see those in `paths` i32[rows, PATH], of which their own is the
+last.
 
-What differs from tree to tree is no constant, so that whoever asks for another shape waits for the compiler as rarely as can be: sizes are padded to
-powers of two, the usual ones to the same.
+What differs from tree to tree is no constant, so that whoever asks for another shape waits for the compiler as rarely
+as can be: sizes are padded to powers of two, the usual ones to the same.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ def enter_kernel(
     rows_ptr, embedding_ptr, states_ptr, embedding_norm_ptr, state_norm_ptr, both_ptr, x_ptr, eps, own_rows, above_rows,
     HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, IS_NORMED_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program (row, 1): the normed state of the
-    row above, of states [contexts * above_rows, HIDDEN], to the second half; x f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
+    """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program
+    (row, 1): the normed state of the row above, of states [contexts * above_rows, HIDDEN], to the second half; x
+    f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
 
     own_rows: of a context
     """
@@ -55,10 +58,11 @@ def text_rows_kernel(
 ):  # fmt: skip
     """Program text: what is known of its ROWS rows, of which some may not be there; ROWS is a power of two.
 
-    given i32[2, rows]: of the rows that are there, one text's after the other's, the rows above and the tokens; num_tokens: that can be read
-    texts i32[5, texts]: places, first positions, lengths so far, how many rows are there, and where in `given` they begin
-    rows i32[6, rows]; spans i32[rows, 3]: as of `attention.combine_kernel`, for parts of `chunk`; contexts i32[2, texts]: places, and lengths with the
-    new rows; lasts i32[texts]: each one's last row. place_slots: that a place has, all heads together
+    given i32[2, rows]: of the rows that are there, one text's after the other's, the rows above and the tokens;
+    num_tokens: that can be read texts i32[5, texts]: places, first positions, lengths so far, how many rows are there,
+    and where in `given` they begin rows i32[6, rows]; spans i32[rows, 3]: as of `attention.combine_kernel`, for parts
+    of `chunk`; contexts i32[2, texts]: places, and lengths with the new rows; lasts i32[texts]: each one's last row.
+    place_slots: that a place has, all heads together
     """
     text, texts = tl.program_id(0), tl.num_programs(0)
     place, first = tl.load(texts_ptr + text), tl.load(texts_ptr + texts + text)
@@ -92,13 +96,16 @@ def attend_kept_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the key-value head, up to LINES
-    lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is these. Parts beyond the context end at once, and what a row
-    sees nothing of gives it nothing. What parts give is combined as that of `attention.attend_kernel`, whose partials and weights these are too:
-    partial row = part * rows + row.
+    """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the
+    key-value head, up to LINES lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is
+    these. Parts beyond the context end at once, and what a row sees nothing of gives it nothing. What parts give is
+    combined as that of `attention.attend_kernel`, whose partials and weights these are too: partial row = part * rows +
+    row.
 
-    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride apart a place and head_stride a
-    head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths. depth: how many of a path count.
+    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride
+        apart a place and head_stride a
+    head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths.
+        depth: how many of a path count.
     chunk is a multiple of BLOCK. scale has log2(e) in it. own_rows: of a context.
     """
     LINE_ROWS: tl.constexpr = LINES // GROUP
@@ -167,7 +174,8 @@ def _nodes(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
     num_above, count, NAMED: tl.constexpr, PICKED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Return nodes `index` of a tree: behind which row, tokens, log-probabilities, cumulative ones, and the number of each one's parent."""
+    """Return nodes `index` of a tree: behind which row, tokens, log-probabilities, cumulative ones, and the number of
+    each one's parent."""
     behind = tl.load(behind_ptr + index, mask=inside, other=0).to(tl.int32)
     column = tl.load(columns_ptr + index, mask=inside, other=0).to(tl.int32) if PICKED else index
     at = ranked_ptr + (tree * (num_above * count) + column) * 2
@@ -186,8 +194,8 @@ def _nodes(
 
 @triton.jit
 def _likeliest(reach, inside, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
-    """Return i32[COUNT_PAD]: which are the largest of reach [NODES_PAD], the largest first, the earlier of equal ones first, 0 where there are no more. Of
-    numbers that are none, and of what is not inside, as few as can be."""
+    """Return i32[COUNT_PAD]: which are the largest of reach [NODES_PAD], the largest first, the earlier of equal ones
+    first, 0 where there are no more. Of numbers that are none, and of what is not inside, as few as can be."""
     index = tl.arange(0, NODES_PAD)
     reach = tl.where(inside & (reach == reach), reach, float("-inf"))
     is_before = (reach[None, :] == reach[:, None]) & (index[None, :] < index[:, None])
@@ -218,15 +226,18 @@ def descend_kernel(
     NODES_PAD: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
     NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Program tree: from what is ranked behind the tree's num_above rows to the num_ranked_nodes nodes of a level, and to the num_next rows below them, none
-    where NEXT_PAD is 0. With KEPT_PAD > 0 num_kept of the nodes are left, the likeliest first, and get lines.
+    """Program tree: from what is ranked behind the tree's num_above rows to the num_ranked_nodes nodes of a level, and
+    to the num_next rows below them, none where NEXT_PAD is 0. With KEPT_PAD > 0 num_kept of the nodes are left, the
+    likeliest first, and get lines.
 
-    ranked i32[trees * num_above, count, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are the columns' tokens
-    columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all that is ranked are nodes, and the likeliest have rows
-    above, above_paths: of the rows; with IS_FIRST there is none above, and row 0 is the context
-    nodes i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens, parents, bits of log-probabilities and of cumulative ones; lines
-    rows i32[7, trees * num_next], paths i32[trees * num_next, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and
-    depth is how many of a path are above them. spans i32[trees * num_next, 3]: as of `attention.combine_kernel`, for parts of `chunk`
+    ranked i32[trees * num_above, count, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are
+    the columns' tokens columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all
+    that is ranked are nodes, and the likeliest have rows above, above_paths: of the rows; with IS_FIRST there is none
+    above, and row 0 is the context nodes i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens,
+    parents, bits of log-probabilities and of cumulative ones; lines rows i32[7, trees * num_next], paths i32[trees *
+    num_next, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and depth is
+    how many of a path are above them. spans i32[trees * num_next, 3]: as of `attention.combine_kernel`, for parts of
+    `chunk`
     num_tokens: that can be read
     """
     tree, trees = tl.program_id(0), tl.num_programs(0)

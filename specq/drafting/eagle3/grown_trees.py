@@ -1,12 +1,12 @@
-"""Trees that a head has grown, as drafts: those that the host has read (`batch_of_grown`), and those that a step verifies before that: the
-likeliest nodes of each level, as many as it was asked for (`level_sizes`).
+"""Trees that a head has grown, as drafts: those that the host has read (`batch_of_grown`), and those that a step
+verifies before that: the likeliest nodes of each level, as many as it was asked for (`level_sizes`).
 
-The step is launched behind the trees, so the device does not wait for the host in between. Of each node the host knows its level and its place in it,
-likeliest first, and what nodes of that place have promised so far. Which node of the level above is its parent, it does not know: the first one
-stands for it until the tree is read.
+The step is launched behind the trees, so the device does not wait for the host in between. Of each node the host knows
+its level and its place in it, likeliest first, and what nodes of that place have promised so far. Which node of the
+level above is its parent, it does not know: the first one stands for it until the tree is read.
 
-Rule: of such a tree a step has the first nodes, as they stand, since whatever is taken must come with what is above it. So no node is said to be
-likelier than the one before.
+Rule: of such a tree a step has the first nodes, as they stand, since whatever is taken must come with what is above it.
+So no node is said to be likelier than the one before.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/
 MOST_CHANCE = 0.99
 STEP_DOWN = 1 - 1e-6  # by which a node is less likely than the one before, at least
 
-# Trees that are tried, by the nodes of their levels: those with the most tokens a round among all of as many nodes, for an EAGLE-3 head of smollm2 and
-# texts of GSM8K and HumanEval (docs/LOG.md of 2026-11-26).
+# Trees that are tried, by the nodes of their levels: those with the most tokens a round among all of as many nodes, for
+# an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/LOG.md of 2026-11-26).
 SHAPES: tuple[tuple[int, ...], ...] = (
     (1, 1, 1, 1),
     (2, 1, 1, 1, 1, 1),
@@ -49,7 +49,8 @@ LEVEL_SHARE = 0.08  # of a step without drafts, that a level of a head takes
 
 
 class UsualReach:
-    """How likely nodes of trees are to be accepted, by level and place: what a head says of them, and what became of those that were verified."""
+    """How likely nodes of trees are to be accepted, by level and place: what a head says of them, and what became of
+    those that were verified."""
 
     def __init__(self, depth: int, width: int) -> None:
         """So many levels of so many nodes at most."""
@@ -65,7 +66,8 @@ class UsualReach:
         self._promised[at] = np.where(before > 0, before + weight * (now - before), now)
 
     def learn(self, layout: UnreadLayout, counts: IntpArray, is_accepted: BoolArray) -> None:
-        """Take in what became of trees, of each of which its first nodes were verified, so many: is_accepted bool[verified], tree after tree."""
+        """Take in what became of trees, of each of which its first nodes were verified, so many: is_accepted
+        bool[verified], tree after tree."""
         places = places_in_runs(counts)
         num_verified = np.bincount(places, minlength=len(layout.levels))
         num_accepted = np.bincount(places, is_accepted, len(layout.levels))
@@ -75,7 +77,8 @@ class UsualReach:
         self._accepted[at] = self._accepted[at] * kept + num_accepted
 
     def of(self, layout: UnreadLayout) -> Float64Array | None:
-        """Return how likely each node is, f64[n], none likelier than the one before; None if something of the kind was never seen."""
+        """Return how likely each node is, f64[n], none likelier than the one before; None if something of the kind was
+        never seen."""
         at = layout.levels, layout.ranks
         if (layout.levels[-1] >= len(self._promised)) or not self._promised[at].all():
             return None
@@ -93,7 +96,8 @@ def shapes_for(num_sessions: int, depth: int) -> list[tuple[int, ...]]:
 
 
 def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurve) -> tuple[int, ...]:
-    """Return the shape with the most tokens a second; one of which something is not known, before all others, the largest first."""
+    """Return the shape with the most tokens a second; one of which something is not known, before all others, the
+    largest first."""
     shapes = shapes_for(num_sessions, depth)[::-1]
     level_s = LEVEL_SHARE * curve.profiled(num_sessions)
     best, most = shapes[-1], 0.0
@@ -110,7 +114,8 @@ def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurv
 
 
 class ShapeChoice:
-    """Which shape trees have, by the number of sessions: looked for now and then, since the device waits for it. `usual`: by what."""
+    """Which shape trees have, by the number of sessions: looked for now and then, since the device waits for it.
+    `usual`: by what."""
 
     def __init__(self, depth: int) -> None:
         """Trees have so many levels at most."""
@@ -148,7 +153,8 @@ def batch_of_unread(
 
 
 def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
-    """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other nodes."""
+    """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other
+    nodes."""
     assert drafted.values is not None, "they have been read"
     nodes, places = put_tokens(trees, drafted.values, np.fmax(grown.scores, np.log(LEAST_CHANCE)).reshape(-1))
     trees.is_measured[nodes] = False
@@ -162,7 +168,8 @@ def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
 
 
 def batch_of_grown(grown: Grown, sessions: Sequence[Session], wanted: BoolArray, lane: int, least: float) -> DraftBatch:
-    """Return the nodes that are wanted, bool[m, n], as drafts; with a node those above it must be. Scores are `least` at least."""
+    """Return the nodes that are wanted, bool[m, n], as drafts; with a node those above it must be. Scores are `least`
+    at least."""
     places = np.cumsum(wanted, 1) - 1  # among the wanted
     parents = np.where(grown.parents < 0, -1, np.take_along_axis(places, np.maximum(grown.parents, 0), 1))
     return DraftBatch(

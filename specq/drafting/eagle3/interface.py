@@ -1,8 +1,9 @@
 """What a verifier needs of a head that reads the target's hidden states and its own: whole trees, in arrays.
 
-Best first, as EAGLE-2's (Li et al. 2024, arXiv 2406.16858): at each level the BEAM likeliest of its nodes are expanded, by their cumulative
-probability, with WIDTH children each. Or of a shape. Or best first with so many nodes left at each level: then it is known beforehand how deep each
-node stands, and a step can be launched with such trees before the host has read them. `specq.drafting.eagle3.drafter` fulfils it; nothing here imports torch.
+Best first, as EAGLE-2's (Li et al. 2024, arXiv 2406.16858): at each level the BEAM likeliest of its nodes are expanded,
+by their cumulative probability, with WIDTH children each. Or of a shape. Or best first with so many nodes left at each
+level: then it is known beforehand how deep each node stands, and a step can be launched with such trees before the host
+has read them. `specq.drafting.eagle3.drafter` fulfils it; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ BEAM = 4  # nodes of a tree that are expanded at a level
 
 
 class Ranks(Protocol):
-    """A tree of ranks, parents before children: each node is the how-manieth choice behind which other. Compared by identity; it does not
-    change.
+    """A tree of ranks, parents before children: each node is the how-manieth choice behind which other. Compared by
+    identity; it does not change.
 
     depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1 for the context
     """
@@ -40,7 +41,8 @@ class TreeRequest(NamedTuple):
     depth   how many levels they need; best first there may be more
     ranks   their shape; None: best first
     floor   a log-probability: best first, what is less likely may be left out
-    level_sizes  best first, how many nodes are left at each level, likeliest first, of which the BEAM first are expanded; (): all
+    level_sizes  best first, how many nodes are left at each level, likeliest first, of which the BEAM first are
+                 expanded; (): all
     """
 
     session_ids: Sequence[int]
@@ -54,7 +56,8 @@ class TreeRequest(NamedTuple):
 class Grown(NamedTuple):
     """Nodes of m trees, as many of each, parents before children.
 
-    token_ids i32[m, n]; scores f32[m, n]: log-probabilities given the parent; reach f32[m, n]: with those above; -inf: no node
+    token_ids i32[m, n]; scores f32[m, n]: log-probabilities given the parent; reach f32[m, n]: with those above; -inf:
+        no node
     parents i32[m, n]: places among the tree's nodes; -1: the context
     depths  i64[n]: the level of each, from 0
     """
@@ -70,7 +73,8 @@ class DeviceNodes(NamedTuple):
     """Nodes of m trees of n nodes on the head's device, in the order of `Grown`.
 
     token_ids  i32[m, n]: each below `TreeHead.limit_vocab`
-    lines      i32[levels, m, n]: the node above each, or itself, at each level, as a place in its tree; of no use at deeper levels
+    lines      i32[levels, m, n]: the node above each, or itself, at each level, as a place in its tree; of no use at
+               deeper levels
     """
 
     token_ids: Any
@@ -83,7 +87,8 @@ class Growing(Protocol):
     def __call__(self) -> Grown: ...
 
     def on_device(self) -> DeviceNodes | None:
-        """Return the nodes of trees of given level sizes before the host has read them; None of other trees, or where the host takes part."""
+        """Return the nodes of trees of given level sizes before the host has read them; None of other trees, or where
+        the host takes part."""
         ...
 
 
@@ -102,8 +107,8 @@ class TreeHead(Protocol):
     def runs_beside_host(self) -> bool: ...
 
     def observe(self, values: Any, followed: Sequence[Followed]) -> None:
-        """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known is skipped. The values must
-        not change."""
+        """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known
+        is skipped. The values must not change."""
         ...
 
     def known(self, session_id: int) -> int:

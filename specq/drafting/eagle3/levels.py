@@ -1,4 +1,5 @@
-"""The levels of a tree before it is grown: how much is ranked at each, and what of it becomes nodes and rows, as indices on the device."""
+"""The levels of a tree before it is grown: how much is ranked at each, and what of it becomes nodes and rows, as
+indices on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An EAGLE-3 head in the form of `specq.drafting.eagle3.form` -> a network in memory, and which of the target's layers it reads.
+"""An EAGLE-3 head in the form of `specq.drafting.eagle3.form` -> a network in memory, and which of the target's layers
+it reads.
 
 Rule: a head that does not fit its target is refused here, before anything is drafted with it.
 """
@@ -51,8 +52,9 @@ def is_eagle(heads: str) -> bool:
 
 
 def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -> EagleHead:
-    """Load a head for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU it computes in float32, else in
-    bfloat16. Raises ConfigError for what is no such head, and for one of another hidden size, vocabulary or depth."""
+    """Load a head for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU it computes in
+    float32, else in bfloat16. Raises ConfigError for what is no such head, and for one of another hidden size,
+    vocabulary or depth."""
     directory = Path(heads)
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {heads} of {KIND}; it must lie on this machine")
@@ -72,7 +74,8 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 
 
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
-    """Return what computes rows of a head by kernels of our own; None where its device does not run them, and for heads of uncommon sizes."""
+    """Return what computes rows of a head by kernels of our own; None where its device does not run them, and for heads
+    of uncommon sizes."""
     network = head.network
     is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
@@ -102,7 +105,8 @@ def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, ob
 
 
 def _token_ids(directory: Path, shape: eagle_form.EagleShape, tensors: Tensors, info: ModelInfo) -> Int32Array | None:
-    """Return the tokens that may be drafted, one a row of `lm_head`; the target's own padding comes last and is left out."""
+    """Return the tokens that may be drafted, one a row of `lm_head`; the target's own padding comes last and is left
+    out."""
     offsets = tensors.get(eagle_form.TO_TARGET)
     if offsets is None:
         return None

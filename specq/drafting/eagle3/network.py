@@ -1,9 +1,10 @@
 """The network of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer over [embedding; state].
 
-Row i of a context reads token i + 1 and the state behind token i, stands at position i, and speaks of token i + 2. That state comes from the
-target's hidden states (`project`), or, where the target has not been, from the head's own row before. Who calls says how a row attends to
-others: in training to a whole text at once, in drafting to a context and to a path of a tree. Matrices that read the same are one in memory once
-they are fused (`fuse`), which drafting does: a few rows are bound by what is read.
+Row i of a context reads token i + 1 and the state behind token i, stands at position i, and speaks of token i + 2. That
+state comes from the target's hidden states (`project`), or, where the target has not been, from the head's own row
+before. Who calls says how a row attends to others: in training to a whole text at once, in drafting to a context and to
+a path of a tree. Matrices that read the same are one in memory once they are fused (`fuse`), which drafting does: a few
+rows are bound by what is read.
 
 Parameters have the names of `specq.drafting.eagle3.form`.
 """
@@ -169,8 +170,8 @@ class EagleNetwork(nn.Module):
     def forward(
         self, states: torch.Tensor, token_ids: torch.Tensor, rotations: Rotations, attend: Attend
     ) -> torch.Tensor:
-        """Return the next states [b, rows, hidden] of states [b, rows, hidden] and the tokens after them i64[b, rows], at positions of these
-        rotations."""
+        """Return the next states [b, rows, hidden] of states [b, rows, hidden] and the tokens after them i64[b, rows],
+        at positions of these rotations."""
         embedding: torch.Tensor = self.get_buffer("embedding")
         embedded = functional.embedding(token_ids, embedding).to(states.dtype)
         found: torch.Tensor = self.midlayer(states, embedded, rotations, attend)

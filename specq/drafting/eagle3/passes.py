@@ -1,5 +1,6 @@
-"""Passes of an EAGLE-3 head of which the host says in integers what they are about, so that they may be recorded: rows of texts, and whole trees. By
-kernels of our own where the head's device has them (`specq.drafting.eagle3.fused`), else in torch (`rows`)."""
+"""Passes of an EAGLE-3 head of which the host says in integers what they are about, so that they may be recorded: rows
+of texts, and whole trees. By kernels of our own where the head's device has them (`specq.drafting.eagle3.fused`), else
+in torch (`rows`)."""
 
 from __future__ import annotations
 
@@ -29,12 +30,14 @@ class Passes:
         self._kernels = None
 
     def follow(self, room: int, taps: torch.Tensor, given: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Compute rows of texts, as many of each; keep their keys and values, and what the last of each gave, [texts, hidden], which is returned.
+        """Compute rows of texts, as many of each; keep their keys and values, and what the last of each gave, [texts,
+        hidden], which is returned.
 
         room   rows of each text, the new ones too, at most
         taps   [*, width]: the target's hidden states before the rows
         given  i32[2, rows]: which of these stands before each row's token, and the token; one text's after the other's
-        texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `given`
+        texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin
+               in `given`
         """
         states = self._network.project(taps)
         if self._kernels is None:
@@ -67,8 +70,8 @@ class Passes:
         return found.gather(1, (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2]))[:, 0]
 
     def grow(self, roots: torch.Tensor, noise: RowNoise, room: int, levels: list[Level]) -> torch.Tensor:
-        """Grow trees; return nodes as of `eagle_rows.grow`. roots i32[3, b]: places, lengths of `room` at most, and ends; noise: with keys
-        i32[b, levels, 2]."""
+        """Grow trees; return nodes as of `eagle_rows.grow`. roots i32[3, b]: places, lengths of `room` at most, and
+        ends; noise: with keys i32[b, levels, 2]."""
         if self._kernels is None or max(level.num_ranked for level in levels) > self._kernels.most_ranked:
             places, lengths, ends = roots.long().unbind(0)
             rank = self._rank(noise, len(places))

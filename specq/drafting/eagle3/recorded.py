@@ -1,7 +1,8 @@
-"""Passes of an EAGLE-3 head in few fixed shapes, so that each is recorded once and then replayed: rows of texts, and whole trees.
+"""Passes of an EAGLE-3 head in few fixed shapes, so that each is recorded once and then replayed: rows of texts, and
+whole trees.
 
-Sessions are filled up to a power of two, contexts too; what fills up is read from and written to a place of the cache that is nobody's. A pass takes
-one copy of integers there, and trees one copy back.
+Sessions are filled up to a power of two, contexts too; what fills up is read from and written to a place of the cache
+that is nobody's. A pass takes one copy of integers there, and trees one copy back.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
 
 
 class RecordedPart(NamedTuple):
-    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all of `eagle_rows.grow` on the
-    device, until trees of the same kind are begun again."""
+    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all
+    of `eagle_rows.grow` on the device, until trees of the same kind are begun again."""
 
     which: IntpArray
     wait: Wait
@@ -62,7 +63,8 @@ class RecordedTrees:
         """How many passes were recorded so far."""
         return self._replays.num_recorded
 
-    # --- rows of texts ----------------------------------------------------------------------------------------------------
+    # --- rows of texts
+    # ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def follow(self, texts: Sequence[EagleText]) -> None:
@@ -104,9 +106,10 @@ class RecordedTrees:
     ) -> None:
         """Run a pass of so many texts, rows of each and rows of a context.
 
-        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are computed, one text's after the
-                  other's, which of these stands before each, and tokens
-        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `rows`
+        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are
+                  computed, one text's after the other's, which of these stands before each, and tokens
+        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they
+                  begin in `rows`
         """
         size, num_rows, room = shape
         count = size * num_rows
@@ -122,7 +125,8 @@ class RecordedTrees:
 
         self._replays.run(("rows", *shape), work)
 
-    # --- trees ------------------------------------------------------------------------------------------------------------
+    # --- trees
+    # ------------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def grow(
@@ -163,7 +167,8 @@ class RecordedTrees:
         wait = fetch(nodes[:PLANES])
         return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
 
-    # --- memory -----------------------------------------------------------------------------------------------------------
+    # --- memory
+    # -----------------------------------------------------------------------------------------------------------
 
     def _reserve(self, room: int, num_taps: int) -> None:
         """Make room in the cache and for so many rows of hidden states; where something moves, all is recorded anew."""
@@ -180,8 +185,9 @@ class RecordedTrees:
         self._replays.forget()
 
     def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
-        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first; of trees the kinds that so many
-        sessions have. Where kernels of our own turn out not to run, those of torch are used from then on."""
+        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest
+        first; of trees the kinds that so many sessions have. Where kernels of our own turn out not to run, those of
+        torch are used from then on."""
         has_failed = False
         try:
             self._warm_up(most_sessions, kinds)
@@ -221,7 +227,8 @@ class _Taps(NamedTuple):
 
 
 def _by_step(parts: Sequence[WaitingText]) -> tuple[IntpArray, list[_Taps]]:
-    """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each step in it."""
+    """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each
+    step in it."""
     firsts = parts[0].values
     if all(part.values is firsts for part in parts):
         num_rows = sum(len(part.rows) for part in parts)
@@ -257,7 +264,8 @@ def _halves(largest: int, least: int) -> Iterator[int]:
 
 
 def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
-    """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart from the others."""
+    """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart
+    from the others."""
     if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
         yield np.arange(len(lengths))
         return

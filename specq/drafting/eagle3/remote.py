@@ -1,9 +1,10 @@
 """`eagle3`: an EAGLE-3 head (arXiv 2503.01840) in a draft worker, away from the target whose hidden states it reads.
 
-The verifier sends those of the text (`Activations`); rows of it are computed of them, as beside the verifier (`specq.drafting.eagle3.drafter`). Beyond
-the last of them, for tokens that were committed since and for drafted nodes, the head runs ahead on its own states, as SSD's EAGLE mode does.
-When true states come, all rows beyond them are computed anew from there, each when something below it is expanded; children that were
-drafted before stay, since they are hints.
+The verifier sends those of the text (`Activations`); rows of it are computed of them, as beside the verifier
+(`specq.drafting.eagle3.drafter`). Beyond the last of them, for tokens that were committed since and for drafted nodes,
+the head runs ahead on its own states, as SSD's EAGLE mode does. When true states come, all rows beyond them are
+computed anew from there, each when something below it is expanded; children that were drafted before stay, since they
+are hints.
 
 Of a text without any states nothing is drafted, nor beyond MOST_PREDICTED tokens whose states have not come.
 """
@@ -43,8 +44,8 @@ MOST_TREE_ROWS = 1024  # of a session; beyond, all are computed anew
 class _Session(TreeSession):
     """A text and the tree below it.
 
-    tail     the committed tokens behind those whose rows are of true states; `slot` of these and of `nodes` is where a row is in the range of
-             the cache, states what each row gave, by slot
+    tail     the committed tokens behind those whose rows are of true states; `slot` of these and of `nodes` is where a
+             row is in the range of the cache, states what each row gave, by slot
     waiting  states [n, width] that stand before the tokens from `first` on, ascending
     known    what of the text the rows were computed below: its first token, and how many rows
     """
@@ -56,7 +57,8 @@ class _Session(TreeSession):
     known: tuple[int, int] = (0, 0)
 
     def above(self, node_id: int) -> list[Node]:
-        """Return what stands between the rows of true states and the children of a node: the tail, its ancestors, and the node."""
+        """Return what stands between the rows of true states and the children of a node: the tail, its ancestors, and
+        the node."""
         return self.tail + [self.nodes[i] for i in self.line(node_id)]
 
     def forget_rows(self) -> None:
@@ -93,14 +95,16 @@ class EagleTrees:
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        """`info`: of the head, with the tokenizer and the sizes of its target. form, window: as of `ActivationRequest`."""
+        """`info`: of the head, with the tokenizer and the sizes of its target. form, window: as of
+        `ActivationRequest`."""
         self.info, self.activations = info, ActivationRequest(head.layers, form, window)
         self.width: int = head.network.fc.in_features
         self._eagle = Eagle(head)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
         self._sessions: dict[int, _Session] = {}
 
-    # --- texts ------------------------------------------------------------------------------------------------------------
+    # --- texts
+    # ------------------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `Proposer.open`."""
@@ -148,11 +152,12 @@ class EagleTrees:
             if count < len(rows):
                 session.waiting.append((first + count, rows[count:]))
 
-    # --- drafts -----------------------------------------------------------------------------------------------------------
+    # --- drafts
+    # -----------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes; none at the target's maximum length, and where no states are known. See
-        `Proposer.expand`."""
+        """Draft the children of all requested nodes; none at the target's maximum length, and where no states are
+        known. See `Proposer.expand`."""
         positions = [self._sessions[one.session_id].child_position(one.node_id) for one in requests]
         asked = [
             i
@@ -203,7 +208,8 @@ class EagleTrees:
             self._pass([(line, depth) for line, depth in zip(lines, level, strict=True) if depth is not None])
 
     def _pass(self, wanted: Sequence[tuple[_Line, int]]) -> None:
-        """Compute one row each: of the node at this depth of a line, those before which are computed. Lines may share it."""
+        """Compute one row each: of the node at this depth of a line, those before which are computed. Lines may share
+        it."""
         by_text: dict[int, list[tuple[_Line, int]]] = {}
         for line, depth in {id(line.nodes[depth]): (line, depth) for line, depth in wanted}.values():
             by_text.setdefault(line.text.place, []).append((line, depth))
@@ -236,7 +242,8 @@ class EagleTrees:
 
 
 def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) -> BoolArray:
-    """Return which rows of its text each of the rows in a pass sees, as of `EagleRows`; `firsts`: where those of each text are kept."""
+    """Return which rows of its text each of the rows in a pass sees, as of `EagleRows`; `firsts`: where those of each
+    text are kept."""
     most = max(map(len, groups))
     is_seen = np.zeros((len(groups), most, max(firsts) + most), np.bool_)
     for of_text, group, first in zip(is_seen, groups, firsts, strict=True):

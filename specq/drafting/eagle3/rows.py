@@ -1,4 +1,5 @@
-"""Rows of an EAGLE-3 head in tensors: those of texts, whose keys and values are kept, and levels of trees, below which nothing remains.
+"""Rows of an EAGLE-3 head in tensors: those of texts, whose keys and values are kept, and levels of trees, below which
+nothing remains.
 
 Nothing here waits for a device or asks what its numbers are, so all of it may be recorded.
 """
@@ -26,8 +27,8 @@ Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def of_any_shape() -> AbstractContextManager[None]:
-    """Leave out cuDNN's attention, which newer versions of torch prefer on Hopper: it plans each new shape anew, which takes the host tens of
-    milliseconds. Passes of fixed shapes may have it."""
+    """Leave out cuDNN's attention, which newer versions of torch prefer on Hopper: it plans each new shape anew, which
+    takes the host tens of milliseconds. Passes of fixed shapes may have it."""
     found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
     return found
 
@@ -63,8 +64,8 @@ def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> to
 
 
 class Roots(NamedTuple):
-    """Contexts of b trees: places in the cache, lengths there, and the position of the token behind each, [b]; they have at most `num_rows`
-    rows."""
+    """Contexts of b trees: places in the cache, lengths there, and the position of the token behind each, [b]; they
+    have at most `num_rows` rows."""
 
     places: torch.Tensor
     lengths: torch.Tensor
@@ -75,8 +76,9 @@ class Roots(NamedTuple):
 def grow(
     head: EagleHead, cache: StateCache, roots: Roots, levels: list[Level], rank: Rank, floor: float | None
 ) -> torch.Tensor:
-    """Grow trees; return i32[4, b, n] of their nodes, those above first: tokens, parents, bits of log-probabilities and of cumulative ones. Where
-    the sizes of levels are given, the lines of the nodes follow, as of `DeviceNodes`: i32[4 + levels, b, n] in all.
+    """Grow trees; return i32[4, b, n] of their nodes, those above first: tokens, parents, bits of log-probabilities and
+    of cumulative ones. Where the sizes of levels are given, the lines of the nodes follow, as of `DeviceNodes`: i32[4 +
+    levels, b, n] in all.
 
     floor  no level is computed below which all would be less likely, which waits for the device; None: all are
     """
@@ -204,8 +206,8 @@ def _rows_of(values: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
-    """Return [b, rows, heads, dim] of queries of this shape; keys, values [b, kv_heads, n, dim], is_seen bool[b, rows, n]. The query heads of a
-    key's head are rows to the kernel, which then needs no copies of keys."""
+    """Return [b, rows, heads, dim] of queries of this shape; keys, values [b, kv_heads, n, dim], is_seen bool[b, rows,
+    n]. The query heads of a key's head are rows to the kernel, which then needs no copies of keys."""
     num_texts, num_rows, num_heads, dim = queries.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads

@@ -1,12 +1,14 @@
-"""An EAGLE-3 head: trees drafted by one layer, from what the target's own layers said of the text, and from its own states below it.
+"""An EAGLE-3 head: trees drafted by one layer, from what the target's own layers said of the text, and from its own
+states below it.
 
-The step in which the target makes tokens gives hidden states of three of its layers, of the prompt's rows too. They stay on the device. `begin`
-lets the head compute the rows of the text that are new and grow a tree for each session: of the shape that the job or the configuration
-asks for, else best first. `collect` waits for the trees. All nodes are point masses. Scores are the head's own log-probabilities, calibrated by
-what became of this lane's nodes.
+The step in which the target makes tokens gives hidden states of three of its layers, of the prompt's rows too. They
+stay on the device. `begin` lets the head compute the rows of the text that are new and grow a tree for each session: of
+the shape that the job or the configuration asks for, else best first. `collect` waits for the trees. All nodes are
+point masses. Scores are the head's own log-probabilities, calibrated by what became of this lane's nodes.
 
-Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the trees before the host has read
-them, so that the device does not wait for the host (`grown_trees`): with few sessions broad and deep ones, with many chains.
+Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the
+trees before the host has read them, so that the device does not wait for the host (`grown_trees`): with few sessions
+broad and deep ones, with many chains.
 
 What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
 
@@ -59,8 +61,8 @@ NO_SHAPE = Speculation()
 
 
 class _Plan(NamedTuple):
-    """The trees of some sessions: of a fixed shape, or None, best first; how many nodes and levels each may have; and how many nodes at each level,
-    () for best first without that."""
+    """The trees of some sessions: of a fixed shape, or None, best first; how many nodes and levels each may have; and
+    how many nodes at each level, () for best first without that."""
 
     tree: RankTree | None
     most: int
@@ -85,7 +87,8 @@ class _Unread(NamedTuple):
 
 
 class EagleDrafter(DraftSource):
-    """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
+    """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for
+    best first."""
 
     name = EAGLE
 
@@ -163,7 +166,8 @@ class EagleDrafter(DraftSource):
         return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))
 
     def _learn(self) -> None:
-        """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device would wait for."""
+        """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device
+        would wait for."""
         if self._unlearned is not None:
             (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
             self._shapes.usual.learn(UnreadLayout.of(sizes), counts, is_accepted > 0)
@@ -215,8 +219,8 @@ class EagleDrafter(DraftSource):
         return bool(session.takes_drafts)
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
-        the accepted path."""
+        """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step
+        computed, and of the accepted path."""
         verified, self._verified = self._verified, None
         if verified is not None:
             self._unlearned = _verdicts(verified, rounds)
@@ -227,7 +231,8 @@ class EagleDrafter(DraftSource):
                 self.head.observe(part.output.hidden.values, followed)
 
     def _takes(self, session: Session) -> bool:
-        """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its id."""
+        """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its
+        id."""
         session_id = session.session_id
         if self._known.get(session_id) is session and not session.finish:
             return True
@@ -260,8 +265,8 @@ class EagleDrafter(DraftSource):
 
 
 def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray, UInt8Array] | None:
-    """Return what became of trees that hung unread, as `UsualReach.learn` takes it; None of such of which nothing was verified. Other sessions
-    of the step may have nodes of other trees."""
+    """Return what became of trees that hung unread, as `UsualReach.learn` takes it; None of such of which nothing was
+    verified. Other sessions of the step may have nodes of other trees."""
     own = {session.session_id for session in trees.sessions}
     which = [i for i, session in enumerate(rounds.sessions) if session.session_id in own]
     of_them = rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp))
@@ -269,8 +274,8 @@ def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray
 
 
 def levels_for(num_nodes: int, most: int) -> int:
-    """Return how many levels are grown best first for so many nodes, at most: with few, where there are many sessions, the last would take long
-    and rarely be among them."""
+    """Return how many levels are grown best first for so many nodes, at most: with few, where there are many sessions,
+    the last would take long and rarely be among them."""
     return min(most, 1 + num_nodes // 2)
 
 
@@ -287,7 +292,8 @@ def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
     return batch_of_grown(grown, begun.sessions, wanted, EAGLE_LANE, math.log(LEAST_CHANCE))
 
 
-# --- from a configuration ---------------------------------------------------------------------------------------------------
+# --- from a configuration
+# ---------------------------------------------------------------------------------------------------
 
 
 def make(setup: Setup) -> EagleDrafter | None:

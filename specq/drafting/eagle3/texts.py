@@ -1,6 +1,5 @@
-"""What an EAGLE-3 head knows of texts: which of a text's rows are in its cache, and which wait, with where the target's hidden states before
-them are; and the
-keys and values of these rows, a range for each text, in tensors that grow."""
+"""What an EAGLE-3 head knows of texts: which of a text's rows are in its cache, and which wait, with where the target's
+hidden states before them are; and the keys and values of these rows, a range for each text, in tensors that grow."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ NOBODY = 0  # the place of no text: what fills up a batch is read there and writ
 
 
 class StateCache:
-    """Ranges of equal room, at places. Indices are integers on the cache's device. `num_moves`: how often all moved to other memory."""
+    """Ranges of equal room, at places. Indices are integers on the cache's device. `num_moves`: how often all moved to
+    other memory."""
 
     def __init__(self, num_kv_heads: int, head_dim: int, hidden: int, like: torch.Tensor) -> None:
         """`like`: a tensor of the device and number format."""
@@ -72,13 +72,14 @@ class StateCache:
         self.num_moves += 1
 
     def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep keys and values [n, kv_heads, dim] of rows of the texts at these places [n], in these slots [n] of their ranges."""
+        """Keep keys and values [n, kv_heads, dim] of rows of the texts at these places [n], in these slots [n] of their
+        ranges."""
         self._rows[0][places, :, slots] = keys
         self._rows[1][places, :, slots] = values
 
     def read(self, places: torch.Tensor, num_rows: int, num_more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts]: what stands behind a text's end
-        means nothing, what is more is 0."""
+        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts]: what
+        stands behind a text's end means nothing, what is more is 0."""
         found = self._rows[:, :, :, :num_rows].index_select(1, places)
         if num_more:
             found = torch.nn.functional.pad(found, (0, 0, 0, num_more))
@@ -114,7 +115,8 @@ class WaitingText(NamedTuple):
 
 @dataclass(slots=True)
 class EagleText:
-    """A session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and `num_waiting` that wait."""
+    """A session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and
+    `num_waiting` that wait."""
 
     place: int
     first: int
@@ -127,7 +129,8 @@ class EagleText:
         return self.first + self.length + self.num_waiting
 
     def add(self, values: torch.Tensor, one: Followed, most: int) -> None:
-        """Take in what is new; behind a gap forget all before it. Of more than `most` rows that wait the later half is kept."""
+        """Take in what is new; behind a gap forget all before it. Of more than `most` rows that wait the later half is
+        kept."""
         if one.first > self.end:
             self.begin_at(one.first)
         known = self.end - one.first

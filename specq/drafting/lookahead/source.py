@@ -1,12 +1,15 @@
-"""Lookahead decoding (arXiv 2402.02057): n-grams that the target itself gives for places further on, in rows of its own steps.
+"""Lookahead decoding (arXiv 2402.02057): n-grams that the target itself gives for places further on, in rows of its own
+steps.
 
-Beside each next token the step computes a window of guesses (`LookaheadWindow`): W columns, one for each of the next places, and in each column
-N - 1 tokens, one a level. What the target says after the last level gives each column one token more: N tokens in a row that it has said step
-by step, an n-gram for the session's pool. Those that begin with the session's last token are its drafts, at most G of them. There is no
-draft model and no training; the price is W * (N - 1) rows in each step, and a row for each node of the drafts.
+Beside each next token the step computes a window of guesses (`LookaheadWindow`): W columns, one for each of the next
+places, and in each column N - 1 tokens, one a level. What the target says after the last level gives each column one
+token more: N tokens in a row that it has said step by step, an n-gram for the session's pool. Those that begin with the
+session's last token are its drafts, at most G of them. There is no draft model and no training; the price is W * (N -
+1) rows in each step, and a row for each node of the drafts.
 
-Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W at most; where
-nothing is free there is none. Whether the rest pays is for the controller to find out (`specq.verifier.control.arms`).
+Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W
+at most; where nothing is free there is none. Whether the rest pays is for the controller to find out
+(`specq.verifier.control.arms`).
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class SessionLookahead:
 
 
 class LookaheadDecoder(DraftSource):
-    """The windows of all sessions. `window`, `ngram`, `guesses`: W, N and G, of which 0 is W; `is_adaptive`: else windows have W columns always."""
+    """The windows of all sessions. `window`, `ngram`, `guesses`: W, N and G, of which 0 is W; `is_adaptive`: else
+    windows have W columns always."""
 
     name = LOOKAHEAD
     takes_sync = False

@@ -12,13 +12,14 @@ from specq.protocol import Int32Array, ScratchRows
 
 MOST_FIRSTS = 4096  # tokens with which n-grams of a session begin; the oldest is forgotten
 WIDER = 2  # times its columns: what must be free before a window is widened, since that begins it anew
-# Of the n-gram that was met last, of the one before, ...: the probability of its first token is FIRST / 1, FIRST / 2, ...; of each that
-# follows NEXT. The lane's calibration corrects them.
+# Of the n-gram that was met last, of the one before, ...: the probability of its first token is FIRST / 1, FIRST / 2,
+# ...; of each that follows NEXT. The lane's calibration corrects them.
 FIRST, NEXT = 0.5, 0.7
 
 
 class Ngrams(NamedTuple):
-    """A tree of tokens, parents before children: the places of their parents among them (-1: the context), and their scores."""
+    """A tree of tokens, parents before children: the places of their parents among them (-1: the context), and their
+    scores."""
 
     token_ids: list[int]
     parents: list[int]
@@ -26,7 +27,8 @@ class Ngrams(NamedTuple):
 
 
 class LookaheadWindow:
-    """The guesses of one session: `levels` of `num_columns` tokens each, at most `ngram` - 1 of them, and the pool of n-grams."""
+    """The guesses of one session: `levels` of `num_columns` tokens each, at most `ngram` - 1 of them, and the pool of
+    n-grams."""
 
     def __init__(self, ngram: int, guesses: int) -> None:
         self.ngram, self.guesses = ngram, guesses
@@ -41,8 +43,8 @@ class LookaheadWindow:
     def rows(self, token_ids: Sequence[int], num_columns: int) -> ScratchRows:
         """Return the window of a text as scratch rows, so many columns wide: one level after the other.
 
-        The first level is a chain, and each token of another follows the one above it. So a token sees its own column, and
-        the first tokens of all columns before.
+        The first level is a chain, and each token of another follows the one above it. So a token sees its own column,
+        and the first tokens of all columns before.
         """
         self._resize(token_ids, num_columns)
         width, base = self.num_columns, len(token_ids)

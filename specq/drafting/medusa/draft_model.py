@@ -1,11 +1,13 @@
-"""`draft-model` with Medusa heads: a small target that decodes with its heads, and so drafts what it would say in fewer passes.
+"""`draft-model` with Medusa heads: a small target that decodes with its heads, and so drafts what it would say in fewer
+passes.
 
-The pass for a node also computes what heads guess below it, from the hidden state of the row before it. What the model itself says at these rows
-is known then: where a child that the model makes is one that was guessed, its own children need no pass. So every child is the model's, made
-of its logits by the same `ChildMaker` as those of a draft model without heads, drawn or ranked; heads decide only what is computed beforehand.
+The pass for a node also computes what heads guess below it, from the hidden state of the row before it. What the model
+itself says at these rows is known then: where a child that the model makes is one that was guessed, its own children
+need no pass. So every child is the model's, made of its logits by the same `ChildMaker` as those of a draft model
+without heads, drawn or ranked; heads decide only what is computed beforehand.
 
-A guess has a KV slot, as a node has. It becomes a node when its token is among the children of the node above it; the others are thrown away
-as soon as that node's children are made.
+A guess has a KV slot, as a node has. It becomes a node when its token is among the children of the node above it; the
+others are thrown away as soon as that node's children are made.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class _Known:
 
 
 class _Planned(NamedTuple):
-    """A guess of a pass: below the node asked about, or below an earlier guess of the same pass, by its number (-1: none)."""
+    """A guess of a pass: below the node asked about, or below an earlier guess of the same pass, by its number (-1:
+    none)."""
 
     node_id: int
     above: int
@@ -109,7 +112,8 @@ class MedusaModel(KvTrees):
         self._heads = heads
         self._known: dict[int, _Known] = {}
 
-    # --- sessions -----------------------------------------------------------------------------------------------------------
+    # --- sessions
+    # -----------------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session. See `Proposer.open`."""
@@ -134,8 +138,8 @@ class MedusaModel(KvTrees):
             self._known[session_id] = _Known()
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What is known of the node that the context ends with now is
-        known of the context; behind a correction, what heads say there is."""
+        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What is known of the node that the
+        context ends with now is known of the context; behind a correction, what heads say there is."""
         if not len(token_ids):
             return
         known, session = self._known[session_id], self._sessions[session_id]
@@ -158,11 +162,12 @@ class MedusaModel(KvTrees):
         slots = [guess.slot for top in guesses for guess in top.each()]
         self._pool.give(np.array(slots, np.int32))
 
-    # --- children -----------------------------------------------------------------------------------------------------------
+    # --- children
+    # -----------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests, with one pass for those of nodes that were not guessed; no children at the model's maximum length. See
-        `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        """Answer all requests, with one pass for those of nodes that were not guessed; no children at the model's
+        maximum length. See `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         wanted = [request for request in requests if self._may_have_children(request)]
         asked = self._asked(one for one in wanted if one.node_id not in self._known[one.session_id].logits)
         with self._contexts.alive():
@@ -209,7 +214,8 @@ class MedusaModel(KvTrees):
                     one.logits = one.logits.clone()  # of the pass's other rows nothing is kept
         self._drop(iter(below.values()))
 
-    # --- a pass -------------------------------------------------------------------------------------------------------------
+    # --- a pass
+    # -------------------------------------------------------------------------------------------------------------
 
     def _compute(self, asked: Asked) -> dict[tuple[int, int], torch.Tensor]:
         """Run what is pending, the nodes asked about, and guesses below them; return the logits of each node."""
@@ -282,7 +288,8 @@ class MedusaModel(KvTrees):
         return found
 
     def _state_before(self, session_id: int, node_id: int) -> HiddenRow | None:
-        """Return the state of the row from which a node's token was made, or the context's last one; None if it is not known."""
+        """Return the state of the row from which a node's token was made, or the context's last one; None if it is not
+        known."""
         known = self._known[session_id]
         if node_id == CONTEXT:
             return known.before
@@ -328,7 +335,8 @@ class MedusaModel(KvTrees):
 
 
 def _likely_paths(scores: Float32Array, most_deep: int) -> list[_Path]:
-    """Return the paths of ranks that are likely by log-probabilities f32[places, ranks], with those of the whole path."""
+    """Return the paths of ranks that are likely by log-probabilities f32[places, ranks], with those of the whole
+    path."""
     found, level = list[_Path](), list[_Path]([(0.0, ())])
     least = float(np.log(LEAST_CHANCE))
     for of_place in scores[: max(most_deep, 0)].tolist():

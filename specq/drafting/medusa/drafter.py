@@ -1,7 +1,9 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a source of drafts: which tokens they think likely after each context.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a source of drafts: which tokens they think likely after each
+context.
 
-The hidden states stay where the target computes, and so does all but the likeliest tokens. Tokens are ranked as a draft model's are:
-by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what the heads say alone.
+The hidden states stay where the target computes, and so does all but the likeliest tokens. Tokens are ranked as a draft
+model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what the heads
+say alone.
 
 On a GPU this is recorded for numbers of contexts that are powers of two, and the host waits for nothing but the tokens.
 """
@@ -36,7 +38,8 @@ Wait = Callable[[], Ranked]
 
 
 class Medusa:
-    """Fulfils `HeadSource`; `limit_vocab`: tokens from this one on are not drafted. `replays`: what records; by default as the device can."""
+    """Fulfils `HeadSource`; `limit_vocab`: tokens from this one on are not drafted. `replays`: what records; by default
+    as the device can."""
 
     def __init__(self, heads: MedusaHeads, limit_vocab: int, replays: Replays | None = None) -> None:
         self.num_heads = heads.num_heads

@@ -1,9 +1,11 @@
 """The form of Medusa heads: what their config.json says, and which tensors they have.
 
-Such heads are a directory of config.json and medusa_lm_head.safetensors or medusa_lm_head.pt, as the authors of Medusa write them
-(Cai et al. 2024, arXiv 2401.10774). Head i says what stands i + 1 places after the next token, by the target's last hidden state:
+Such heads are a directory of config.json and medusa_lm_head.safetensors or medusa_lm_head.pt, as the authors of Medusa
+write them (Cai et al. 2024, arXiv 2401.10774). Head i says what stands i + 1 places after the next token, by the
+target's last hidden state:
 
-- `medusa_num_layers` residual blocks, x + silu(W x + b): `i.j.linear.weight` [hidden, hidden] and `i.j.linear.bias` [hidden];
+- `medusa_num_layers` residual blocks, x + silu(W x + b): `i.j.linear.weight` [hidden, hidden] and `i.j.linear.bias`
+    [hidden];
 - a matrix to the vocabulary, `i.N.weight` [tokens, hidden], where N is the number of blocks.
 
 The heads that `specq train medusa` writes are smaller by three things, each of which may be there or not:
@@ -12,8 +14,9 @@ The heads that `specq train medusa` writes are smaller by three things, each of 
 - the matrices speak of the tokens in `lm_head.token_ids` (int32, ascending) and of no others;
 - a matrix is int8 with a float32 scale for each row, in NAME.scale, as in `draft_form`.
 
-Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`); and, where heads were
-trained together with a target, which is of no other, `target_fingerprint` (see `specq.engines.fingerprint`).
+Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`);
+and, where heads were trained together with a target, which is of no other, `target_fingerprint` (see
+`specq.engines.fingerprint`).
 """
 
 from __future__ import annotations

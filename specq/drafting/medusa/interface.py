@@ -1,4 +1,5 @@
-"""What a verifier needs of heads that draft from the target's own hidden states: the likeliest tokens of each, in arrays.
+"""What a verifier needs of heads that draft from the target's own hidden states: the likeliest tokens of each, in
+arrays.
 
 `specq.drafting.medusa.drafter` fulfils it; nothing here imports torch.
 """

@@ -53,9 +53,9 @@ class MedusaHeads:
 
 
 def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -> MedusaHeads:
-    """Load heads for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU they compute in float32, else in
-    bfloat16. Raises ConfigError for what is no heads, for those of another hidden size or vocabulary, and for those that were trained
-    together with another target."""
+    """Load heads for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU they compute in
+    float32, else in bfloat16. Raises ConfigError for what is no heads, for those of another hidden size or vocabulary,
+    and for those that were trained together with another target."""
     directory = Path(heads)
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {heads} of Medusa heads; they must lie on this machine")
@@ -135,7 +135,8 @@ def _output(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the heads' own matrices [K, columns, hidden], or the rows of the target's that are wanted [columns, hidden]."""
+    """Return the heads' own matrices [K, columns, hidden], or the rows of the target's that are wanted [columns,
+    hidden]."""
     names = [medusa_form.output_name(shape, head) for head in range(shape.medusa_num_heads)]
     if names[0] in values:
         return torch.stack([values[name] for name in names])

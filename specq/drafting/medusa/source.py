@@ -1,9 +1,9 @@
 """Medusa heads: trees drafted from the target's own last hidden state, by some matrices beside it.
 
-The step in which the target makes a token gives the hidden state of that token's row too, which costs nothing. It stays on the device;
-`begin` lets the heads rank what may follow, and `collect` hangs a tree of the likeliest tokens onto each session: one of the shape that the job
-or the configuration asks for, else best first. All nodes are point masses. Scores are the heads' own log-probabilities, calibrated by
-what became of this lane's nodes.
+The step in which the target makes a token gives the hidden state of that token's row too, which costs nothing. It stays
+on the device; `begin` lets the heads rank what may follow, and `collect` hangs a tree of the likeliest tokens onto each
+session: one of the shape that the job or the configuration asks for, else best first. All nodes are point masses.
+Scores are the heads' own log-probabilities, calibrated by what became of this lane's nodes.
 
 Whether it pays is measured, as of every source. No I/O; time is an argument.
 """
@@ -176,11 +176,13 @@ def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
     )
 
 
-# --- from a configuration ---------------------------------------------------------------------------------------------------
+# --- from a configuration
+# ---------------------------------------------------------------------------------------------------
 
 
 def make(setup: Setup) -> MedusaDrafter | None:
-    """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
+    """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the
+    target."""
     if not setup.heads:
         return None
     from specq.drafting.eagle3.loading import is_eagle  # brings torch, which not every engine needs

@@ -1,15 +1,19 @@
-"""`draft-model` with a parallel draft model (PARD, An et al. 2025, arXiv 2504.18583): one pass foresees several places of a text.
+"""`draft-model` with a parallel draft model (PARD, An et al. 2025, arXiv 2504.18583): one pass foresees several places
+of a text.
 
-The pass for a node reads what leads to it and then masks; the node's own row says what follows it, the first mask what follows that, and so
-on. Masks see one another, but no drafted token: so what is likely at a place does not depend on which tokens stand before it, and all
-nodes that the pass foresees get the same children at their depth. Which of them are worth having, the drafter chooses, best first
-(`specq.drafting.worker`): it asks for the children of a node, and a pass is run only for those that no earlier pass foresaw, for all of them at once.
-Those are the likely outcomes of what is being verified: the context, and the ends of what was foreseen.
+The pass for a node reads what leads to it and then masks; the node's own row says what follows it, the first mask what
+follows that, and so on. Masks see one another, but no drafted token: so what is likely at a place does not depend on
+which tokens stand before it, and all nodes that the pass foresees get the same children at their depth. Which of them
+are worth having, the drafter chooses, best first (`specq.drafting.worker`): it asks for the children of a node, and a
+pass is run only for those that no earlier pass foresaw, for all of them at once. Those are the likely outcomes of what
+is being verified: the context, and the ends of what was foreseen.
 
-Nodes get their KV with the first pass for them or for one of their descendants; that of masks is thrown away after each.
+Nodes get their KV with the first pass for them or for one of their descendants; that of masks is thrown away after
+each.
 
-Children are ranked as a draft model's are. They are chosen by content and not drawn, so they are point masses under `probabilistic`, too;
-there the scores are those of the model alone, since the noise of the job's seed must not choose what it judges.
+Children are ranked as a draft model's are. They are chosen by content and not drawn, so they are point masses under
+`probabilistic`, too; there the scores are those of the model alone, since the noise of the job's seed must not choose
+what it judges.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class _Foreseen(NamedTuple):
 class _Plan(NamedTuple):
     """What a pass computes for a session.
 
-    node_ids, lines, num_places   the nodes asked about; of each the ids that lead to it, its own last, and how many places are foreseen
+    node_ids, lines, num_places   the nodes asked about; of each the ids that lead to it, its own last, and how many
+                                  places are foreseen
     fresh                         the nodes in `lines` that have no KV yet, each after its ancestors
     num_pending                   tokens of the context that have none
     """
@@ -85,8 +90,8 @@ class ParallelModel(KvTrees):
         self._foreseen.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What follows the new context is not known before it is
-        asked for: a pass of its own says that better than one that foresaw it."""
+        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What follows the new context is not
+        known before it is asked for: a pass of its own says that better than one that foresaw it."""
         super().commit(session_id, token_ids, path)
         if len(token_ids):
             self._keep_known(session_id)
@@ -101,8 +106,8 @@ class ParallelModel(KvTrees):
         self._foreseen[session_id] = {i: found for i, found in self._foreseen[session_id].items() if i in nodes}
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests, with one pass for those of nodes that were not foreseen; no children at the model's maximum length. See
-        `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        """Answer all requests, with one pass for those of nodes that were not foreseen; no children at the model's
+        maximum length. See `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         asked = self._asked(one for one in requests if one.node_id not in self._foreseen[one.session_id])
         if asked:
             with self._contexts.alive():
@@ -111,7 +116,8 @@ class ParallelModel(KvTrees):
         return [self._answer(request) for request in requests]
 
     def _look_ahead(self, asked: Asked, width: int) -> None:
-        """Run a pass for these nodes, and keep what it says of the places after each: `width` children of each place."""
+        """Run a pass for these nodes, and keep what it says of the places after each: `width` children of each
+        place."""
         plans = [self._plan(session_id, node_ids) for session_id, node_ids in asked.items()]
         with self._contexts.taken(sum(plan.num_slots for plan in plans)) as taken:
             parts = np.split(taken, np.cumsum([plan.num_slots for plan in plans])[:-1])
@@ -135,8 +141,9 @@ class ParallelModel(KvTrees):
         return _Plan(session_id, session, node_ids, lines, list(fresh), self._num_pending(session), counts)
 
     def _pack(self, packer: RowPacker, plan: _Plan, slots: Int32Array) -> None:
-        """Add a session's rows, in these slots: its pending tokens, then for each node asked about what leads to it and was not read yet, the
-        node, and its masks. The rows that a node's places follow from, its own and those of its masks, give logits."""
+        """Add a session's rows, in these slots: its pending tokens, then for each node asked about what leads to it and
+        was not read yet, the node, and its masks. The rows that a node's places follow from, its own and those of its
+        masks, give logits."""
         session, own, masks = plan.session, *np.split(slots, [plan.num_own])
         self._contexts.pack(packer, plan.session_id, own[: plan.num_pending], judged=plan.node_ids[0] == CONTEXT)
         slot_of = {i: node.slot for i, node in session.nodes.items()}
@@ -167,7 +174,8 @@ class ParallelModel(KvTrees):
                 yield ChildRequest(params, position, width, plan.session_id)
 
     def _settle(self, plan: _Plan, slots: Int32Array) -> None:
-        """After a pass: pending tokens are committed to the table, nodes own their slots, and those of masks are free."""
+        """After a pass: pending tokens are committed to the table, nodes own their slots, and those of masks are
+        free."""
         pending, fresh, masks = np.split(slots, [plan.num_pending, plan.num_own])
         for node_id, slot in zip(plan.fresh, fresh.tolist(), strict=True):
             plan.session.nodes[node_id].slot = slot

@@ -2,7 +2,8 @@
 
     reference     the tree and its drafts in plain Python, which explains them
     compiled      the same in C
-    source        drafts inside a verifier; text_drafts: what it shares with lookahead decoding; shared_texts: texts of ended jobs
+    source        drafts inside a verifier; text_drafts: what it shares with lookahead decoding; shared_texts: texts of
+                  ended jobs
     ngram         a drafter for draft workers
     texts         the texts of many sessions: one call drafts for all
 
@@ -69,9 +70,9 @@ def draft(
     fan_out: int = 1,
     floor: float = 0.0,
 ) -> DraftedSuffix:
-    """Return what may follow a text that ends with `tail`: at most `most` nodes, at most `most_depth` deep, of each at most `fan_out`
-    children; none likelier to be left out than `floor`. Of trees that know as long an end of it, the earlier count first; all are of
-    one kind, and at most MOST_TREES."""
+    """Return what may follow a text that ends with `tail`: at most `most` nodes, at most `most_depth` deep, of each at
+    most `fan_out` children; none likelier to be left out than `floor`. Of trees that know as long an end of it, the
+    earlier count first; all are of one kind, and at most MOST_TREES."""
     found: DraftedSuffix = type(trees[0]).draft(trees, tail[-DEPTH:], min(most, MOST_NODES), most_depth, fan_out, floor)
     return found
 

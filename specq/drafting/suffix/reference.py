@@ -1,13 +1,14 @@
-"""Suffix decoding in plain Python: a suffix tree that grows with its texts, and drafts from several of them (SuffixDecoding, arXiv
-2411.04975). kernels/suffix.c does the same, to the last bit.
+"""Suffix decoding in plain Python: a suffix tree that grows with its texts, and drafts from several of them
+(SuffixDecoding, arXiv 2411.04975). kernels/suffix.c does the same, to the last bit.
 
-The tree holds, for each sequence of at most DEPTH tokens that a text has, how often it stood there. What stood only once is not
-spelled out: a node that was met once has no children, and the text itself goes on from where it ended. When a sequence is met
-again, the child that the text gives becomes a node. So a new token costs a node or two, and no node for each length.
+The tree holds, for each sequence of at most DEPTH tokens that a text has, how often it stood there. What stood only
+once is not spelled out: a node that was met once has no children, and the text itself goes on from where it ended. When
+a sequence is met again, the child that the text gives becomes a node. So a new token costs a node or two, and no node
+for each length.
 
-A prediction goes by the sequences that end the text and stood there, or in another text, before: longest first, each is trusted as
-far as its length, its number and the number of different followers say (as in Witten and Bell's method, 1991), and what is left goes to the
-next shorter one.
+A prediction goes by the sequences that end the text and stood there, or in another text, before: longest first, each is
+trusted as far as its length, its number and the number of different followers say (as in Witten and Bell's method,
+1991), and what is left goes to the next shorter one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ CHILDREN = 32  # of a node, that are looked at: those that were met last
 MOST_NODES = 64  # of a draft
 MOST_TREES = 4  # of a draft
 LEAST_LEFT = 0.02
-# By length of match: how many followers that were never seen count for each that was. At one follower, seen once, half of it is
-# the chance that it follows again for 1, and so on; a lane's calibration corrects it. What a single token was followed by says nothing, but
-# it begins longer matches.
+# By length of match: how many followers that were never seen count for each that was. At one follower, seen once, half
+# of it is the chance that it follows again for 1, and so on; a lane's calibration corrects it. What a single token was
+# followed by says nothing, but it begins longer matches.
 TRUSTED = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.95, 0.95, 0.95)
 DOUBTS = tuple(1.0 / max(trusted, 1e-6) - 1.0 for trusted in TRUSTED)
 
 
 class DraftedSuffix(NamedTuple):
-    """A tree of nodes, parents before children: their tokens, the places of their parents among them (NONE: the text's end), and the
-    probability of each given its parent."""
+    """A tree of nodes, parents before children: their tokens, the places of their parents among them (NONE: the text's
+    end), and the probability of each given its parent."""
 
     token_ids: list[int]
     parents: list[int]

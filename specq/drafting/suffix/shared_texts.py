@@ -1,10 +1,10 @@
 """What the verifier keeps of sessions that have ended, so that later ones of the same owner are drafted for from it.
 
-Rules: a text is seen by its owner's sessions alone, since drafts tell what they were made of, by how fast tokens come if by nothing else.
-It is bounded: in tokens, of all owners together. No I/O, no clock.
+Rules: a text is seen by its owner's sessions alone, since drafts tell what they were made of, by how fast tokens come
+if by nothing else. It is bounded: in tokens, of all owners together. No I/O, no clock.
 
-Nothing is taken out of a suffix tree. An owner has two: the older goes when the younger has grown to half of what there is room for, and
-takes its place. If there is no room for all owners, who was served longest ago loses all.
+Nothing is taken out of a suffix tree. An owner has two: the older goes when the younger has grown to half of what there
+is room for, and takes its place. If there is no room for all owners, who was served longest ago loses all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from specq.drafting.suffix import make_tree as make_suffix_tree
 
 TOKENS_AT_ONCE = 1024  # that are taken in between two steps
 NODES_A_TOKEN = 4  # beyond which a tree counts as if it had more tokens
-LEAST = 256  # tokens that an owner counts as: an empty tree has room for so many, and there are as many owners as clients name
+# tokens that an owner counts as: an empty tree has room for so many, and there are as many owners as clients name
+LEAST = 256
 
 
 class Ended(NamedTuple):

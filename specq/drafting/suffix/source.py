@@ -1,5 +1,5 @@
-"""Suffix decoding: what followed the end of a session's text where it stood before, in this text or in earlier ones of the same owner
-(SuffixDecoding, arXiv 2411.04975), where that promises more than what others have drafted.
+"""Suffix decoding: what followed the end of a session's text where it stood before, in this text or in earlier ones of
+the same owner (SuffixDecoding, arXiv 2411.04975), where that promises more than what others have drafted.
 
 A step costs one call for all sessions to draft, and one to choose what is hung.
 """
@@ -22,8 +22,8 @@ from specq.verifier.sources import NONE, Budget, DraftBatch, DraftSource, Sessio
 MOST_DEPTH = 16  # of a draft
 MOST_NODES = 16
 FAN_OUT = 3
-# What is not even offered for selection: nodes with a smaller cumulative probability, before it is calibrated, than the first, or than the share
-# of what is likely enough.
+# What is not even offered for selection: nodes with a smaller cumulative probability, before it is calibrated, than the
+# first, or than the share of what is likely enough.
 FLOOR, SHARE = 0.02, 0.25
 
 
@@ -63,7 +63,8 @@ class SuffixDecoder(DraftSource):
         return SuffixRequests(places, trees.length, trees.limit, trees.recent, groups, others, FAN_OUT, floor)
 
     def _others(self, sessions: Sequence[Session]) -> tuple[Int32Array, Sequence[Sequence[SuffixTree]]]:
-        """Return which of the owners' trees each session sees, NONE: none; and these. Who comes last was served last."""
+        """Return which of the owners' trees each session sees, NONE: none; and these. Who comes last was served
+        last."""
         owners = [session.owner if session.place in self._texts else None for session in sessions]
         found: list[Sequence[SuffixTree]] = []
         groups: dict[str | None, int] = {None: NONE}

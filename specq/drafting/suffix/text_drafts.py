@@ -1,4 +1,5 @@
-"""Trees of tokens that texts give, as drafts: kept as far as they are likely enough, and only where they promise more than what is live."""
+"""Trees of tokens that texts give, as drafts: kept as far as they are likely enough, and only where they promise more
+than what is live."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ NO_PROMISES = np.zeros(0)
 
 
 def most_depth(session: Session, most: int) -> int:
-    """Return how deep a draft may be for a session, at most; 0 where it takes none or asks for a shape of its own; or where it is synchronous:
-    such a session waits for its drafter's answer, and any draft counts as one."""
+    """Return how deep a draft may be for a session, at most; 0 where it takes none or asks for a shape of its own; or
+    where it is synchronous: such a session waits for its drafter's answer, and any draft counts as one."""
     if session.waits or not session.takes_drafts or session.speculation.has_fixed_shape:
         return 0
     return longest_chain(session.speculation, most)
@@ -28,8 +29,8 @@ def most_depth(session: Session, most: int) -> int:
 def batches_of_texts(
     sessions: Sequence[Session], lane: int, drafts: TextDrafts, min_accept_prob: float
 ) -> Sequence[DraftBatch]:
-    """Return what is hung of drafts in a lane, one for each session: none or one batch. These are the nodes that are likely enough, or now and
-    then one to learn from, where they promise more than what is live."""
+    """Return what is hung of drafts in a lane, one for each session: none or one batch. These are the nodes that are
+    likely enough, or now and then one to learn from, where they promise more than what is live."""
     trees = sessions[0].trees
     places = np.array([session.place for session in sessions], np.intp)
     sizes, token_ids, parents, scores = trees.operations.select(

@@ -24,7 +24,8 @@ class Requests(NamedTuple):
     """What is drafted for n texts.
 
     slots            [n]: each at most once
-    lengths, limits  i32[slots]: by slot, the committed tokens and how many there will be at most; a draft leaves room for one more
+    lengths, limits  i32[slots]: by slot, the committed tokens and how many there will be at most; a draft leaves room
+                     for one more
     recent           i32[slots, window]: by slot, the newest tokens; the one at position i is at i % window
     groups           i32[n]: which of `others` a text is drafted from, too, NONE: none; None for all
     others           groups of at most MOST_TREES - 1 trees, all of the same kind as the texts'
@@ -42,8 +43,8 @@ class Requests(NamedTuple):
 
 
 class TextDrafts(NamedTuple):
-    """What may follow n texts: sizes i32[n], the nodes of each; token_ids i32[all], parents i32[all]: as of `Drafted`; scores f64[all]: the
-    log-probability of each node given its parent. The next call for drafts overwrites them."""
+    """What may follow n texts: sizes i32[n], the nodes of each; token_ids i32[all], parents i32[all]: as of `Drafted`;
+    scores f64[all]: the log-probability of each node given its parent. The next call for drafts overwrites them."""
 
     sizes: Int32Array
     token_ids: Int32Array
@@ -52,8 +53,8 @@ class TextDrafts(NamedTuple):
 
 
 class NotReady(NamedTuple):
-    """Why nothing can be drafted, i32[n]: for some of n texts NO_TEXT (it must be begun), TOO_OLD (it lacks more tokens than `recent` has) or
-    NO_MEMORY (it is to be left alone)."""
+    """Why nothing can be drafted, i32[n]: for some of n texts NO_TEXT (it must be begun), TOO_OLD (it lacks more tokens
+    than `recent` has) or NO_MEMORY (it is to be left alone)."""
 
     reasons: Int32Array
 

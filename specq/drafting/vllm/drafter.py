@@ -1,7 +1,8 @@
 """`vllm`: a draft model that vLLM runs, over its public API: a pass is one batch of requests of one token each.
 
 For draft models that the `draft-model` proposer does not load. Children come from the likeliest tokens that vLLM names,
-`CANDIDATES` of them. A draft distribution that travels is truncated to those, and the children are drawn from it as it is sent.
+`CANDIDATES` of them. A draft distribution that travels is truncated to those, and the children are drawn from it as it
+is sent.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class _Session:
 
 
 class VllmModel:
-    """Fulfils `specq.drafting.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `distribution_size` and
-    `rng` as in `specq.drafting.draft_model.children.ChildMaker`, the others as in `specq.engines.vllm.engine.VllmEngine`."""
+    """Fulfils `specq.drafting.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `distribution_size` and `rng`
+    as in `specq.drafting.draft_model.children.ChildMaker`, the others as in `specq.engines.vllm.engine.VllmEngine`."""
 
     def __init__(
         self,

@@ -1,12 +1,14 @@
-"""Draft models of another vocabulary than the target's: proposers around a proposer, which speak the target's token ids.
+"""Draft models of another vocabulary than the target's: proposers around a proposer, which speak the target's token
+ids.
 
     same     the draft model has the target's tokenizer; nothing stands around it
     shared   `shared`: token-level intersection; only tokens that both have are drafted, with their distribution
-    text     `text`: string-level matching; what was drafted is made text and cut by the target's tokenizer, as point masses
+    text     `text`: string-level matching; what was drafted is made text and cut by the target's tokenizer, as point
+             masses
     retelling  what both share: the session's text for the draft model, and its KV kept over what stays the same
 
-Rule: whatever is drafted here are ids of the target, and nobody else knows of two vocabularies. To add a way: a class with the
-arguments of `SharedVocabulary`, and a line in `VOCABULARIES`, which `specq.config` offers by the same names.
+Rule: whatever is drafted here are ids of the target, and nobody else knows of two vocabularies. To add a way: a class
+with the arguments of `SharedVocabulary`, and a line in `VOCABULARIES`, which `specq.config` offers by the same names.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ __all__ = ["SAME", "VOCABULARIES", "RetellingProposer", "bridge", "in_vocabulary
 def bridge(
     draft: ModelInfo, way: str, draft_files: dict[str, str], target_files: dict[str, str], target: str
 ) -> Callable[[Proposer], Proposer]:
-    """Return what makes a proposer with such a model one for a target of this name: the proposer itself, where both have one
-    tokenizer; else what stands around it.
+    """Return what makes a proposer with such a model one for a target of this name: the proposer itself, where both
+    have one tokenizer; else what stands around it.
 
     draft_files, target_files   as `specq.text.load_tokenizer_files` returns them
     Raises ConfigError where that is refused (`way` is `SAME`) or cannot be done.

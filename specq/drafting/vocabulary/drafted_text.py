@@ -1,7 +1,7 @@
 """What a draft model said after a session's text, as it becomes tokens of the target: one chain, and no model.
 
-A piece of text is told in the target's tokens only when the token that it ends with cannot grow any more: when another one follows it, when
-the draft has ended, or after `MOST_PIECES`, since a round does not wait for ever.
+A piece of text is told in the target's tokens only when the token that it ends with cannot grow any more: when another
+one follows it, when the draft has ended, or after `MOST_PIECES`, since a round does not wait for ever.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class DraftedText:
             self._num_waiting = int(keeps_last)
 
     def follow(self, count: int) -> list[_Piece]:
-        """Take off the first `count` tokens of the target, which were committed; return the draft model's that are committed with
-        them: those that end there or before."""
+        """Take off the first `count` tokens of the target, which were committed; return the draft model's that are
+        committed with them: those that end there or before."""
         end = self.told[count - 1].end if count else 0
         followed = [piece for piece in self.pieces if piece.end <= end]
         start = followed[-1].end if followed else 0

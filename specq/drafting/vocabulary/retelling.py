@@ -32,10 +32,11 @@ S = TypeVar("S", bound=RetoldSession)
 
 
 class RetellingProposer(ABC, Generic[S]):
-    """Fulfils `Proposer` with ids of the target, around a proposer with ids of a draft model, whose sessions have the same ids.
+    """Fulfils `Proposer` with ids of the target, around a proposer with ids of a draft model, whose sessions have the
+    same ids.
 
-    While the target follows what was drafted, so does the draft model. After a correction the end of the text is cut anew, and the draft
-    model goes back to where the two cuts part.
+    While the target follows what was drafted, so does the draft model. After a correction the end of the text is cut
+    anew, and the draft model goes back to where the two cuts part.
     """
 
     def __init__(self, draft: Proposer, vocabularies: Vocabularies, info: ModelInfo) -> None:

@@ -1,9 +1,10 @@
-"""`shared`: token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies").
+"""`shared`: token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies").
 
-The draft model's logits are cut down to the tokens that both vocabularies have, before anything is made of them. So children are ranked
-with the noise that the target draws with, and a draft distribution is one over the target's tokens, from which its children are drawn:
-the verifier's proof holds as it stands. A node of ours is a node of the draft model, of the same id.
+The draft model's logits are cut down to the tokens that both vocabularies have, before anything is made of them. So
+children are ranked with the noise that the target draws with, and a draft distribution is one over the target's tokens,
+from which its children are drawn: the verifier's proof holds as it stands. A node of ours is a node of the draft model,
+of the same id.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class MadeOfLogits(Protocol):
 
 
 class SharedMaker:
-    """Stands in the place of a draft model's `ChildMaker`, and makes children of shared tokens alone, by the draft model's ids.
+    """Stands in the place of a draft model's `ChildMaker`, and makes children of shared tokens alone, by the draft
+    model's ids.
 
     lead   returns for a session how much further a position is in the target's text
     """

@@ -1,8 +1,9 @@
-"""`text`: string-level matching (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", string-level exact match).
+"""`text`: string-level matching (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies", string-level exact match).
 
-The draft model goes on with the text, greedily and in its own tokens; what it says is made text and cut by the target's tokenizer. So any
-token of the target may be drafted, by any proposer; but nodes are point masses, one child each, also where the job draws.
+The draft model goes on with the text, greedily and in its own tokens; what it says is made text and cut by the target's
+tokenizer. So any token of the target may be drafted, by any proposer; but nodes are point masses, one child each, also
+where the job draws.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from specq.text import Retold
 
 @dataclass(slots=True)
 class _Session(RetoldSession):
-    """`nodes`: for each of ours how many drafted tokens it ends, counted from the session's beginning; `num_followed`: how many of
-    these were committed."""
+    """`nodes`: for each of ours how many drafted tokens it ends, counted from the session's beginning; `num_followed`:
+    how many of these were committed."""
 
     drafted: DraftedText
     nodes: dict[int, int] = field(default_factory=dict)

@@ -17,8 +17,8 @@ MAX_MISSES = 5  # after this many misses in a row, one pass is made every 2**5 v
 class AcceptanceStats:
     """The statistics of sessions of one kind.
 
-    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row. `is_silenced`: whether the newest
-    verdict asked for more than any node can promise.
+    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row. `is_silenced`:
+    whether the newest verdict asked for more than any node can promise.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -32,7 +32,8 @@ class AcceptanceStats:
 
     @property
     def backoff(self) -> int:
-        """How many verdicts to wait for before the next pass: none after a good one, about twice as many after each miss."""
+        """How many verdicts to wait for before the next pass: none after a good one, about twice as many after each
+        miss."""
         return int(2**self.num_misses) - 1
 
 

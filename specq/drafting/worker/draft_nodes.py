@@ -49,8 +49,8 @@ class DraftNode:
 def draft_fields(nodes: Sequence[DraftNode]) -> dict[str, Any]:
     """Return the fields of a `Draft` with these nodes, parents first; all have their `wire_id`.
 
-    Rule: a drawn node is sent with its draft distribution only together with all its earlier siblings, since it was drawn from
-    what they left. Otherwise it is sent as a point mass, which is exact, too.
+    Rule: a drawn node is sent with its draft distribution only together with all its earlier siblings, since it was
+    drawn from what they left. Otherwise it is sent as a point mass, which is exact, too.
     """
     distributions, rows = _whole_groups(nodes)
     return {
@@ -63,8 +63,8 @@ def draft_fields(nodes: Sequence[DraftNode]) -> dict[str, Any]:
 
 
 def _whole_groups(nodes: Sequence[DraftNode]) -> tuple[list[DraftDistribution], list[int]]:
-    """Return the draft distributions of the sibling groups whose first node is among these, and each node's row in that list;
-    -1 for a point mass, and for a node whose first sibling was sent before."""
+    """Return the draft distributions of the sibling groups whose first node is among these, and each node's row in that
+    list; -1 for a point mass, and for a node whose first sibling was sent before."""
     distributions = [node.distribution for node in nodes if node.distribution is not None and not node.rank]
     row_of = {id(distribution): row for row, distribution in enumerate(distributions)}
     return distributions, [row_of.get(id(node.distribution), -1) for node in nodes]

@@ -1,12 +1,13 @@
 """A draft worker without its sockets: verdicts in, drafts out, one proposer inside.
 
 For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
-pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits for
-nothing; it receives verdicts between passes, and they cut the tree and move its root.
+pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits
+for nothing; it receives verdicts between passes, and they cut the tree and move its root.
 
-Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must) it
-backs off: it sends nothing and makes a pass now and then. What it sends names positions, so that late, doubled or lost
-messages do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent again.
+Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must)
+it backs off: it sends nothing and makes a pass now and then. What it sends names positions, so that late, doubled or
+lost messages do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent
+again.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ class Drafter:
         max_ahead: int = 32,
         chain: int = 1,
     ) -> None:
-        """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to `max_ahead` tokens
-        deep. `chain`: how many levels are drafted below each node at once, if the proposer has chains."""
+        """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to
+        `max_ahead` tokens deep. `chain`: how many levels are drafted below each node at once, if the proposer has
+        chains."""
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
@@ -226,15 +228,16 @@ class Drafter:
         return any(map(self._offers, self.sessions.values()))
 
     def _offers(self, session: DraftSession) -> bool:
-        """Return whether a session has a node to expand, or is owed an answer; True if that raises: `step` finds out why."""
+        """Return whether a session has a node to expand, or is owed an answer; True if that raises: `step` finds out
+        why."""
         try:
             return session.owes_chain or next(self._frontier(session), None) is not None
         except Exception:  # noqa: BLE001 - see above
             return True
 
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
-        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a session that
-        waits for an answer, if need be an empty one."""
+        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a
+        session that waits for an answer, if need be an empty one."""
         if self._reader is not None and not session.is_answer and not self._reader.knows(session.session_id):
             return iter(())
         return session.frontier()
@@ -269,7 +272,8 @@ class Drafter:
         return [draft]
 
     def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
-        """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang there."""
+        """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang
+        there."""
         pairs = [(one.session, node) for one in some for node in one.nodes]
         counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
@@ -283,8 +287,8 @@ class Drafter:
         return [list(islice(rest, len(one.nodes))) for one in some]
 
     def _drop_faulty(self, faults: Faults) -> None:
-        """Forget sessions that were not drafted for. The broker assigns them again when heartbeats lack them; those for which
-        something unexpected was raised are refused then."""
+        """Forget sessions that were not drafted for. The broker assigns them again when heartbeats lack them; those for
+        which something unexpected was raised are refused then."""
         for session_id, fault in faults.found.items():
             session = self.sessions[session_id]
             if fault.retry:
@@ -351,7 +355,8 @@ def _check_tokens(token_ids: Int32Array) -> None:
 def _grow(
     session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
 ) -> None:
-    """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many are kept."""
+    """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many
+    are kept."""
     for children, ids, count in levels:
         node = session.grow(node, children, ids[:count])
         if node is None:

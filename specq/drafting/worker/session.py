@@ -1,8 +1,7 @@
 """One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
 
-Rules: the tree grows best first, down to the acceptance probability that the verifier asks for, and not at all where it asks for
-more than 1; a verdict moves its root and cuts the rest.
-No I/O, no clock, no model.
+Rules: the tree grows best first, down to the acceptance probability that the verifier asks for, and not at all where it
+asks for more than 1; a verdict moves its root and cuts the rest. No I/O, no clock, no model.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are 
 class DraftSession:
     """One session's context and tree at the drafter.
 
-    `acceptance_stats` are shared by sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not;
+    `acceptance_stats` are shared by sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does
+        not;
     `chain` levels are drafted at a time.
     """
 
@@ -135,10 +135,11 @@ class DraftSession:
         return self.is_sync or self.owes_chain
 
     def _floor(self) -> float:
-        """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
+        """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the
+        budget.
 
-        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn run-ahead
-        is never outside: growing stops before.
+        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn
+        run-ahead is never outside: growing stops before.
         """
         least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
         if not self.budget or self.num_live <= self.budget:
@@ -148,8 +149,8 @@ class DraftSession:
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
         """Hang a proposer's children below a node, or below the context, as far as there is room; return the first.
 
-        A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that a cut by
-        probability takes the last: no node is cut because of its own token.
+        A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that
+        a cut by probability takes the last: no node is cut because of its own token.
         """
         if self.draws_children:
             ids = ids[: max(0, self.most_live - self.num_live)]
@@ -180,8 +181,8 @@ class DraftSession:
         return siblings[tokens[0]] if tokens else None
 
     def draft(self) -> Draft | None:
-        """Return the nodes that are likely enough and were not sent yet, or None. What a session waits for is sent as a whole, even
-        if it is empty: a synchronous round, or a chain just in time."""
+        """Return the nodes that are likely enough and were not sent yet, or None. What a session waits for is sent as a
+        whole, even if it is empty: a synchronous round, or a chain just in time."""
         is_answer = self.is_answer
         if is_answer and next(self.frontier(), None) is not None:
             return None
@@ -196,11 +197,11 @@ class DraftSession:
         return self._message(fresh) if fresh or is_answer else None
 
     def _fresh(self, floor: float) -> list[DraftNode]:
-        """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in which it
-        grew; in a synchronous round, likeliest first.
+        """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in
+        which it grew; in a synchronous round, likeliest first.
 
-        Of drawn siblings the first is sent at once even if it is not likely enough: the verifier must know which nodes were
-        expanded before others (decision 0008).
+        Of drawn siblings the first is sent at once even if it is not likely enough: the verifier must know which nodes
+        were expanded before others (decision 0008).
         """
         nodes = list(self.live_nodes())
         is_shown = self.draws_children and not self.is_sync
@@ -270,8 +271,8 @@ class DraftSession:
     def adjust(self, verdict: Verdict) -> None:
         """Take in the verdict's minimum acceptance probability, and notice when what was sent must have been lost.
 
-        A node is also drafted for the round after the next, when its ancestors must have been accepted: so its probability may be
-        as low as the square of the minimum.
+        A node is also drafted for the round after the next, when its ancestors must have been accepted: so its
+        probability may be as low as the square of the minimum.
         """
         self.backoff = max(0, self.backoff - 1)
         self.min_accept_prob = verdict.min_accept_prob / 1000
@@ -282,7 +283,8 @@ class DraftSession:
         self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
 
     def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
-        """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be used."""
+        """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be
+        used."""
         expects_use = any(
             node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
             for node in self.roots.values()

@@ -1,8 +1,8 @@
 """The shapes that a drafted tree may take: how many children each of its nodes gets.
 
 A node is named by its path of ranks below the committed context: () is the context, (0, 2) the third child of its first
-child. `BestFirst` lets the drafter choose what to expand; the others are fixed beforehand, for comparison and for users who
-know their workload. A shape only bounds what is drafted: which nodes are verified is the scheduler's choice.
+child. `BestFirst` lets the drafter choose what to expand; the others are fixed beforehand, for comparison and for users
+who know their workload. A shape only bounds what is drafted: which nodes are verified is the scheduler's choice.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Candidates:
 
 
 class StaticTree:
-    """A tree given by its paths (Cai et al. 2024, "Medusa"), closed: with a path come its prefixes, and with a child its
-    earlier siblings."""
+    """A tree given by its paths (Cai et al. 2024, "Medusa"), closed: with a path come its prefixes, and with a child
+    its earlier siblings."""
 
     fan_out = 0
 
@@ -76,10 +76,11 @@ class StaticTree:
 
 @dataclass(frozen=True, slots=True)
 class FixedFanOuts:
-    """A chain of `depth` tokens, and for each place where it may fail some guesses of what comes instead, each with a chain of
-    its own: the speculation cache of SSD ("Speculative Speculative Decoding"), as part of the tree.
+    """A chain of `depth` tokens, and for each place where it may fail some guesses of what comes instead, each with a
+    chain of its own: the speculation cache of SSD ("Speculative Speculative Decoding"), as part of the tree.
 
-    Entry i counts the children of the chain's i-th node, 0 being the context; one list after a hit and one after a miss.
+    Entry i counts the children of the chain's i-th node, 0 being the context; one list after a hit and one after a
+    miss.
     """
 
     depth: int
@@ -102,7 +103,8 @@ class FixedFanOuts:
 
 
 def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> DraftShape:
-    """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` hold where it asks for nothing."""
+    """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` hold where it asks for
+    nothing."""
     depth = min(speculation.max_depth or max_ahead, max_ahead)
     if speculation.tree:
         return StaticTree(speculation.tree)

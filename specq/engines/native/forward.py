@@ -30,9 +30,9 @@ from specq.engines.native.weights import DecoderLayer, Linear, NativeWeights
 from specq.protocol import ConfigError, Float32Array
 
 MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step
-# A step of at least so many rows always calls the helpers; one of fewer where that was measured to pay (`sharing`). Two threads
-# against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one
-# niced (5) loop on the helper's core 1.2; with one that is not niced 1.0, with several 0.7.
+# A step of at least so many rows always calls the helpers; one of fewer where that was measured to pay (`sharing`). Two
+# threads against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as
+# fast; with one niced (5) loop on the helper's core 1.2; with one that is not niced 1.0, with several 0.7.
 MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
@@ -87,7 +87,8 @@ class _Tap(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Who computes: `own` threads where the process may run, the caller's included, and one on each of `helper_cores`."""
+    """Who computes: `own` threads where the process may run, the caller's included, and one on each of
+    `helper_cores`."""
 
     own: int = 1
     helper_cores: tuple[int, ...] = ()
@@ -129,7 +130,8 @@ class NativeForward:
         library: ctypes.CDLL,
         threads: Threads = ALONE,
     ) -> None:
-        """`keys` and `values` [num_layers, num_kv_heads, num_slots, head_dim] are written to; `weights` are copied where they are packed."""
+        """`keys` and `values` [num_layers, num_kv_heads, num_slots, head_dim] are written to; `weights` are copied
+        where they are packed."""
         self._arena = Arena(sum(linear.most_bytes for linear in weights.linears()))
         self._keep: list[npt.NDArray[Any]] = [keys, values]  # owners of the memory that C points into
         self._library = library
@@ -148,7 +150,8 @@ class NativeForward:
         self._workspace = _floats(0)
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> NativeOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks
+        for."""
         tapped = None if tap is None else _floats(len(tap.rows), len(tap.layers) * self._model.hidden)
         described, _layers = _describe_tap(tap, tapped)
         logits, hidden = self._run(self._library.specq_forward, rows, described, 0)
@@ -159,8 +162,9 @@ class NativeForward:
         self._run(self._library.specq_draft_chains, rows, ctypes.byref(chains), depth)
 
     def _run(self, function: Any, rows: PackedRows, more: Any, depth: int) -> tuple[Float32Array, Float32Array]:
-        """Let a function of the library compute rows, with the helpers where that pays; return what it wrote: logits of whole
-        panels, and hidden states. `more` is its last argument, `depth` how often it computes the rows, 0 for once."""
+        """Let a function of the library compute rows, with the helpers where that pays; return what it wrote: logits of
+        whole panels, and hidden states. `more` is its last argument, `depth` how often it computes the rows, 0 for
+        once."""
         batch, _tables = _describe_batch(rows)
         num_logits = len(rows.logit_rows)
         logits = _floats(num_logits, self._model.head.num_panels * PANEL)
@@ -184,7 +188,8 @@ class NativeForward:
         return self._threads if self.is_helped else self._threads.own_only
 
     def _helpers(self) -> _Pointer | None:
-        """Return the threads that share this model's steps now, started when first asked for; they end with this object."""
+        """Return the threads that share this model's steps now, started when first asked for; they end with this
+        object."""
         threads = self._threads_now
         if threads not in self._teams and threads.num_helpers:
             team = self._teams[threads] = _start_team(self._library, threads)

@@ -4,15 +4,16 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one pla
 
     free        on the free stack
     taken       handed out by `take` and not yet given back or appended (rows in flight, tree nodes)
-    private     in the unfinished last block of one session, and in those before it that `fill_blocks` has not come to yet
-    in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions; the first block of a
-                context by (owner, its tokens), so that nothing is shared between owners
+    private     in the unfinished last block of one session, and in those before it that `fill_blocks` has not come to
+                yet
+    in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions;
+                the first block of a context by (owner, its tokens), so that nothing is shared between owners
 
 A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
-is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a block that
-begins as a context goes on, the KV of that beginning can be copied to private slots (`copies`). A block
-that no session uses stays in the cache until slots run short, least recently used first; a block is always released
-after the blocks that follow it, so that order never drops a block before its followers.
+is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a
+block that begins as a context goes on, the KV of that beginning can be copied to private slots (`copies`). A block that
+no session uses stays in the cache until slots run short, least recently used first; a block is always released after
+the blocks that follow it, so that order never drops a block before its followers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Block:
 
 
 class KvPool:
-    """The slots 0 .. num_slots - 1 and the sessions that hold them. `may_copy`: who uses it copies KV, as `copies` says."""
+    """The slots 0 .. num_slots - 1 and the sessions that hold them. `may_copy`: who uses it copies KV, as `copies`
+    says."""
 
     def __init__(self, num_slots: int, *, may_copy: bool = False) -> None:
         self.num_slots, self._may_copy = num_slots, may_copy
@@ -86,8 +88,8 @@ class KvPool:
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session and share the owner's cached blocks of its context, but for the last token; return their tokens, and those of which KV is
-        to be copied."""
+        """Start a session and share the owner's cached blocks of its context, but for the last token; return their
+        tokens, and those of which KV is to be copied."""
         if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
         self.fill_blocks()
@@ -129,8 +131,8 @@ class KvPool:
         self._release([block])
 
     def copies(self) -> Int32Array:
-        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where. It must be copied before a forward pass begins, and be read
-        before any is written: slots may have changed hands since."""
+        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where. It must be copied before a
+        forward pass begins, and be read before any is written: slots may have changed hands since."""
         if not self._copies:
             return NO_COPIES
         return np.concatenate([np.stack(pair) for pair in self._copies.values()], axis=1)
@@ -181,8 +183,9 @@ class KvPool:
         self.append_all(np.array([self._place(session_id)]), np.array([len(slots)]), token_ids, slots)
 
     def rewind(self, session_id: int, length: int) -> int:
-        """Forget a session's tokens beyond so many; return how many keep their slots, fewer where that would cut a block, which stays whole
-        in the cache. The others are known still where tokens are known before they have slots."""
+        """Forget a session's tokens beyond so many; return how many keep their slots, fewer where that would cut a
+        block, which stays whole in the cache. The others are known still where tokens are known before they have
+        slots."""
         place = self._place(session_id)
         self.fill_blocks()
         blocks, memory = self._blocks_of[place], self._tables
@@ -206,7 +209,8 @@ class KvPool:
     # --- many sessions ----------------------------------------------------------------------------------------------
 
     def places(self, session_ids: Iterable[int]) -> IntpArray:
-        """Return where open sessions stand, i64[sessions], as the functions below take it; EngineError if one is not open."""
+        """Return where open sessions stand, i64[sessions], as the functions below take it; EngineError if one is not
+        open."""
         known = self._places
         try:
             return np.array([known[session_id] for session_id in session_ids], np.intp)
@@ -218,7 +222,8 @@ class KvPool:
         return self._tables.ends(places)
 
     def hold(self, places: IntpArray, counts: IntpArray) -> None:
-        """Keep what was staged last, so many tokens of each session, until `release`: what is staged meanwhile stands behind it."""
+        """Keep what was staged last, so many tokens of each session, until `release`: what is staged meanwhile stands
+        behind it."""
         self._tables.ahead[places] += counts
         self._tables.num_ahead += int(counts.sum())
 
@@ -233,8 +238,8 @@ class KvPool:
         return known
 
     def tell(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Let tokens be known, so many of each session behind all that are: they have no slots yet. Those that have some already, in
-        sessions that are told the first time, are said again."""
+        """Let tokens be known, so many of each session behind all that are: they have no slots yet. Those that have
+        some already, in sessions that are told the first time, are said again."""
         memory = self._tables
         at = memory.at(places, memory.known[places], counts)  # which may move the tables
         memory.token_ids[at] = token_ids
@@ -262,7 +267,8 @@ class KvPool:
         return SlotTables(memory.slots, memory.offsets[places], memory.rooms[places])
 
     def stage_all(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> IntpArray:
-        """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all` takes."""
+        """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all`
+        takes."""
         at = self._tables.behind(places, counts)  # which may move the tables
         self._tables.slots[at] = slots
         return at
@@ -274,8 +280,8 @@ class KvPool:
     def extend_all(
         self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array, *, fills: bool = True
     ) -> None:
-        """Commit tokens, so many of each session, whose slots were staged last; see `append`. Without `fills`, blocks that fill become
-        shared later: by the next call that does that, or that must know them."""
+        """Commit tokens, so many of each session, whose slots were staged last; see `append`. Without `fills`, blocks
+        that fill become shared later: by the next call that does that, or that must know them."""
         memory = self._tables
         memory.token_ids[staged] = token_ids
         ends = memory.lengths[places] + counts

@@ -1,8 +1,8 @@
 """Weights of linear layers in the layout of the C kernels: panels of 16 outputs, in the format in which they came.
 
-A weight is a float32 array, stored as bfloat16 where that loses nothing, or a `BlockWeight`: a file's own quantised blocks,
-which stay as they are and are expanded in the kernel to exactly the values that dequantising gives. kernels/weights.h has
-the formats. To add one: a line in `BLOCK_TYPES`, and there its layout and its arithmetic.
+A weight is a float32 array, stored as bfloat16 where that loses nothing, or a `BlockWeight`: a file's own quantised
+blocks, which stay as they are and are expanded in the kernel to exactly the values that dequantising gives.
+kernels/weights.h has the formats. To add one: a line in `BLOCK_TYPES`, and there its layout and its arithmetic.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class PackedMatrix:
 
 class Arena:
     """Memory for a model's packed weights, one after the other in the order in which a step reads them, in large pages
-    where the system has them: so reading ahead of one matrix's end finds the next. What is never written takes no memory."""
+    where the system has them: so reading ahead of one matrix's end finds the next. What is never written takes no
+    memory."""
 
     def __init__(self, most_bytes: int) -> None:
         memory = mmap.mmap(-1, most_bytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -78,14 +79,16 @@ class Arena:
 
 
 def trim_memory() -> None:
-    """Give the system back what was freed, such as weights that are packed now: glibc keeps it where smaller things lie on top."""
+    """Give the system back what was freed, such as weights that are packed now: glibc keeps it where smaller things lie
+    on top."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
 def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interleave: bool = False) -> PackedMatrix:
-    """Pack matrices of equal k and kind one below the other; with interleave (equal n, in eights) in turns of 8 rows."""
+    """Pack matrices of equal k and kind one below the other; with interleave (equal n, in eights) in turns of 8
+    rows."""
     sources = [weight.data if isinstance(weight, BlockWeight) else np.ascontiguousarray(weight) for weight in weights]
     number = _format(library, weights[0], sources)
     rows = [address(source) + i * source.strides[0] for source in sources for i in range(len(source))]

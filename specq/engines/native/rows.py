@@ -1,8 +1,8 @@
 """The packed rows of one forward pass: rows of many sessions one after the other, described by integer arrays alone.
 
-A row sees the first `ctx_lens[r]` slots of its session's table, then its extras (the slots of its ancestors in the tree,
-root to leaf, and its own). That covers prefill chunks (each row one slot of the table more), plain rows and tree nodes
-alike. Slots appear in the order of positions, so that sums over them are reproducible.
+A row sees the first `ctx_lens[r]` slots of its session's table, then its extras (the slots of its ancestors in the
+tree, root to leaf, and its own). That covers prefill chunks (each row one slot of the table more), plain rows and tree
+nodes alike. Slots appear in the order of positions, so that sums over them are reproducible.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class PackedRows:
 
 
 class LinePlaces(NamedTuple):
-    """Where the slots of lines stand: `starts` in a block, of the node at these levels of the lines of these packed rows, i64[n] each."""
+    """Where the slots of lines stand: `starts` in a block, of the node at these levels of the lines of these packed
+    rows, i64[n] each."""
 
     starts: Int64Array
     rows: Int64Array
@@ -136,7 +137,8 @@ class RowPacker:
     def add_node(
         self, token_id: int, slot: int, position: int, ctx_len: int, lineage: Sequence[int], *, judged: bool = True
     ) -> None:
-        """Add a tree node; lineage: the slots of its ancestors from the root on, its own last; if judged, it gives logits."""
+        """Add a tree node; lineage: the slots of its ancestors from the root on, its own last; if judged, it gives
+        logits."""
         if judged:
             self._logit_rows.append(len(self._token_ids))
         self._token_ids.append(token_id)
@@ -186,7 +188,8 @@ def pack_tokens(
     *,
     judged: bool = True,
 ) -> PackedRows:
-    """Pack tokens of contexts, so many of each session from position `starts` on; if judged, the last of each gives logits."""
+    """Pack tokens of contexts, so many of each session from position `starts` on; if judged, the last of each gives
+    logits."""
     ends = ends_of(counts)
     positions = (starts - ends + counts).repeat(counts) + np.arange(len(token_ids))
     no_extras = np.zeros(len(token_ids) + 1)
@@ -203,8 +206,8 @@ def _packed(tables: Sequence[Int32Array], *columns: npt.NDArray[Any]) -> PackedR
 
 
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
-    """Pack a step's rows, each session's chain, its nodes and its scratch rows; `slots` i32[rows] in that order, a table a
-    session. Of `logit_rows`, the scratch rows are the last."""
+    """Pack a step's rows, each session's chain, its nodes and its scratch rows; `slots` i32[rows] in that order, a
+    table a session. Of `logit_rows`, the scratch rows are the last."""
     batch = StepBatch.of(steps)
     if batch.has_scratch:
         rows = _pack(StepBatch.of([_grown(step) for step in batch]), slots, tables)

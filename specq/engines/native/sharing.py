@@ -1,7 +1,9 @@
-"""Whether a forward pass of few rows is shared with the helper threads: whichever of alone and shared was measured to be faster.
+"""Whether a forward pass of few rows is shared with the helper threads: whichever of alone and shared was measured to
+be faster.
 
-A helper that another process keeps waiting with work in hand costs such a pass more than it gives; that process may be another
-one of ours, a client, or a machine's that shares these cores, and may come and go. So each kind of pass is timed both ways.
+A helper that another process keeps waiting with work in hand costs such a pass more than it gives; that process may be
+another one of ours, a client, or a machine's that shares these cores, and may come and go. So each kind of pass is
+timed both ways.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class _Kind:
     """One kind of pass.
 
     shares   the way in use
-    mean_s   of passes in the way in use; settled_s: the mean when it was last compared; trial_s: the sum of a trial's passes
+    mean_s   of passes in the way in use; settled_s: the mean when it was last compared; trial_s: the sum of a trial's
+             passes
     left     passes until the next trial; tried: passes of the present one, if one is under way
     """
 

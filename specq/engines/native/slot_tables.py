@@ -14,9 +14,11 @@ LEAST_ROOM = 64  # of a session's table
 
 
 class TableMemory:
-    """The tables of all sessions, and their tokens, in one array each: a session has a range of both, which moves when it is full.
+    """The tables of all sessions, and their tokens, in one array each: a session has a range of both, which moves when
+    it is full.
 
-    offsets, rooms, lengths i64[places]   where the range of each place begins, how long it is, and how much of it is used
+    offsets, rooms, lengths i64[places]   where the range of each place begins, how long it is, and how much of it is
+                                          used
     ahead i64[places]     how many staged tokens behind that are of a step in flight; num_ahead: in all places
     known i64[places]     how many tokens are known, with a slot or without; 0 where only those with a slot are
     slots, token_ids i32[size]
@@ -51,12 +53,13 @@ class TableMemory:
         self._free_places.append(place)
 
     def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, and behind what is
-        of a step in flight, for which room is made."""
+        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, and
+        behind what is of a step in flight, for which room is made."""
         return self.at(places, self.ends(places), counts)
 
     def at(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: so many positions of the arrays from the start in each place's range on, for which room is made."""
+        """Return i64[sum of counts]: so many positions of the arrays from the start in each place's range on, for which
+        room is made."""
         ends = starts + counts
         short = ends > self.rooms[places]
         if np.count_nonzero(short):

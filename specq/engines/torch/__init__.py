@@ -9,9 +9,9 @@
     forward       what the forwards share: KV tensors, results, hidden states that are asked for
     top           the best tokens of each row, for drafters; row_noise: the noise of rows, from keys
 
-What needs no torch is in `specq.engines.native`: rows, the KV pool, the compiled forward. All forwards take `PackedRows` and
-keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the engine and the draft-model proposer use
-any without knowing which.
+What needs no torch is in `specq.engines.native`: rows, the KV pool, the compiled forward. All forwards take
+`PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the engine and the
+draft-model proposer use any without knowing which.
 """
 
 from specq.engines.native import (

@@ -1,8 +1,8 @@
 """A draft model in the form of `specq.checkpoints.draft_form` -> a transformers Llama in memory, whose head is smaller.
 
 The head's rows stand for the tokens in `SubsetHead.token_ids`. `specq.engines.torch.loading.LoadedModel` hands them on:
-whoever reads the logits must know that column i speaks of the token `token_ids[i]`. Of a parallel draft model the masks are the last rows
-of the embedding; `num_masks` of the network says how many.
+whoever reads the logits must know that column i speaks of the token `token_ids[i]`. Of a parallel draft model the masks
+are the last rows of the embedding; `num_masks` of the network says how many.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
 
 
 def draft_blocks(directory: Path, shape: draft_form.DraftShape) -> dict[str, BlockWeight]:
-    """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those whose rows are
-    whole blocks."""
+    """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those
+    whose rows are whole blocks."""
     tensors = _read_all(directory, shape)
     names = (name for name in draft_form.matrix_shapes(shape) if name not in (draft_form.EMBEDDING, draft_form.LIFT))
     return {

@@ -1,12 +1,12 @@
 """The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; many sessions, one packed forward pass a step.
 
-The KV pool (native/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
-`specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have gone well, so
-one that failed can be repeated with some of its sessions.
+The KV pool (native/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows,
+and `specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have
+gone well, so one that failed can be repeated with some of its sessions.
 
-On a GPU a step may be launched before the last one is collected (flights.py): its rows' slots are known, and tokens that are not pass
-from step to step on the device, which does all in the order in which it was given. So a slot may be free again while a step in flight
-still reads or writes it: whoever takes it next comes later.
+On a GPU a step may be launched before the last one is collected (flights.py): its rows' slots are known, and tokens
+that are not pass from step to step on the device, which does all in the order in which it was given. So a slot may be
+free again while a step in flight still reads or writes it: whoever takes it next comes later.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from specq.verification.faults import judge_each
 
 
 class TorchEngine:
-    """Fulfils `specq.engines.OverlappingEngine`. Arguments as in `specq.engines.torch.loading.load`, of which the first may be what
-    that (or `assemble`) gave; and who computes on a CPU:
+    """Fulfils `specq.engines.OverlappingEngine`. Arguments as in `specq.engines.torch.loading.load`, of which the first
+    may be what that (or `assemble`) gave; and who computes on a CPU:
 
     threads       where the process runs; 0: as torch does, at most one a core
     helper_cores  one more thread on each of these

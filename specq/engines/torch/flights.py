@@ -18,8 +18,9 @@ from specq.verification.begun import Judging, says_own
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
-    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token` bool[rows]: which rows are theirs."""
+    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens,
+    its nodes and its scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token`
+    bool[rows]: which rows are theirs."""
 
     batch: StepBatch
     places: IntpArray
@@ -37,8 +38,9 @@ class Unread(NamedTuple):
 
     @staticmethod
     def of(plan: Plan) -> Unread | None:
-        """Return the rows whose tokens only the device knows; in their place stands a token of the vocabulary from now on. None without such rows:
-        of a step with drafts that were hung unread, those may all have been left out, or be other sessions'."""
+        """Return the rows whose tokens only the device knows; in their place stands a token of the vocabulary from now
+        on. None without such rows: of a step with drafts that were hung unread, those may all have been left out, or be
+        other sessions'."""
         if plan.batch.drafted is None:
             return None
         token_ids = plan.rows.token_ids
@@ -56,7 +58,8 @@ class Flight:
 
     judging   what is being judged, or on a CPU what has been; logits: what is logged of it, if anything is
     output    what it returns, but for the judgements; after: the step that feeds this one
-    unread    which rows have drafted tokens that the host had not read when the step was launched, i64[any], and the handles of these
+    unread    which rows have drafted tokens that the host had not read when the step was launched, i64[any], and the
+              handles of these
     closed    its sessions that have been closed since
     is_held   whether another step was planned behind it, while it was in flight
     """
@@ -109,7 +112,8 @@ class Flight:
 
 
 def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
-    """Return the argument by which a forward pass takes tokens from the step before, or from a draft model, where some are."""
+    """Return the argument by which a forward pass takes tokens from the step before, or from a draft model, where some
+    are."""
     if unread is not None and batch.drafted is not None:
         assert batch.fed_by is None, "a step behind another one has no drafts"
         places, lines = places_of(unread.handles), None

@@ -27,7 +27,8 @@ class KvStore:
         return self.keys.shape[2]
 
     def copy(self, slots: Int32Array) -> None:
-        """Copy what some slots hold to others, i32[2, n]: all are read before one is written. On a GPU it is done in order with the steps."""
+        """Copy what some slots hold to others, i32[2, n]: all are read before one is written. On a GPU it is done in
+        order with the steps."""
         sources, targets = to_device(slots.astype(np.int64), self.keys.device)
         for held in (self.keys, self.values):
             held.index_copy_(2, targets, held.index_select(2, sources))
@@ -59,8 +60,8 @@ class FedLines(NamedTuple):
     firsts: Int64Array
 
     def put(self, block: torch.Tensor, slots: torch.Tensor, where: LinePlaces) -> None:
-        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing waits. Lines of other rows, whose
-        nodes the host has read, stay as they are."""
+        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing
+        waits. Lines of other rows, whose nodes the host has read, stay as they are."""
         which = np.full(int(max(self.rows.max(), where.rows.max(initial=0))) + 1, -1, np.int64)
         which[self.rows] = np.arange(len(self.rows))
         is_own = which[where.rows] >= 0
@@ -72,8 +73,8 @@ class FedLines(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the host says. Of nodes of trees
-    their lines may be unknown, too."""
+    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the
+    host says. Of nodes of trees their lines may be unknown, too."""
 
     tokens: torch.Tensor
     places: Int64Array

@@ -1,8 +1,9 @@
 """The portable forward: transformers' own modelling code, with specq's attention registered in its AttentionInterface.
 
 Works on every device and for every decoder that calls the interface and needs no more than a scaled softmax over the
-past. The attention writes keys and values to their slots, gathers each session's slots, and masks what a row may not see.
-Sessions with about as many rows share one call of SDPA; `_Group` holds its index tensors, made once a step for all layers.
+past. The attention writes keys and values to their slots, gathers each session's slots, and masks what a row may not
+see. Sessions with about as many rows share one call of SDPA; `_Group` holds its index tensors, made once a step for all
+layers.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class GenericForward:
 
     @torch.no_grad()
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks
+        for."""
         device = self.kv.keys.device
         plan = _Plan(self.kv, _index(rows.slots, device), _make_groups(rows, device))
         with self._kept(() if tap is None else tap.layers) as kept:
@@ -101,7 +103,8 @@ class GenericForward:
 
 
 def _decoder_layers(model: Any) -> list[Any]:
-    """Return the modules that are the model's layers, first to last: the outermost list of as many; none if there is none."""
+    """Return the modules that are the model's layers, first to last: the outermost list of as many; none if there is
+    none."""
     count = model.config.num_hidden_layers
     lists = [m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     return list(lists[0]) if lists else []

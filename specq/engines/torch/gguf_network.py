@@ -1,10 +1,10 @@
 """A GGUF file -> a transformers model in memory.
 
-The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as float32
-holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint, so the two are two
-models. On a CPU the default is to keep them exactly where the compiled forward knows the types of all blocks: it then reads
-the file's own blocks, a third of the bytes of bfloat16 for Q4_1. Elsewhere, and for other types, the default is to round to
-bfloat16, on a CPU with float32 arithmetic: half the bytes of float32.
+The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as
+float32 holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint, so the
+two are two models. On a CPU the default is to keep them exactly where the compiled forward knows the types of all
+blocks: it then reads the file's own blocks, a third of the bytes of bfloat16 for Q4_1. Elsewhere, and for other types,
+the default is to round to bfloat16, on a CPU with float32 arithmetic: half the bytes of float32.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:
-    """Return the weights of a file's linear layers that the kernels can read in the file's own blocks, by the layer's name."""
+    """Return the weights of a file's linear layers that the kernels can read in the file's own blocks, by the layer's
+    name."""
     file = read_gguf(path)
     found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
     return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}

@@ -41,7 +41,8 @@ class LoadedModel:
     """What `load` gives; the forward's KV has `info.kv_slots` slots.
 
     token_ids   i32[columns] the token that each column of the logits speaks of, ascending; None: column i of token i
-    num_masks   of a parallel draft model: how many token ids from `info.vocab_size` on are masks (`specq.checkpoints.draft_form`)
+    num_masks   of a parallel draft model: how many token ids from `info.vocab_size` on are masks
+                (`specq.checkpoints.draft_form`)
     """
 
     info: ModelInfo
@@ -62,11 +63,11 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint.
 
-    model     a directory in Hugging Face layout or of a draft model's form (`specq.checkpoints.draft_form`), a GGUF file,
-              or a hub name
+    model     a directory in Hugging Face layout or of a draft model's form (`specq.checkpoints.draft_form`), a GGUF
+              file, or a hub name
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
-    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file "auto"
-              keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`)
+    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file
+              "auto" keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`)
     kv_slots  0: as many as memory allows
     eager     leave the compiled kernels and CUDA graphs out
     threads   who computes in the native kernels
@@ -94,7 +95,8 @@ def load(
 
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
-    """Return what `assemble` takes as `overrides` and `blocks` for a file; blocks where the exact values are computed with."""
+    """Return what `assemble` takes as `overrides` and `blocks` for a file; blocks where the exact values are computed
+    with."""
     values = values_format(path, dtype, device)
     is_exact = values == EXACT and device.type == "cpu"
     return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
@@ -182,8 +184,8 @@ def runs_triton(device: torch.device) -> bool:
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
     """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
-    `specq.engines.torch.cuda.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
-    `LoadedModel`; a GPU's takes a column's number for its token."""
+    `specq.engines.torch.cuda.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids:
+    as of `LoadedModel`; a GPU's takes a column's number for its token."""
     if isinstance(forward, NativeTorchForward):
         return NativeChainDrafter(forward.native, token_ids)
     if token_ids is not None or find_spec("triton") is None:
@@ -195,7 +197,8 @@ def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device of this name; auto: a GPU where there is one. ConfigError for one that torch does not have here."""
+    """Return the device of this name; auto: a GPU where there is one. ConfigError for one that torch does not have
+    here."""
     here = _devices()
     if device == "auto":
         return torch.device(here[0])

@@ -1,4 +1,5 @@
-"""The compiled CPU forward (`specq.engines.native`) for transformers' models: their weights as arrays, its results as tensors."""
+"""The compiled CPU forward (`specq.engines.native`) for transformers' models: their weights as arrays, its results as
+tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class NativeTorchForward:
         threads: Threads = ALONE,
         blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
     ) -> None:
-        """`blocks` has the weights of linear layers in a file's own blocks, by the layer's name in the model; the model's own
-        weights must be what these dequantise to."""
+        """`blocks` has the weights of linear layers in a file's own blocks, by the layer's name in the model; the
+        model's own weights must be what these dequantise to."""
         self.kv = kv
         weights = decoder_weights(model, kv.num_slots, blocks)
         self.native = NativeForward(weights, kv.keys.numpy(), kv.values.numpy(), library, threads)
@@ -71,7 +72,8 @@ def supports(model: Any) -> bool:
 
 
 def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> NativeWeights:
-    """Return a transformers model's weights, nothing copied that is float32 already; arguments as of `NativeTorchForward`."""
+    """Return a transformers model's weights, nothing copied that is float32 already; arguments as of
+    `NativeTorchForward`."""
     config, decoder = model.config, model.model
     by_layer = {model.get_submodule(name): block for name, block in blocks.items()}
     cos, sin = (_array(table) for table in rotary_tables(decoder, num_slots))

@@ -1,9 +1,10 @@
 """Rotary positions: which kinds of scaling a model may have here, and its cosines as tables.
 
-Rule: a position has the same cosines in every text, however long that text or its neighbours are. Keys that are kept were rotated when they
-were computed; a kind that changes its frequencies with the length of the text (longrope) would turn later keys otherwise than those, and one
-long session would turn the keys of all that share its step. So what transformers' own modules give is compared, not the name of a kind:
-kinds that transformers adds later are judged as those of today.
+Rule: a position has the same cosines in every text, however long that text or its neighbours are. Keys that are kept
+were rotated when they were computed; a kind that changes its frequencies with the length of the text (longrope) would
+turn later keys otherwise than those, and one long session would turn the keys of all that share its step. So what
+transformers' own modules give is compared, not the name of a kind: kinds that transformers adds later are judged as
+those of today.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def has_tables(decoder: Any) -> bool:
 
 
 def kinds(config: Any) -> list[str]:
-    """Return the kinds of rotary scaling that a configuration names, ascending; some models have one for each type of layer."""
+    """Return the kinds of rotary scaling that a configuration names, ascending; some models have one for each type of
+    layer."""
     said = getattr(config, "rope_parameters", None) or {}
     parts = [said, *said.values()] if isinstance(said, Mapping) else []
     return sorted({str(part["rope_type"]) for part in parts if isinstance(part, Mapping) and part.get("rope_type")})
@@ -57,7 +59,8 @@ def unknown_kind(config: Any) -> str:
 
 @torch.no_grad()
 def reason_against(network: Any, rotated: int = 0) -> str:
-    """Return what is wrong with a model's rotary positions, for texts of up to `max_position_embeddings` tokens; "" if nothing is.
+    """Return what is wrong with a model's rotary positions, for texts of up to `max_position_embeddings` tokens; "" if
+    nothing is.
 
     rotated   values of a head that its layers rotate; 0: as many as there are cosines
     """
@@ -92,7 +95,8 @@ def _modules(network: Any) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _positions(config: Any) -> list[int]:
-    """Return the last positions of texts to look at, ascending: around each length that the configuration names, and each power of 2."""
+    """Return the last positions of texts to look at, ascending: around each length that the configuration names, and
+    each power of 2."""
     longest = config.max_position_embeddings
     said = [config.to_dict().get(key) for key in ("rope_parameters", "original_max_position_embeddings")]
     lengths = {1, longest, *_numbers(said), *(1 << i for i in range(longest.bit_length()))}
@@ -109,7 +113,8 @@ def _numbers(said: Any) -> Iterator[int]:
 
 
 def _cosines(module: Any, positions: list[int], options: dict[str, str]) -> tuple[torch.Tensor, ...]:
-    """Return what a module gives for positions [P, values]: each as the end of a text, all at once, and each again after that."""
+    """Return what a module gives for positions [P, values]: each as the end of a text, all at once, and each again
+    after that."""
     device = next(module.buffers()).device
     like = torch.zeros(1, 1, 1, device=device)
 

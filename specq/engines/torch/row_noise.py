@@ -19,7 +19,8 @@ class RowNoise(NamedTuple):
     keys: torch.Tensor
 
     def perturbed(self, logits: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
-        """Return f32[rows, columns]: `near_scores` of logits of this shape, for parameters that are all `is_uncut`; nothing comes to the host.
+        """Return f32[rows, columns]: `near_scores` of logits of this shape, for parameters that are all `is_uncut`;
+        nothing comes to the host.
         token_ids i32[columns]: the token of each, where that is not its number."""
         if token_ids is None:
             token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)

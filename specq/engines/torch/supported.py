@@ -1,7 +1,8 @@
 """Which architectures the torch engine runs.
 
-Those in TESTED are compared with transformers in the test suite. Any other decoder that goes through transformers' AttentionInterface is
-compared with transformers' own attention once, when it is loaded, and refused if the logits differ.
+Those in TESTED are compared with transformers in the test suite. Any other decoder that goes through transformers'
+AttentionInterface is compared with transformers' own attention once, when it is loaded, and refused if the logits
+differ.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below,
 
 
 def probe(network: Any, forward: Forward) -> None:
-    """Compare an architecture that no test covers with transformers' own attention; ConfigError if they differ. The text comes in parts
-    and beside another: attention of its own, which knows nothing of kept keys, sees only the rows of a step."""
+    """Compare an architecture that no test covers with transformers' own attention; ConfigError if they differ. The
+    text comes in parts and beside another: attention of its own, which knows nothing of kept keys, sees only the rows
+    of a step."""
     token_ids = [(7 * i) % network.config.vocab_size for i in range(8)]
     try:
         for start, end in ((0, 5), (5, 8)):

@@ -58,8 +58,8 @@ def rank_tokens(
 def rank_rows(
     logits: torch.Tensor, noise: RowNoise, count: int, token_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `rank_tokens` does, i32 and f32 [rows, count] on the device, for which nothing comes to the host; so a CUDA graph may hold
-    it. token_ids i32[columns] are on the device."""
+    """Return what `rank_tokens` does, i32 and f32 [rows, count] on the device, for which nothing comes to the host; so
+    a CUDA graph may hold it. token_ids i32[columns] are on the device."""
     columns, log_probs = _top_on_device(logits, noise, count, token_ids)
     if token_ids is None:
         return columns, log_probs

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 1.0  # of the profile at start
-ROWS_EACH = 4  # of a session in large steps of that, where these have whole graphs: as many sessions as drafts make such steps of
+# of a session in large steps of that, where these have whole graphs: as many sessions as drafts make such steps of
+ROWS_EACH = 4
 COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
 HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
 
@@ -167,7 +168,8 @@ class VllmEngine:
 
 
 def _start_beside(arguments: dict[str, Any], *, verbose: bool) -> tuple[Sessions, str]:
-    """Start vLLM; meanwhile hash the weights and compile the judge. Return also the hash. Where vLLM forks workers, no thread of ours runs: ""."""
+    """Start vLLM; meanwhile hash the weights and compile the judge. Return also the hash. Where vLLM forks workers, no
+    thread of ours runs: ""."""
     compiling = _begin_compiling(arguments)
     is_alone = arguments.get("tensor_parallel_size", 1) == 1
     tensors = TensorsHash(Path(arguments["model"])) if is_alone else None

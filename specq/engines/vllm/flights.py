@@ -12,7 +12,8 @@ from specq.verification import StepBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """The sessions of a step: their places and openings (`SessionTable`), what is held for them, and the ids of their requests."""
+    """The sessions of a step: their places and openings (`SessionTable`), what is held for them, and the ids of their
+    requests."""
 
     places: IntpArray
     openings: IntpArray

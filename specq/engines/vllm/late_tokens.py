@@ -1,7 +1,9 @@
-"""Drafted tokens on their way to worker processes that have launched the step already, but for the model: they wait for these tokens alone.
+"""Drafted tokens on their way to worker processes that have launched the step already, but for the model: they wait for
+these tokens alone.
 
-A step whose drafts the host has not read (`specq.verification.DeviceTokens`) is told of with the places of its tokens, so that workers make all else
-ready meanwhile. Each worker has a socket of its own, on this machine, in a folder that nobody else may read, and that is gone once all are connected.
+A step whose drafts the host has not read (`specq.verification.DeviceTokens`) is told of with the places of its tokens,
+so that workers make all else ready meanwhile. Each worker has a socket of its own, on this machine, in a folder that
+nobody else may read, and that is gone once all are connected.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ LOOK_MS = 500  # between looks whether the host is there
 
 
 class TokenSender:
-    """The host's end: `addresses` of the workers', which `connect` connects to once these listen. Tokens have the number of their step."""
+    """The host's end: `addresses` of the workers', which `connect` connects to once these listen. Tokens have the
+    number of their step."""
 
     def __init__(self, num_workers: int) -> None:
         """Raises EngineError where the names of files for temporary ones are too long for sockets."""
@@ -52,8 +55,8 @@ class TokenSender:
         return self._newest
 
     def send(self, number: int, token_ids: Int32Array) -> None:
-        """Send the tokens i32[n] of the step with this number, -1 where there is none; to whom is gone, nothing, which is found out when the step is
-        collected."""
+        """Send the tokens i32[n] of the step with this number, -1 where there is none; to whom is gone, nothing, which
+        is found out when the step is collected."""
         message = number.to_bytes(NUMBER_BYTES, "little") + token_ids.astype("<i4").tobytes()
         for socket in self._sockets:
             with suppress(zmq.Again):
@@ -76,8 +79,8 @@ class TokenReceiver:
         self._socket.bind(address)
 
     def take(self, number: int) -> Int32Array:
-        """Wait for the tokens i32[n] of the step with this number; those of earlier ones, which failed, are dropped. Raises EngineError if they do not
-        come, or the process that started this one is gone."""
+        """Wait for the tokens i32[n] of the step with this number; those of earlier ones, which failed, are dropped.
+        Raises EngineError if they do not come, or the process that started this one is gone."""
         end = monotonic() + self._patience_s
         while (left_s := end - monotonic()) > 0 and os.getppid() == self._host:
             if not self._socket.poll(min(LOOK_MS, int(1000 * left_s) + 1)):

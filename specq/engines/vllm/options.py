@@ -1,5 +1,5 @@
-"""Options of a verifier or drafter as vLLM's: what specq sets by itself, what a deployment may change, what it may not; and what
-the model is that vLLM runs with them."""
+"""Options of a verifier or drafter as vLLM's: what specq sets by itself, what a deployment may change, what it may not;
+and what the model is that vLLM runs with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specq.engines.vllm.names import check_names
 from specq.protocol import ConfigError, ModelInfo
 
 CPU_KV_BYTES = 1 << 30
-# Rows of steps that vLLM captures CUDA graphs for, as many as it does by itself, but up to twice as many rows: prompts of a burst and drafts of many sessions
-# have these. A step takes the next larger.
+# Rows of steps that vLLM captures CUDA graphs for, as many as it does by itself, but up to twice as many rows: prompts
+# of a burst and drafts of many sessions have these. A step takes the next larger.
 GRAPH_ROWS = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 32), *range(512, 1025, 64))
 BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
 
@@ -26,7 +26,8 @@ _WISHED = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # workers have nothing to save
-    # Else each worker asks the first one's store for something to dump, and complains at the end if that one was quicker to go.
+    # Else each worker asks the first one's store for something to dump, and complains at the end if that one was
+    # quicker to go.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # is compiled at start-up, and never used: specq samples
 }
@@ -55,8 +56,8 @@ class Loaded(Protocol):
 
 
 def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors: str = "") -> ModelInfo:
-    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint. `tensors` as of
-    `describe`."""
+    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint.
+    `tensors` as of `describe`."""
     return describe(
         Path(arguments["model"]),
         engine="vllm",
@@ -71,7 +72,8 @@ def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors:
 
 
 def prepare_environment(device: str, num_devices: int = 1) -> None:
-    """Set the variables that vLLM reads when it is imported. With `--device cuda:N` it shall see only devices from N on."""
+    """Set the variables that vLLM reads when it is imported. With `--device cuda:N` it shall see only devices from N
+    on."""
     os.environ.update(_NEEDED)
     for name, value in _WISHED.items():
         os.environ.setdefault(name, value)
@@ -127,7 +129,8 @@ def make_options(
 
 
 def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dict[str, list[int]]:
-    """Return for which rows CUDA graphs are captured, unless the deployment says which: those of the largest steps included."""
+    """Return for which rows CUDA graphs are captured, unless the deployment says which: those of the largest steps
+    included."""
     further = given.get("compilation_config", {})
     own = {*given, *(further if isinstance(further, Mapping) else ("cudagraph_capture_sizes",))}
     if own & {"cudagraph_capture_sizes", "max_cudagraph_capture_size"}:

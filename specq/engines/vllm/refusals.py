@@ -32,7 +32,8 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def refusal(model: str, error: BaseException) -> str:
-    """Return what to tell the user: vLLM's own reason on one line, those behind it, and what would help where that is known."""
+    """Return what to tell the user: vLLM's own reason on one line, those behind it, and what would help where that is
+    known."""
     reason = "; ".join(dict.fromkeys(_reasons(error)))
     said = f"vLLM cannot run {model} so: {reason}"
     for signs, remedy in _REMEDIES:

@@ -1,7 +1,7 @@
 """Does the text stay the same whatever is drafted? Asked at the start of a vLLM version that was not tested.
 
-A few sessions decode greedily: first without drafts, then with right drafts, wrong ones, and right ones that go wrong. Where the
-two likeliest tokens are nearly equally likely, rounding may choose either; no other difference is allowed.
+A few sessions decode greedily: first without drafts, then with right drafts, wrong ones, and right ones that go wrong.
+Where the two likeliest tokens are nearly equally likely, rounding may choose either; no other difference is allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ WITH_RUNNER_UP = SamplingParams(logprobs=2)
 
 @dataclass(slots=True)
 class _Decoded:
-    """What a session has said; where it was asked for, also which other token was nearly as likely in each place, -1: none."""
+    """What a session has said; where it was asked for, also which other token was nearly as likely in each place, -1:
+    none."""
 
     prompt: Int32Array
     said: list[int] = field(default_factory=list)

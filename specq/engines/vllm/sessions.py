@@ -46,8 +46,9 @@ OPTIONS = {
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
     "async_scheduling": False,  # vLLM's scheduler is never asked; see `executor_of`
 }
-# Attention on latent vectors computes more than one token of a session as it computes prompts, unless it is told of drafts. Where it need not
-# know, vLLM is told of none: it would capture whole CUDA graphs for steps of MAX_CHAIN + 1 rows a session, and for no others.
+# Attention on latent vectors computes more than one token of a session as it computes prompts, unless it is told of
+# drafts. Where it need not know, vLLM is told of none: it would capture whole CUDA graphs for steps of MAX_CHAIN + 1
+# rows a session, and for no others.
 DRAFTS = {
     "method": "custom_class",
     "model": "specq.engines.vllm.worker.NoProposer",
@@ -131,7 +132,8 @@ class Sessions:
             raise ConfigError("the vllm engine has no pipeline parallelism; use --tensor-parallel-size")
 
     def _lose(self) -> None:
-        """Note that a worker process is gone, in the thread of vLLM's that watches over them; the next step or heartbeat says so."""
+        """Note that a worker process is gone, in the thread of vLLM's that watches over them; the next step or
+        heartbeat says so."""
         self._has_lost = True
 
     @property
@@ -226,8 +228,8 @@ class Sessions:
         )
 
     def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
-        """Take the KV that a step needs, which must be free, and return what the workers have to be told of it; `goes_on`: the step is the newest one,
-        one token further."""
+        """Take the KV that a step needs, which must be free, and return what the workers have to be told of it;
+        `goes_on`: the step is the newest one, one token further."""
         batch, members, newest, table = flight.batch, flight.members, self._newest, self._table
         are_same = newest is not None and members is newest.members
         news: dict[int, JobParams] = {}
@@ -250,7 +252,8 @@ class Sessions:
         if not are_same:
             is_new = np.array([holding.num_sent is None for holding in members.holdings], np.bool_)
             has_news = needs_more | is_new
-            # Others may share a block from when its first session fills it, also where that had room for it from the start.
+            # Others may share a block from when its first session fills it, also where that had room for it from the
+            # start.
             block_size = self._scheduler.block_size
             needs_more |= is_new & (ends // block_size > table.computed[members.places] // block_size)
         for i in needs_more.nonzero()[0].tolist():
@@ -261,8 +264,8 @@ class Sessions:
         return delta
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
-        """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for, also where those that nobody
-        asked for would take KV that others may need, or stand where no token can."""
+        """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for,
+        also where those that nobody asked for would take KV that others may need, or stand where no token can."""
         length = even_length(batch, self._graphs)
         if not length:
             return 0

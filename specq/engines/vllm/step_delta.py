@@ -1,6 +1,7 @@
 """What the host tells the workers of a step: what is not as it was in the step before. Pure.
 
-Most steps of sessions that generate go on where the one before ended, and then all that travels is which sessions hold new blocks of KV memory.
+Most steps of sessions that generate go on where the one before ended, and then all that travels is which sessions hold
+new blocks of KV memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class StepDelta:
     """What is new in a step of n requests. Numbers stand for the places of requests among the n.
 
     request_ids  of its requests; None: those of the step before
-    batch        the steps of their sessions, without parameters; None: each goes on, one token further (`StepBatch.further`)
+    batch        the steps of their sessions, without parameters; None: each goes on, one token further
+                 (`StepBatch.further`)
     params       of sessions that have others than in the step before, or are new
     new          vLLM's `NewRequestData` of those that the workers do not know
     blocks       new blocks of the others
@@ -28,7 +30,8 @@ class StepDelta:
     zeroed       new blocks that the workers have to zero
     even_length  rows that each request has, if that is more than were asked for; 0: as many as were
     feeds        whether the next step may begin with what this one says
-    late         the number under which drafted tokens come that the host has not read (`late_tokens`); 0: there are none
+    late         the number under which drafted tokens come that the host has not read (`late_tokens`); 0: there are
+                 none
     """
 
     request_ids: list[str] | None

@@ -23,7 +23,8 @@ class SessionTable:
     last_tokens  i32[places]: the transcript's last token that the host knows
     is_taken     bool[places]: a session is there
     openings     i64[places]: which of all sessions that were ever opened is there, or was last
-    unsaid       i32[places, any]: tokens of the transcript that vLLM's request was not told yet; num_unsaid i64[places]: how many these are
+    unsaid       i32[places, any]: tokens of the transcript that vLLM's request was not told yet; num_unsaid
+                 i64[places]: how many these are
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,8 @@ class SessionTable:
     def commit(
         self, batch: StepBatch, places: IntpArray, is_open: BoolArray, judgements: Judgements, *, feeds: bool
     ) -> None:
-        """Note what was said in a step that was launched, by those that are open still: one judgement for each judged step, in order."""
+        """Note what was said in a step that was launched, by those that are open still: one judgement for each judged
+        step, in order."""
         kept = is_open[batch.is_judged]
         judged, num_tokens = places[batch.is_judged][kept], judgements.num_tokens[kept]
         self.computed[judged] += np.maximum(num_tokens - 1, 0)  # the correction has no KV yet

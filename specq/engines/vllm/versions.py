@@ -68,8 +68,8 @@ RUNNER_PARTS = (
     "use_async_scheduling",
     "use_async_spec_decode",
 )
-# Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the device, but for the last one. The
-# runner counts them anew for each step (`decode_fast_path`).
+# Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the
+# device, but for the last one. The runner counts them anew for each step (`decode_fast_path`).
 COUNTS = ("num_computed_tokens", "positions", "seq_lens", "optimistic_seq_lens_cpu")
 # What a row depends on besides, where it is set: it is not the same for two versions.
 OTHER_INPUTS = ("enable_prompt_embeds", "lora_config", "num_accepted_tokens_event", "uses_mrope", "uses_xdrope_dim")
@@ -92,7 +92,8 @@ def missing_parts(runner: Any) -> list[str]:
 
 
 def can_count(runner: Any) -> bool:
-    """Return whether a plain step's rows are those of the one before with each of COUNTS one further, and KV blocks, as far as this vLLM is known."""
+    """Return whether a plain step's rows are those of the one before with each of COUNTS one further, and KV blocks, as
+    far as this vLLM is known."""
     import torch  # here, since the table of versions is also read where nothing is loaded
 
     blocks = getattr(runner.input_batch, "block_table", None)

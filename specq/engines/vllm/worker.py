@@ -33,14 +33,17 @@ class JudgingWorker:
     def specq_install(
         self, verbose: bool, is_apart: bool, addresses: Sequence[str] = ()
     ) -> tuple[bool, dict[int, Sequence[int]], int]:
-        """Make ready for steps; return whether they overlap with the host, which whole graphs there are beside vLLM's, as of
-        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own; addresses: where each worker is sent
+        """Make ready for steps; return whether they overlap with the host, which whole graphs there are beside vLLM's,
+        as of
+        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own; addresses:
+            where each worker is sent
         drafted tokens (`late_tokens`). EngineError if this vLLM's runner is another one."""
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
-        # Where vLLM schedules asynchronously, its runner knows of tokens that were not sampled yet; specq has a way of its own for these.
+        # Where vLLM schedules asynchronously, its runner knows of tokens that were not sampled yet; specq has a way of
+        # its own for these.
         self.model_runner.use_async_scheduling = self.model_runner.use_async_spec_decode = False
         self._specq_is_apart = is_apart
         late = TokenReceiver(addresses[self.rank], envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) if addresses else None
@@ -63,8 +66,9 @@ class JudgingWorker:
 
     @torch.inference_mode()
     def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
-        """See `RunnerSteps.launch`. All workers find the same, and the first one says it: as soon as the device has judged, where it needs nothing of
-        the host for that, by a thread of vLLM's; else when it has waited for it itself."""
+        """See `RunnerSteps.launch`. All workers find the same, and the first one says it: as soon as the device has
+        judged, where it needs nothing of the host for that, by a thread of vLLM's; else when it has waited for it
+        itself."""
         answer = self.specq_steps.launch(delta, num_in_flight)
         if self.rank:
             return None
@@ -76,7 +80,8 @@ class JudgingWorker:
 
 
 class NoProposer:
-    """Makes vLLM ready to verify drafts (method `custom_class`), where its attention must know of them; drafts come from elsewhere."""
+    """Makes vLLM ready to verify drafts (method `custom_class`), where its attention must know of them; drafts come
+    from elsewhere."""
 
     def __init__(self, vllm_config: Any) -> None:
         pass

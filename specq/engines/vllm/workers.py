@@ -1,11 +1,13 @@
 """What vLLM's workers are told, and say: in this process one after the other, in processes of their own ahead of it.
 
-There is one message for a step, to all workers, and one answer of each: the first one's is what the step says. A worker process launches the step and
-looks for the next message; meanwhile a thread of vLLM's waits for the device and answers. So the host handles a step while the next one is launched, as
-vLLM's own scheduler does. What fails in a worker is told with an answer of its own, or with the next one.
+There is one message for a step, to all workers, and one answer of each: the first one's is what the step says. A worker
+process launches the step and looks for the next message; meanwhile a thread of vLLM's waits for the device and answers.
+So the host handles a step while the next one is launched, as vLLM's own scheduler does. What fails in a worker is told
+with an answer of its own, or with the next one.
 
-An error that is raised here holds none of vLLM's message queues. vLLM's future holds its error, and the error's frames hold the future and the queues. A
-garbage collector that finds them together waits forever, up to vLLM 0.31: it ends a queue's ZeroMQ context while the queue's sockets are open.
+An error that is raised here holds none of vLLM's message queues. vLLM's future holds its error, and the error's frames
+hold the future and the queues. A garbage collector that finds them together waits forever, up to vLLM 0.31: it ends a
+queue's ZeroMQ context while the queue's sockets are open.
 """
 
 from __future__ import annotations
@@ -32,21 +34,22 @@ Installed = tuple[bool, dict[int, Sequence[int]], int]
 
 
 def executor_of(config: VllmConfig) -> type[Executor]:
-    """Return vLLM's executor for this configuration; the worker processes of one that has some shall have threads that answer, as with vLLM's
-    asynchronous scheduler."""
+    """Return vLLM's executor for this configuration; the worker processes of one that has some shall have threads that
+    answer, as with vLLM's asynchronous scheduler."""
     found: type[Executor] = Executor.get_class(config)
     config.scheduler_config.async_scheduling = issubclass(found, MultiprocExecutor)
     return found
 
 
 class Workers:
-    """The workers of `executor` (`specq.engines.vllm.worker`), each of which does the same; what the first says is taken.
+    """The workers of `executor` (`specq.engines.vllm.worker`), each of which does the same; what the first says is
+    taken.
 
     are_apart  whether they are processes of their own
     late       sends them drafted tokens, where they are all on this machine
 
-    Each method raises EngineLostError where something fails in one of them, or takes longer than vLLM has patience for: nobody knows what they have
-    done of it, so it cannot be repeated.
+    Each method raises EngineLostError where something fails in one of them, or takes longer than vLLM has patience for:
+    nobody knows what they have done of it, so it cannot be repeated.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -122,8 +125,8 @@ class Workers:
             del asked  # this frame is one of the raised error's
 
     def _lost(self, error: Exception) -> EngineLostError:
-        """Return what is raised for an error of vLLM's. Where workers are processes, that error and those behind it lose their frames: these hold vLLM's
-        queues, and where a worker failed is in the worker's own log."""
+        """Return what is raised for an error of vLLM's. Where workers are processes, that error and those behind it
+        lose their frames: these hold vLLM's queues, and where a worker failed is in the worker's own log."""
         behind: BaseException | None = error if self.are_apart else None
         while behind is not None:
             behind.__traceback__ = None

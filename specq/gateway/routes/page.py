@@ -1,6 +1,7 @@
 """The page at `/`, and `/specq/status`, which it draws its map from.
 
-Rule: the page is files of this package; it loads nothing from elsewhere, and its Content-Security-Policy says so to the browser.
+Rule: the page is files of this package; it loads nothing from elsewhere, and its Content-Security-Policy says so to the
+browser.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def _reply(name: str) -> Response:
 
 
 async def _status(parts: Parts, request: Request) -> Response:
-    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway; without the last faults, which
-    tell of other callers' jobs."""
+    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway; without the last
+    faults, which tell of other callers' jobs."""
     try:
         report = await parts.upstream.report(READY_S)
     except (TimeoutError, JobError):

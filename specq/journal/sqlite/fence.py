@@ -1,8 +1,9 @@
 """Who owns a journal: one broker at a time, identified by a number that rises with each owner, the fence.
 
-An owner holds a lock on a file beside the journal; the fence is part of the file's name. The system releases the lock when the
-process ends, however it ends. A broker that finds the lock held is refused, unless it takes the journal over: it raises the
-fence, and the former owner, frozen or cut off, finds at its next group of records that its fence is not the newest, and stops.
+An owner holds a lock on a file beside the journal; the fence is part of the file's name. The system releases the lock
+when the process ends, however it ends. A broker that finds the lock held is refused, unless it takes the journal over:
+it raises the fence, and the former owner, frozen or cut off, finds at its next group of records that its fence is not
+the newest, and stops.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How much room a journal takes, and how it is kept to its limit.
 
-Everything counts: prompts, parameters, tokens, results, indexes, and what SQLite needs around them, as the pages that are in
-use. What is forgotten is the results that ended first, with their prompts. The pages that they leave are used again, and given
-back to the file system where the file is larger than its limit, or nothing else is to be done.
+Everything counts: prompts, parameters, tokens, results, indexes, and what SQLite needs around them, as the pages that
+are in use. What is forgotten is the results that ended first, with their prompts. The pages that they leave are used
+again, and given back to the file system where the file is larger than its limit, or nothing else is to be done.
 
 Rule: a step is small (`STEP_BYTES`, `GIVEN_BACK` pages), since groups of records wait for it.
 """
@@ -46,8 +46,8 @@ def room(connection: sqlite3.Connection) -> Room:
 
 
 def oldest(connection: sqlite3.Connection, before: float, surplus: int) -> list[int]:
-    """Return the results that one step shall forget: those that ended before then, and so many that there is no surplus of
-    bytes any more."""
+    """Return the results that one step shall forget: those that ended before then, and so many that there is no surplus
+    of bytes any more."""
     found, freed = [], 0
     for job_id, ended, num_bytes in connection.execute(_OLDEST, (STEP_ROWS,)):
         if (ended >= before and freed >= surplus) or freed >= STEP_BYTES:
@@ -58,8 +58,9 @@ def oldest(connection: sqlite3.Connection, before: float, surplus: int) -> list[
 
 
 def give_back(connection: sqlite3.Connection, path: Path, most_bytes: int, *, idle: bool) -> bool:
-    """Give pages that are free back to the file system, some of them: if nothing else is to be done, else those beyond the
-    limit. When there are none, and nothing else is to be done, the log is emptied into the file. False if nothing was done."""
+    """Give pages that are free back to the file system, some of them: if nothing else is to be done, else those beyond
+    the limit. When there are none, and nothing else is to be done, the log is emptied into the file. False if nothing
+    was done."""
     now = room(connection)
     num_surplus = now.num_free - SPARE if idle else (now.file_bytes - most_bytes) // now.page_bytes
     num_pages = min(GIVEN_BACK, now.num_free, num_surplus)

@@ -3,8 +3,8 @@
     jobs     what was asked for; written once
     active   the jobs that have not ended, the weights that their texts come from, which verifier holds them, and what
              verifiers died of them
-    commits  their tokens by position, in the order of time: each group appends a few pages, however many jobs it concerns.
-             Rows of jobs that ended are cleared away from time to time
+    commits  their tokens by position, in the order of time: each group appends a few pages, however many jobs it
+             concerns. Rows of jobs that ended are cleared away from time to time
     results  the jobs that ended: how, when, and all their tokens
     meta     whose the journal is (`specq.journal.sqlite.fence`), and its time (`specq.journal.sqlite.times`)
 

@@ -2,7 +2,8 @@
 
 Rule: a group is one transaction, and the transaction begins with a look at the fence.
 
-`durability`: "full" waits for the disk at each group; "process" leaves that to the system. The file stays whole either way.
+`durability`: "full" waits for the disk at each group; "process" leaves that to the system. The file stays whole either
+way.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ class SqliteJournal(Journal):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> list[StoredJob]:
-        """Return the jobs that have not ended, oldest first, with all their tokens; delete the commits of other jobs."""
+        """Return the jobs that have not ended, oldest first, with all their tokens; delete the commits of other
+        jobs."""
         with opening_errors(self._path):
             self._clear_commits()
             found = self._connection.execute(

@@ -79,7 +79,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WithReason(Message):
-    """Base of the messages that say why something failed; a reason that is too long is cut, so that the message arrives."""
+    """Base of the messages that say why something failed; a reason that is too long is cut, so that the message
+    arrives."""
 
     reason: Reason
 

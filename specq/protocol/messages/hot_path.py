@@ -54,7 +54,8 @@ class Draft(Message):
     base_len    the committed length that a parent of -1 means
     first_id    node i has the id first_id + i
     token_ids i32[n], parent_ids i32[n] (node ids, -1: at base_len), scores f16[n] (log-probability given the parent)
-    q_ids i32[g * q_size], q_weights u16[g * q_size], q_rows i32[n]   under `probabilistic`, the draft distributions: see
+    q_ids i32[g * q_size], q_weights u16[g * q_size], q_rows i32[n]   under `probabilistic`, the draft distributions:
+        see
                 `specq.protocol.types.DraftDistributions`; q_size 0: all are point masses
     """
 
@@ -82,14 +83,17 @@ class Verdict(Message):
     seen        (lane, newest node id that the verifier has received in it, lane, ...)
     us          (duration of the step, time that its oldest verified node had waited), microseconds
     stats       with the last verdict: what only the verifier counts (see `specq.protocol.session_stats.SessionStats`)
-    cached_tokens    with the first verdict, if `Open.by_owner`: tokens of the prompt whose KV was there when the session was first opened
+    cached_tokens    with the first verdict, if `Open.by_owner`: tokens of the prompt whose KV was there when the
+                     session was first opened
     token_ids i32[m]  accepted path, then the correction or bonus
     node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
     origins u8[m]     where each token comes from, as codes of `specq.protocol.origins`; empty: all are `plain`
     logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]   if asked for, as in `specq.protocol.types.Logprobs`
-    node_tokens i32[k], node_parents i32[k], node_probs f32[k]   if the job asks to be explained: of each verified node its token,
-                      the place of its parent among them (-1: the text), and how likely it was to be accepted given its parent
+    node_tokens i32[k], node_parents i32[k], node_probs f32[k]   if the job asks to be explained: of each verified node
+        its token,
+                      the place of its parent among them (-1: the text), and how likely it was to be accepted given its
+                      parent
     """
 
     TYPE: ClassVar[str] = "verdict"
@@ -117,8 +121,8 @@ class Verdict(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdicts(Message):
-    """The verdicts of a step on n sessions that go on and ask for no log-probabilities; the others travel as `Verdict`s. The fields are
-    those of `Verdict`, of one session after the other.
+    """The verdicts of a step on n sessions that go on and ask for no log-probabilities; the others travel as
+    `Verdict`s. The fields are those of `Verdict`, of one session after the other.
 
     step_us     duration of the step
     session_ids i64[n], epochs i64[n], base_lens i32[n]
@@ -188,10 +192,11 @@ _OF_NODES = "node_ids", "mask", "node_lanes"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Activations(Message):
-    """Hidden states of a session's text, for the drafter of a lane that reads them; they come before the verdict on the tokens behind them,
-    at most a MiB a message.
+    """Hidden states of a session's text, for the drafter of a lane that reads them; they come before the verdict on the
+    tokens behind them, at most a MiB a message.
 
-    first       where the token stands that follows the first row: row i is what the target made of the text up to token first + i - 1
+    first       where the token stands that follows the first row: row i is what the target made of the text up to token
+                first + i - 1
     tap_layers, tap_form   as they were asked for (see `GetActivations`)
     width       numbers in a row, those of all layers
     data u8[...], scales f32[...]   rows: see `specq.protocol.activations`

@@ -71,7 +71,8 @@ class Heartbeat(Message):
     load    sessions held
     steps   a counter that a hung worker cannot raise
     pending sessions that could take part in a step now
-    step_ms how long the worker may send nothing beyond `liveness_ms`, since it is in a step; the broker allows nine times `liveness_ms` at most
+    step_ms how long the worker may send nothing beyond `liveness_ms`, since it is in a step; the broker allows nine
+        times `liveness_ms` at most
     metrics what it has counted since its start: see `specq.protocol.worker_metrics`
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
@@ -100,9 +101,11 @@ class Submit(Message):
     label        the client's own name for the job, at most 1000 characters. One with a `digest` says what was asked for
     trace        note what happens to the job in every process: see `specq.protocol.trace_events`
     explain      the client wants to know what became of drafts; that does not outlive the broker's process
-    tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
-                 its own turns and its own share of the queue. With keys, only a client's key with the right `tenants` may name one
-    cache_salt   not "": the KV of its prompt, and what earlier texts say, are shared with jobs of the same owner, tenant and salt only
+    tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each
+                 tenant has its own turns and its own share of the queue. With keys, only a client's key with the right
+                 `tenants` may name one
+    cache_salt   not "": the KV of its prompt, and what earlier texts say, are shared with jobs of the same owner,
+                 tenant and salt only
     """
 
     TYPE: ClassVar[str] = "submit"

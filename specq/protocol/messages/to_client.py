@@ -58,7 +58,8 @@ class JobInfo(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobList(Message):
-    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.listing.Line`; answers `ListJobs` of this skip."""
+    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.listing.Line`; answers `ListJobs` of this
+    skip."""
 
     TYPE: ClassVar[str] = "job_list"
     skip: Count = 0
@@ -73,7 +74,8 @@ class Tokens(Message):
     origins u8[m]   where each token comes from, as codes of `specq.protocol.origins`
     finish      a finish reason or ""; stats come with the last message (names of `specq.broker.jobs.job.JobStats`)
     logprobs, top_ids, top_logprobs   as in `Verdict`
-    rounds i32[3n], rejected i32[4d], rejected_probs f32[d]   if the job asks to be explained, as far as that is still known: rounds
+    rounds i32[3n], rejected i32[4d], rejected_probs f32[d]   if the job asks to be explained, as far as that is still
+    known: rounds
                 that began among these tokens, and the drafts that were verified there and not accepted, as rows of
                 `specq.protocol.explanation`: (place, step_us, wait_us); (place, token id, parent, code of its origin)
     """
@@ -95,10 +97,11 @@ class Tokens(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobTokens(Message):
-    """New tokens of n jobs that go on, and are neither explained nor ask for log-probabilities; the others travel as `Tokens`. The fields
-    are those of `Tokens`, of one job after the other.
+    """New tokens of n jobs that go on, and are neither explained nor ask for log-probabilities; the others travel as
+    `Tokens`. The fields are those of `Tokens`, of one job after the other.
 
-    job_ids i64[n], base_lens i32[n], num_tokens i32[n]: how many of the arrays below are of each job; token_ids i32, origins u8 [tokens]
+    job_ids i64[n], base_lens i32[n], num_tokens i32[n]: how many of the arrays below are of each job; token_ids i32,
+        origins u8 [tokens]
     """
 
     TYPE: ClassVar[str] = "job_tokens"
@@ -130,8 +133,8 @@ class Failed(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(Message):
-    """The broker's state as a JSON-able dict: models, workers, sessions, counters. `data`: the report as JSON, if it is too
-    large for the header; see `specq.protocol.status_report`."""
+    """The broker's state as a JSON-able dict: models, workers, sessions, counters. `data`: the report as JSON, if it is
+    too large for the header; see `specq.protocol.status_report`."""
 
     TYPE: ClassVar[str] = "status"
     report: Annotated[dict[str, Any], bounds.REPORT] = field(default_factory=dict)

@@ -59,9 +59,10 @@ class Open(Message):
     """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`.
 
     trace        as in `Submit`; explain: its verdicts say what was verified
-    owner        whoever may see a text of the same owner may see this one: KV of prefixes, and earlier texts, are shared
-                 among its sessions only
-    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`: set for verifiers with the capability "owners"
+    owner        whoever may see a text of the same owner may see this one: KV of prefixes, and earlier texts, are
+                 shared among its sessions only
+    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`: set for verifiers with the capability
+                 "owners"
     former_ends  the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do not end it
     """
 
@@ -102,8 +103,8 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetActivations(Message):
-    """To a verifier: send the drafter of this lane hidden states of the session's text, as `Activations`, from now on and of the last rows
-    that are kept; without layers: no more.
+    """To a verifier: send the drafter of this lane hidden states of the session's text, as `Activations`, from now on
+    and of the last rows that are kept; without layers: no more.
 
     tap_layers  as of `specq.protocol.step_output.Tap`
     tap_form    how they travel: see `specq.protocol.activations`
@@ -121,8 +122,8 @@ class GetActivations(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
-    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters with the
-    capability "owners"."""
+    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters
+    with the capability "owners"."""
 
     TYPE: ClassVar[str] = "assign"
     session_id: Id

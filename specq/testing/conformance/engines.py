@@ -39,7 +39,8 @@ def generate(
 
 
 class EngineConformance(StepOutputConformance):
-    """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in a text."""
+    """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in
+    a text."""
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
     def test_drafts_change_speed_and_never_text(self, engine: Engine, params: SamplingParams) -> None:
@@ -71,8 +72,9 @@ class EngineConformance(StepOutputConformance):
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
 
     def test_nothing_is_shared_between_owners(self, engine: Engine) -> None:
-        """Whether the other's session is open or closed, and where the contexts part: else its count, or its time, would say what the other asked
-        for. What an owner shares with itself, and how much, is the engine's own affair; it changes no text."""
+        """Whether the other's session is open or closed, and where the contexts part: else its count, or its time,
+        would say what the other asked for. What an owner shares with itself, and how much, is the engine's own affair;
+        it changes no text."""
         prompt = np.random.default_rng(5).integers(engine.info.vocab_size, size=56).tolist()
         texts = [
             generate(engine, i, prompt, 12, SAMPLED, plain, owner) for i, owner in enumerate(("ann", "ann", "bob"))

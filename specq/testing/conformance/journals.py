@@ -45,7 +45,8 @@ def take_over_and_go_on(open_it: Open) -> None:
 
 
 class JournalConformance:
-    """Needs the fixture `make_journal`: from an `Opening`, a journal at an address where nothing was before the test."""
+    """Needs the fixture `make_journal`: from an `Opening`, a journal at an address where nothing was before the
+    test."""
 
     @pytest.fixture
     def open_it(self, make_journal: Callable[[Opening], Journal]) -> Iterator[Open]:

@@ -17,8 +17,8 @@ VOCAB = 99  # of a proposer that knows no vocabulary: what it drafts comes from 
 class ProposerConformance:
     """Needs the fixture `proposer`: a new one.
 
-    `foresees`: what it drafts below a node may come from a pass for an ancestor, which did not know the node; so it need not be what it
-    drafts when the node is committed.
+    `foresees`: what it drafts below a node may come from a pass for an ancestor, which did not know the node; so it
+    need not be what it drafts when the node is committed.
     """
 
     foresees: ClassVar[bool] = False
@@ -102,7 +102,8 @@ class ProposerConformance:
 
 
 def _grow(proposer: Proposer, sessions: list[int]) -> list[list[list[int]]]:
-    """Grow trees seven levels deep, two nodes of a level; return the tokens of all children of each session, level by level."""
+    """Grow trees seven levels deep, two nodes of a level; return the tokens of all children of each session, level by
+    level."""
     grown: list[list[list[int]]] = [[] for _ in sessions]
     levels, next_id = [[-1] for _ in sessions], 0
     for _ in range(7):

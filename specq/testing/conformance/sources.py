@@ -24,8 +24,8 @@ Feed = Callable[[Verifier], None]
 
 
 class SourceConformance:
-    """Needs the fixtures `make_source`: a new source at each call, or None where the verifier's own mailbox is meant, and `feed`: what is
-    done before each step, so that the mailbox of remote drafters has drafts."""
+    """Needs the fixtures `make_source`: a new source at each call, or None where the verifier's own mailbox is meant,
+    and `feed`: what is done before each step, so that the mailbox of remote drafters has drafts."""
 
     @pytest.fixture
     def serve(self, make_source: Callable[[], DraftSource | None], feed: Feed) -> Callable[..., Serving]:

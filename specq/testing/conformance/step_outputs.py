@@ -79,8 +79,8 @@ def is_full(engine: Engine) -> bool:
 def run_text(
     engine: Engine, params: SamplingParams, truth: Sequence[int], extras: bool
 ) -> list[tuple[list[int], tuple[int, ...], int]]:
-    """Generate with trees of which some nodes are right, given the true text; with `extras` each step has random scratch rows
-    and a tap. Return tokens, path and free slots of each step."""
+    """Generate with trees of which some nodes are right, given the true text; with `extras` each step has random
+    scratch rows and a tap. Return tokens, path and free slots of each step."""
     rng, seen = np.random.default_rng(4), []
     context = tokens(engine, 19, 4).tolist()
     start = engine.open(1, np.array(context, np.int32))

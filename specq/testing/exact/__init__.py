@@ -6,7 +6,8 @@
 The judge is a black box: a function from uniforms to tokens. Where its outcome changes is found by bisection, for each
 node's uniform and for the residual's, all at once in one batch of many sessions. What one step, or two, leave unsaid is
 completed with the target's own distribution, as later steps would; the joint distribution of the first tokens must then
-be the target's: `error` says by how much it is not. A strategy must take its random numbers from the `draws` it is given.
+be the target's: `error` says by how much it is not. A strategy must take its random numbers from the `draws` it is
+given.
 """
 
 from specq.testing.exact.drawing import DrawnChild, DrawnDraft, ExactWorld, drafts, point, sampled

@@ -74,8 +74,8 @@ def draw_siblings(
     world: ExactWorld, prefix: Tokens, plan: Plan, *, with_replacement: bool = False, upgraded: bool = False
 ) -> Iterator[tuple[float, list[Member]]]:
     """Yield (probability, [(child, token, is_sampled)]) over the draws of one group; point masses take the target's
-    likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first, and
-    one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
+    likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first,
+    and one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
     ids, weights = world.draft(prefix)
     num_sampled = min(sum(child.is_sampled for child in plan), len(ids))
     for drawn in itertools.product(range(len(ids)), repeat=num_sampled):
@@ -123,8 +123,8 @@ def drafts(world: ExactWorld, plan: Plan, prefix: Tokens = (), **how: bool) -> I
 
 @dataclass(frozen=True)
 class DrawnDraft:
-    """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start, is_sampled),
-    parents before children and siblings in draw order."""
+    """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start,
+    is_sampled), parents before children and siblings in draw order."""
 
     base: Tokens
     nodes: tuple[Node, ...]

@@ -144,8 +144,8 @@ def residual_distributions(
 def step(
     world: ExactWorld, weighted: Mapping[tuple[Tokens, DrawnDraft, DrawnDraft], float], digits: int
 ) -> dict[tuple[Tokens, DrawnDraft], float]:
-    """Return {(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of each tree;
-    weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
+    """Return {(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of
+    each tree; weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
     distribution: dict[tuple[Tokens, DrawnDraft], float] = {}
     outcomes = emitted(world, [part for _, _, part in weighted], digits)
     for ((tokens, drafted, _), probability), found in zip(weighted.items(), outcomes, strict=True):
@@ -158,8 +158,9 @@ def step(
 def joint_distribution(
     world: ExactWorld, plan: Plan, length: int, *, first: Choice | None = None, digits: int = DIGITS, **how: Any
 ) -> dict[Tokens, float]:
-    """Return {tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted nodes for
-    good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that survives."""
+    """Return {tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted
+    nodes for good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that
+    survives."""
     distribution = step(world, planned(world, plan, first=first, **how), digits)
     if first is not None:
         going_on = {(tokens, left, left): p for (tokens, left), p in distribution.items() if len(tokens) < length}

@@ -77,8 +77,8 @@ def _limit(scaled, hashes):
 
 @triton.jit
 def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id):
-    """Return the best score and its token, of those so far and of some more: scaled logits and noise are computed as they
-    are defined only where a limit says that they can decide."""
+    """Return the best score and its token, of those so far and of some more: scaled logits and noise are computed as
+    they are defined only where a limit says that they can decide."""
     scaled = relative * inverse
     limit = tl.where(is_token & (scaled >= bound - MARGIN), _limit(scaled, _hash(token_ids, key0, key1)), float("-inf"))
     highest = tl.max(limit, 0)
@@ -114,8 +114,10 @@ def choose_kernel(
     logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, wide, distributions, places, scores,
     score_ids, which, OF_SOME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part, at T = 0 of
-    logits, and its first place. Rows with top-k or top-p have distributions; of those with places only the heads are looked
+    """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part,
+        at T = 0 of
+    logits, and its first place. Rows with top-k or top-p have distributions; of those with places only the heads are
+        looked
     at. OF_SOME: the rows are `which` i32[rows]; else all, in as many parts as there are splits."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * tl.num_programs(0) + row
@@ -179,8 +181,8 @@ def _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, be
 def pick_kernel(
     logits, stride, vocab, splits, scores, score_ids, num_parts, highest, token_ids, fed_ids, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows): highest f32[rows], the largest score of any part, NaN if there is one; token_ids i32[rows], its first token; fed_ids
-    i32[rows], the same, or any token where there is none."""
+    """(rows): highest f32[rows], the largest score of any part, NaN if there is one; token_ids i32[rows], its first
+    token; fed_ids i32[rows], the same, or any token where there is none."""
     row, part = tl.program_id(0), tl.arange(0, MAX_SPLITS)
     at = part * tl.num_programs(0) + row
     score = tl.load(scores + at, mask=part < num_parts, other=float("-inf"))

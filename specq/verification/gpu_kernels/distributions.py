@@ -1,5 +1,5 @@
-"""`distributions_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that `heads_kernel` gathered
-or, where these do not suffice, in the whole row."""
+"""`distributions_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that
+`heads_kernel` gathered or, where these do not suffice, in the whole row."""
 
 # Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
 # mypy: ignore-errors
@@ -40,8 +40,8 @@ def _split_at(
     base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, middle,
     BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the gathered tokens or, if in_row, of the row, those with keys up to `last`: f64, the weight, or the number, of
-    keys below `middle`; i32, the largest of these; i32, the smallest other."""
+    """Of the gathered tokens or, if in_row, of the row, those with keys up to `last`: f64, the weight, or the number,
+    of keys below `middle`; i32, the largest of these; i32, the smallest other."""
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], tl.float64)
     below = tl.full([BLOCK], -1, tl.int32)
@@ -75,8 +75,8 @@ def _key_reaching(
     base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, aim,
     BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The key, among those up to `last`, at which the sum over ascending keys reaches `aim`: bisection, in which either end
-    goes on to the next key that there is."""
+    """The key, among those up to `last`, at which the sum over ascending keys reaches `aim`: bisection, in which either
+    end goes on to the next key that there is."""
     low, high = tl.zeros([], tl.int32), last + 1  # the sum of keys below low is less than aim, that below high is not
     while high - low > 1:
         middle = low + (high - low) // 2
@@ -128,8 +128,8 @@ def distributions_kernel(
 def _ranked(
     base, top, temperature, vocab, scaled, weights, count, fits, head_mass, low_mass, top_k, top_p, least, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a row with top-k or top-p: its bound, mass and moment, and 1 if they come from the heads alone, which they do if these are there
-    and suffice."""
+    """Of a row with top-k or top-p: its bound, mass and moment, and 1 if they come from the heads alone, which they do
+    if these are there and suffice."""
     num_heads = tl.where(fits, count, 0)
     reaches = tl.where(top_k > 0, count >= top_k, head_mass >= top_p * (head_mass + low_mass))
     in_row = (fits == 0) | (reaches == 0)
@@ -154,7 +154,8 @@ def _ranked(
 
 @triton.jit
 def _kept(base, top, temperature, vocab, heads, weights, num_heads, in_row, bound, BLOCK: tl.constexpr):
-    """(f64, f64): the weight, and weight times scaled logits, of tokens with scaled >= bound: of the heads or the row."""
+    """(f64, f64): the weight, and weight times scaled logits, of tokens with scaled >= bound: of the heads or the
+    row."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float64)
     moment = tl.zeros([BLOCK], tl.float64)

@@ -1,5 +1,5 @@
-"""`chunks_kernel` and `draw_kernel` draw tokens from edited distributions, by inversion: the first sums the weights of each chunk of a row,
-the second finds the chunk in which a row's uniform number falls, and the token there.
+"""`chunks_kernel` and `draw_kernel` draw tokens from edited distributions, by inversion: the first sums the weights of
+each chunk of a row, the second finds the chunk in which a row's uniform number falls, and the token there.
 
 What a draw is made with lies in memory as DRAW of `specq.verification.cuda_draws`, in words of 8 bytes.
 """
@@ -23,7 +23,8 @@ def _span(vocab, num_chunks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK: tl.constexpr):
-    """f64[BLOCK]: the weights of the tokens from `at` on: exp(s) where s >= bound; of edited tokens what the edits say."""
+    """f64[BLOCK]: the weights of the tokens from `at` on: exp(s) where s >= bound; of edited tokens what the edits
+    say."""
     words, numbers = draws + row * 7, draws.to(tl.pointer_type(tl.float64)) + row * 7
     temperature = tl.load(numbers + 3).to(tl.float32)
     top, bound = tl.load(numbers + 4).to(tl.float32), tl.load(numbers + 5).to(tl.float32)
@@ -43,7 +44,8 @@ def _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK
     do_not_specialize_on_alignment=["draws", "edit_ids", "edit_values", "sums"],
 )
 def chunks_kernel(logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, BLOCK: tl.constexpr):
-    """(draws, chunks): sums f64[draws, chunks], of the weights of each chunk, which has tokens that follow each other."""
+    """(draws, chunks): sums f64[draws, chunks], of the weights of each chunk, which has tokens that follow each
+    other."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = _span(vocab, tl.num_programs(1), BLOCK)
     mass = tl.zeros([BLOCK], tl.float64)
@@ -59,9 +61,9 @@ def chunks_kernel(logits, stride, vocab, splits, draws, edit_ids, edit_values, s
 def draw_kernel(
     logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, num_chunks, chosen, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(draws): chosen i32[draws], the first token up to which the weights sum to more than the uniform number times all. Sums
-    of a scan may be a last bit more at a token without weight, so such a token is never chosen; where rounding leaves
-    none, it is the last with weight."""
+    """(draws): chosen i32[draws], the first token up to which the weights sum to more than the uniform number times
+    all. Sums of a scan may be a last bit more at a token without weight, so such a token is never chosen; where
+    rounding leaves none, it is the last with weight."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, MAX_SPLITS)
     masses = tl.load(sums + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)

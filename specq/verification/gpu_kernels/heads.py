@@ -50,9 +50,9 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
 
 @triton.jit
 def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
-    """Of the tokens of a part: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of 256 numbers: what a
-    lane adds up is a few hundred weights, whose errors are as often up as down. The likeliest are counted apart: where they have nearly
-    all of the mass, what is beside them would be lost in it."""
+    """Of the tokens of a part: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of
+    256 numbers: what a lane adds up is a few hundred weights, whose errors are as often up as down. The likeliest are
+    counted apart: where they have nearly all of the mass, what is beside them would be lost in it."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -69,7 +69,8 @@ def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.constexpr):
-    """The same of those that min-p keeps: whether a token that is at its bound is one, its exact scaled logit decides."""
+    """The same of those that min-p keeps: whether a token that is at its bound is one, its exact scaled logit
+    decides."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -90,10 +91,10 @@ def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.co
 def heads_kernel(
     logits, stride, vocab, splits, words, num_logit_rows, tops, counts, columns, heights, room, sums, of_all, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly so: counts i32[rows,
-    splits], OVERFULL where there was too little room; columns and heights as in `_gather`. sums f64[rows, splits, 3]: of the other
-    tokens that min-p keeps the mass; 0; and what `weigh_kernel` adds. Of the other rows, if of_all: of all tokens that min-p keeps
-    the mass, and the mass times scaled logits."""
+    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly
+    so: counts i32[rows, splits], OVERFULL where there was too little room; columns and heights as in `_gather`. sums
+    f64[rows, splits, 3]: of the other tokens that min-p keeps the mass; 0; and what `weigh_kernel` adds. Of the other
+    rows, if of_all: of all tokens that min-p keeps the mass, and the mass times scaled logits."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
@@ -118,8 +119,9 @@ def heads_kernel(
 
 @triton.jit
 def _gather(base, vocab, top, temperature, least, split, splits, columns, room, BLOCK: tl.constexpr):
-    """Gather the heads of a part, each lane in a column of its own, which asks nothing of other lanes: columns i64[room, BLOCK] hold
-    tokens, and in the low halves the bits of logits relative to the largest. Return the other tokens' mass f64, and the heights of the columns i32[BLOCK], more than the room where heads are missing."""
+    """Gather the heads of a part, each lane in a column of its own, which asks nothing of other lanes: columns
+    i64[room, BLOCK] hold tokens, and in the low halves the bits of logits relative to the largest. Return the other
+    tokens' mass f64, and the heights of the columns i32[BLOCK], more than the room where heads are missing."""
     inverse = 1.0 / temperature
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
@@ -152,8 +154,8 @@ def _gather(base, vocab, top, temperature, least, split, splits, columns, room, 
 def weigh_kernel(
     logits, stride, vocab, splits, words, counts, columns, heights, room, wide, scaled_out, head_ids, weights, sums, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): of rows with top-k or top-p and not more than `wide` heads, [rows, wide] without gaps: their scaled logits f32, their
-    tokens i32, and their weights f64; the third of sums: the weight of each part."""
+    """(rows, splits): of rows with top-k or top-p and not more than `wide` heads, [rows, wide] without gaps: their
+    scaled logits f32, their tokens i32, and their weights f64; the third of sums: the weight of each part."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)

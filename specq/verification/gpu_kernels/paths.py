@@ -1,8 +1,8 @@
-"""`walk_kernel` and `longest_kernel` go down drafted trees, a program a session: which nodes are accepted, and with what the token that
-follows is chosen. So the host waits once, when that token is there.
+"""`walk_kernel` and `longest_kernel` go down drafted trees, a program a session: which nodes are accepted, and with
+what the token that follows is chosen. So the host waits once, when that token is there.
 
-Trees lie in memory as `specq.verification.cuda_paths` writes them: a session has at most BLOCK nodes, siblings and tokens that they or their
-distribution name, each of which is a lane.
+Trees lie in memory as `specq.verification.cuda_paths` writes them: a session has at most BLOCK nodes, siblings and
+tokens that they or their distribution name, each of which is a lane.
 """
 
 # Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
@@ -44,12 +44,13 @@ def walk_kernel(
     logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, width, draws, edit_ids, edit_values, lengths, nodes,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(steps): the rule of `probabilistic`, as `specq.verification.walks` has it: lengths i32[steps] of the accepted paths, -1 where a row is
-    not of numbers; nodes i32[n], of each path from where the step's nodes begin on; draws [steps] of DRAW, edit_ids i64 and edit_values
-    f64[steps, BLOCK], with which the token that follows is drawn.
+    """(steps): the rule of `probabilistic`, as `specq.verification.walks` has it: lengths i32[steps] of the accepted
+    paths, -1 where a row is not of numbers; nodes i32[n], of each path from where the step's nodes begin on; draws
+    [steps] of DRAW, edit_ids i64 and edit_values f64[steps, BLOCK], with which the token that follows is drawn.
 
-    numbers f64: a uniform number for each node's acceptance, then one for each row's draw. trees i32: where the nodes of each step begin
-    and the last ones end, then parents[n], whether nodes are sampled [n], named [n, width + 1] and weights [n, width] as in `Drafted`."""
+    numbers f64: a uniform number for each node's acceptance, then one for each row's draw. trees i32: where the nodes
+    of each step begin and the last ones end, then parents[n], whether nodes are sampled [n], named [n, width + 1] and
+    weights [n, width] as in `Drafted`."""
     step, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, count, parents = _tree(trees, step, lane)
     first_row, is_node = first + step, lane < count
@@ -126,11 +127,11 @@ def walk_kernel(
 def longest_kernel(
     logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, last_rows, lengths, nodes, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(steps): the longest accepted path, as `specq.verification.longest` finds it: lengths and nodes as in `walk_kernel`, and last_rows
-    i32[steps], the row that follows each path.
+    """(steps): the longest accepted path, as `specq.verification.longest` finds it: lengths and nodes as in
+    `walk_kernel`, and last_rows i32[steps], the row that follows each path.
 
-    numbers f64: limits, then deltas, of all rows, as in `Bars`. trees as in `walk_kernel`, but for named i32[n], the nodes' tokens, and
-    nothing after it."""
+    numbers f64: limits, then deltas, of all rows, as in `Bars`. trees as in `walk_kernel`, but for named i32[n], the
+    nodes' tokens, and nothing after it."""
     step, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, count, parents = _tree(trees, step, lane)
     first_row, is_node = first + step, lane < count

@@ -1,5 +1,5 @@
-"""What the kernels have in common: the fields of rows, as ROW of `specq.verification.packing` lies in memory, in words of 8
-bytes, and their logits."""
+"""What the kernels have in common: the fields of rows, as ROW of `specq.verification.packing` lies in memory, in words
+of 8 bytes, and their logits."""
 
 # Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
 # mypy: ignore-errors
@@ -58,8 +58,8 @@ def relative_logits(base, token_ids, is_token, top):
 
 @triton.jit
 def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
-    """The probabilities f64 of tokens in a row, or each in a row of its own, whose distributions f64[rows, 4] are known; 0 for what is no
-    token, such as -1."""
+    """The probabilities f64 of tokens in a row, or each in a row of its own, whose distributions f64[rows, 4] are
+    known; 0 for what is no token, such as -1."""
     is_token = (token_ids >= 0) & (token_ids < vocab)
     found = distributions + row * 4
     base, top = logits + logit_row_of(words, row) * stride, tl.load(found).to(tl.float32)

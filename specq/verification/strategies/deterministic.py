@@ -2,8 +2,8 @@
 
 The target's own token is y = argmax of `sampling.perturbed_scores`: a function of target logits, parameters, seed and
 position only. So the text is the same with any drafter, or none, and follows the target's distribution exactly over
-seeds. A drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races can
-(Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+seeds. A drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races
+can (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
 The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample; here a mismatch is never
 accepted, and the target's own token takes its place.
@@ -87,7 +87,8 @@ def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, draf
 
 
 def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[IntpArray, IntpArray]:
-    """Return (num_tokens, reached) as `_flat` does, of the paths that `_extend` gives: of many steps at once, level by level."""
+    """Return (num_tokens, reached) as `_flat` does, of the paths that `_extend` gives: of many steps at once, level by
+    level."""
     matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[::-1]
     following = np.full(len(tokens) + 1, -1, np.intp)  # nothing follows row -1, the last one here
     following[packed.parent_rows[matches]] = packed.node_rows[matches]  # of several the last stays
@@ -101,7 +102,8 @@ def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[
 
 
 def _flat(paths: Sequence[list[int]]) -> tuple[IntpArray, IntpArray]:
-    """Return how many rows each path has, i64[steps], and these: a step's first row, and those that follow accepted nodes."""
+    """Return how many rows each path has, i64[steps], and these: a step's first row, and those that follow accepted
+    nodes."""
     num_tokens = np.array([len(path) for path in paths], np.intp)
     return num_tokens, np.fromiter(chain.from_iterable(paths), np.intp)
 

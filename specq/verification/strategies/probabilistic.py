@@ -2,13 +2,14 @@
 
 The rule (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1; Chen et al.
 2023; for siblings, recursive rejection sampling without replacement: Yang et al. 2024, and Jeon et al. 2024): at a
-position with target distribution t, judge the children in order. Child x, drawn from draft distribution d, is accepted with
-probability min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After the last,
-the token is drawn from what t has become; after an accepted leaf, from the target's own distribution (the bonus).
+position with target distribution t, judge the children in order. Child x, drawn from draft distribution d, is accepted
+with probability min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After
+the last, the token is drawn from what t has become; after an accepted leaf, from the target's own distribution (the
+bonus).
 
 - Sampled siblings are drawn without replacement from one draft distribution (`DraftDistributions`): each from that
-  distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then come the point
-  masses, whose draft distribution is all on their token: they are accepted with probability t(x).
+  distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then come the
+  point masses, whose draft distribution is all on their token: they are accepted with probability t(x).
 
 The seed project accepts a mismatch with min(1, p/q) but emits no residual sample, and picks the longest of N accepted
 candidates. Both bias the text (tests/verification/ has them as mutants); here depth and choice come out of the rule.
@@ -17,10 +18,10 @@ Nothing waits for a sampled child that was drafted but is not in the step: wheth
 looking at its token. So drawing the target's own token there, and keeping the child's subtree only if the two agree, is
 exact.
 
-Target distributions are kept unnormalised: `walks.SiblingGroup.residual` at the tokens that children or their distributions
-name, the target's own probabilities everywhere else, and `mass` for their sum. So a rejection touches k numbers, not a
-vocabulary. Distributions, their probabilities at those tokens, and the residual draws come for all sessions at once from the
-device; the walk in between asks a few numbers of each.
+Target distributions are kept unnormalised: `walks.SiblingGroup.residual` at the tokens that children or their
+distributions name, the target's own probabilities everywhere else, and `mass` for their sum. So a rejection touches k
+numbers, not a vocabulary. Distributions, their probabilities at those tokens, and the residual draws come for all
+sessions at once from the device; the walk in between asks a few numbers of each.
 """
 
 from __future__ import annotations

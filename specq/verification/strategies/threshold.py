@@ -3,7 +3,8 @@
 The bias: a drafted token above the threshold is emitted for certain, however often the target itself would say it.
 
 The target's probability is that after temperature and cuts; at T = 0, where that distribution is a point mass and the
-strategy would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible drafts through.
+strategy would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible
+drafts through.
 """
 
 from __future__ import annotations

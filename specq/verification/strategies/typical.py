@@ -1,8 +1,8 @@
 """`typical`: accept a node iff the target gives its token more than min(eps, delta * exp(-entropy)). Lossy.
 
 Typical acceptance of Medusa (Cai et al. 2024, section 2.3.1): where the target is unsure, many tokens are typical and
-the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats, is that
-of the distribution after temperature and cuts; at T = 0 only the argmax is accepted, as in Medusa's code.
+the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats, is
+that of the distribution after temperature and cuts; at T = 0 only the argmax is accepted, as in Medusa's code.
 
 The bias: a drafted token above the bar is emitted for certain, however often the target itself would say it.
 """

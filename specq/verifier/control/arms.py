@@ -1,14 +1,16 @@
 """Which sources of drafts a verifier uses: by what they were measured to bring, in committed tokens a second.
 
-What a draft costs cannot be summed up from prices: a drafter on the next core takes cache and bandwidth from the verifier, and what
-the verifier looks up itself may be the same tokens. So each set of sources is an arm, and for each load level (1 session, 2, 3 to
-5, 6 to 11, ...) arms are measured in windows of service. An arm that is not in use is tried for a window now and then, between
-two windows of the one in use, and what counts is the ratio of each such triple: both sides of it have met the same machine and
-nearly the same texts. The more an arm loses, the more rarely it is tried: all trials together may cost a hundredth of the tokens. What each
-source takes and brings by itself says which arm is tried first, and a window ends early where its answer is evident: a source that takes several
-plain steps a round is dropped within some rounds.
+What a draft costs cannot be summed up from prices: a drafter on the next core takes cache and bandwidth from the
+verifier, and what the verifier looks up itself may be the same tokens. So each set of sources is an arm, and for each
+load level (1 session, 2, 3 to 5, 6 to 11, ...) arms are measured in windows of service. An arm that is not in use is
+tried for a window now and then, between two windows of the one in use, and what counts is the ratio of each such
+triple: both sides of it have met the same machine and nearly the same texts. The more an arm loses, the more rarely it
+is tried: all trials together may cost a hundredth of the tokens. What each source takes and brings by itself says which
+arm is tried first, and a window ends early where its answer is evident: a source that takes several plain steps a round
+is dropped within some rounds.
 
-A source that has never sent anything is not compared, so that whoever joins is used; nor is a trial of one that sends nothing.
+A source that has never sent anything is not compared, so that whoever joins is used; nor is a trial of one that sends
+nothing.
 
 No clock: seconds are given.
 """
@@ -26,21 +28,24 @@ from specq.verifier.control.source_bounds import SourceBounds
 from specq.verifier.control.source_yields import Arm, Yields
 from specq.verifier.control.window import Window
 
-# Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many seconds.
+# Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many
+# seconds.
 WARM_UP_ROUND_TRIPS, WARM_UP_STEPS, LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5, 2, 0.1
 ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 0.1, 1.0
-# Of the difference between the load and a step's sessions, with each step: they come at once, and end one by one. Where jobs follow one another there are few
-# for a while now and then, until their clients have sent the next ones, and a draft model would compute all texts for some rounds: it falls only after so many seconds.
+# Of the difference between the load and a step's sessions, with each step: they come at once, and end one by one. Where
+# jobs follow one another there are few for a while now and then, until their clients have sent the next ones, and a
+# draft model would compute all texts for some rounds: it falls only after so many seconds.
 MORE_LOAD_FADE, LESS_LOAD_FADE, DIP_S = 0.6, 0.2, 0.05
 
 
 class Arms:
-    """All arms at all loads. Told of each step, it says which sources the next may use: `allowed`; and which of these for one session alone,
-    since nothing is known of them yet: `looked_at`. Those that are `asleep` need not follow the texts: their next trial is far away."""
+    """All arms at all loads. Told of each step, it says which sources the next may use: `allowed`; and which of these
+    for one session alone, since nothing is known of them yet: `looked_at`. Those that are `asleep` need not follow the
+    texts: their next trial is far away."""
 
     def __init__(self, sources: Iterable[str], *, unpriced: Iterable[str] = (), is_measured: bool = True) -> None:
-        """`unpriced`: sources that may take long, nobody knows how long: they are not used before a trial. `is_measured`: else all sources are always
-        allowed."""
+        """`unpriced`: sources that may take long, nobody knows how long: they are not used before a trial.
+        `is_measured`: else all sources are always allowed."""
         self._sources, self._is_measured = frozenset(sources), is_measured
         self._unpriced = frozenset(unpriced) if is_measured else frozenset()
         self._levels: dict[int, LoadLevel] = {}
@@ -64,12 +69,13 @@ class Arms:
         self._heard |= {source for source, count in num_sent.items() if count}
 
     def learn_round_trip(self, seconds: float) -> None:
-        """Take in how long after a verdict the first draft came that had seen it. What takes longer than a second is not a round trip
-        but a drafter that is late, and does not make windows longer."""
+        """Take in how long after a verdict the first draft came that had seen it. What takes longer than a second is
+        not a round trip but a drafter that is late, and does not make windows longer."""
         self.round_trip_s += ROUND_TRIP_FADE * (min(seconds, MOST_ROUND_TRIP_S) - self.round_trip_s)
 
     def meet(self, num_sessions: int) -> None:
-        """Take in how many sessions the next step has, those whose prompts are computed among them: it uses the arm of that load."""
+        """Take in how many sessions the next step has, those whose prompts are computed among them: it uses the arm of
+        that load."""
         if self._is_measured:
             self._allow(self._level(num_sessions))
 
@@ -84,10 +90,12 @@ class Arms:
         num_decoding: int | None = None,
         is_crowded: bool = False,
     ) -> None:
-        """Take in a step of the load that was met: the sessions that there were, the tokens that were committed, its seconds since the step before, and
-        how much each source has added to steps in all, and took and brought in this one. `num_decoding`: the sessions that it computed a token of, None: all. Of a step that
-        computes prompts, too (`is_crowded`), only what it took beyond them counts; where it computes nothing else, it makes no window longer. What is drafted
-        may find no room beside prompts, so that a source which brings nothing there says nothing of what it can bring."""
+        """Take in a step of the load that was met: the sessions that there were, the tokens that were committed, its
+        seconds since the step before, and how much each source has added to steps in all, and took and brought in this
+        one. `num_decoding`: the sessions that it computed a token of, None: all. Of a step that computes prompts, too
+        (`is_crowded`), only what it took beyond them counts; where it computes nothing else, it makes no window longer.
+        What is drafted may find no room beside prompts, so that a source which brings nothing there says nothing of
+        what it can bring."""
         num_decoding = num_sessions if num_decoding is None else num_decoding
         is_decoding = num_decoding > 0
         senders = frozenset(source for source, count in num_added.items() if count > self._num_added.get(source, 0))
@@ -120,8 +128,9 @@ class Arms:
         self.asleep = level.asleep - level.arm
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`): of each arm that is
-        used, or was tried, whether it is used, and its gain; and how many trials there were. A load is its number of sessions."""
+        """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`):
+        of each arm that is used, or was tried, whether it is used, and its gain; and how many trials there were. A load
+        is its number of sessions."""
         arms: dict[str, list[float]] = {}
         for number, level in self._levels.items():
             arms[_label(number, level.used)] = [1, 0]
@@ -131,8 +140,9 @@ class Arms:
         return {"arms": arms, "arm_trials": {str(2**number): one.num_trials for number, one in self._levels.items()}}
 
     def _level(self, num_sessions: int) -> LoadLevel:
-        """Return the level of the load, which follows the number of sessions with a delay, a longer one where they become fewer: it
-        may go up and down from step to step. A level without a trial of its own goes by the nearest that had one."""
+        """Return the level of the load, which follows the number of sessions with a delay, a longer one where they
+        become fewer: it may go up and down from step to step. A level without a trial of its own goes by the nearest
+        that had one."""
         if num_sessions >= self._load:
             self._fewer_s, fade = 0.0, MORE_LOAD_FADE if self._load else 1.0
         else:

@@ -1,9 +1,10 @@
 """Sessions that arrive in a burst begin together.
 
-Whoever arrives just after a step was launched waits until it has ended, and a step that computes prompts takes long as such, few rows or many. So while
-sessions arrive so fast that in this time more of them would miss the step than wait for it, it is put off: until none has arrived for some of their gaps,
-but no longer than it takes as such. Where as many have just ended together, whoever sent these is expected to send others together, so the first one is
-waited for already.
+Whoever arrives just after a step was launched waits until it has ended, and a step that computes prompts takes long as
+such, few rows or many. So while sessions arrive so fast that in this time more of them would miss the step than wait
+for it, it is put off: until none has arrived for some of their gaps, but no longer than it takes as such. Where as many
+have just ended together, whoever sent these is expected to send others together, so the first one is waited for
+already.
 
 No clock: moments are given, in seconds.
 """
@@ -61,8 +62,8 @@ class Bursts:
         return self._is_step_due and self._num >= least
 
     def wait_s(self, now: float, num_waiting: int, step_s: float) -> float:
-        """Return for how many seconds a step that takes `step_s` as such, and for which so many sessions wait, is put off, unless another one
-        arrives before; 0: not at all."""
+        """Return for how many seconds a step that takes `step_s` as such, and for which so many sessions wait, is put
+        off, unless another one arrives before; 0: not at all."""
         if not self.is_arriving or step_s <= num_waiting * self._gap_s:
             return 0.0
         until = min(self._last + max(GAPS * self._gap_s, PATIENCE_S), self._began + step_s)

@@ -1,9 +1,12 @@
-"""Whether the next step is launched before the one in flight has ended, as sources of drafts and sessions want it, and what that saves.
+"""Whether the next step is launched before the one in flight has ended, as sources of drafts and sessions want it, and
+what that saves.
 
-A session whose logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host knows its last token, so where
-steps are launched early every second one. If few sessions are of this kind, that gives more tokens a second than to let all of them wait.
+A session whose logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host
+knows its last token, so where steps are launched early every second one. If few sessions are of this kind, that gives
+more tokens a second than to let all of them wait.
 
-No clock: seconds are given. What steps bring that wait for draft workers, and that do not: `specq.verifier.control.waiting`.
+No clock: seconds are given. What steps bring that wait for draft workers, and that do not:
+`specq.verifier.control.waiting`.
 """
 
 from __future__ import annotations
@@ -32,11 +35,13 @@ class EarlySteps:
         self._waiting = Waiting()
 
     def awaits(self, curve: StepCurve, shares: Shares) -> bool:
-        """Return whether the next step of these sessions, none of which is synchronous, waits until this one has ended."""
+        """Return whether the next step of these sessions, none of which is synchronous, waits until this one has
+        ended."""
         return self._awaits_histories(curve, shares) or self.awaits_drafts(curve, shares)
 
     def _awaits_histories(self, curve: StepCurve, shares: Shares) -> bool:
-        """Return whether it waits for what some have said: half of a token a step is lost of each of these where it does not."""
+        """Return whether it waits for what some have said: half of a token a step is lost of each of these where it
+        does not."""
         num_shaped = int(np.count_nonzero(shares.sessions[0].trees.needs_history[shares.places]))
         if not num_shaped:
             return False
@@ -60,7 +65,8 @@ class EarlySteps:
         return bool(sessions) and are_worth_waiting_for(sessions, len(shares), curve, saved_s)
 
     def saved_s(self, curve: StepCurve, sessions: Sequence[Session]) -> float:
-        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before it has ended."""
+        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before
+        it has ended."""
         if not self._engine.overlaps or self._sources.are_own_awaited(sessions, self._arms.allowed):
             return 0.0
         if any(session.waits for session in sessions):

@@ -1,13 +1,16 @@
 """The arms at one load: what is known of each set of sources beside the one in use, and which is measured next.
 
-Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. The arms are those that differ in one source, those
-of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
-adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
-several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
-(`specq.verifier.control.source_bounds`). Where drafts are right less often than they were, what trials have said of arms that may be better now is forgotten
-(`specq.verifier.control.traffic`), and since that may be one hard passage of a text, the next trial awaits the window after it; an arm that is given up for one
-trial alone is tried again soon. A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
-how soon it comes again. Guesses (`specq.verifier.control.source_yields`) say what is tried, and never what is used. (`specq.verifier.control.arms` has the whole.)
+Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. The arms are those that
+differ in one source, those of one source, and that of none; and the one without all sources that are seen to bring less
+than they take, which is tried first. An arm that adds a source must gain by more than a standard error, so that of arms
+that are nearly equal the one with fewer sources is used. One that differs in several is tried later, and not at all for
+a while if what is known of each of them says that it loses; so is one that promises a loss at best
+(`specq.verifier.control.source_bounds`). Where drafts are right less often than they were, what trials have said of
+arms that may be better now is forgotten (`specq.verifier.control.traffic`), and since that may be one hard passage of a
+text, the next trial awaits the window after it; an arm that is given up for one trial alone is tried again soon. A
+trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says how soon it
+comes again. Guesses (`specq.verifier.control.source_yields`) say what is tried, and never what is used.
+(`specq.verifier.control.arms` has the whole.)
 
 No clock: seconds are given.
 """
@@ -36,12 +39,14 @@ GUESSED, EVIDENTLY_GUESSED = (
     0.4,
 )  # gains, in logarithms: an arm that is guessed to be so much better is tried next; and at once
 FAIR_PART = 0.1  # of a window: what a visit to a load must bring for a trial to go on at the next
-# Of the tokens: what all trials together may cost while little is known, and where the answer has stood for STANDING trials.
+# Of the tokens: what all trials together may cost while little is known, and where the answer has stood for STANDING
+# trials.
 TRIALS_COST, STANDING_COST, STANDING = 0.01, 0.005, 4.0
 # Standard errors that an arm has lost by; growth of the patience, from trial to trial.
 GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
-# Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by so much ends early.
+# Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by
+# so much ends early.
 EVIDENT, SOON_EVIDENT = 2.0, 3.0
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 HOPELESS = 0.1  # the least loss, as a logarithm, that a trial's best promise must show for it to end
@@ -53,8 +58,8 @@ DOUBTED = 0.25  # trials that a single one stands for, where it alone says that 
 
 
 def affordable(lost: float, weight: float, num_challengers: int) -> int:
-    """Return how many windows must lie between trials of an arm each of which loses the tokens of so many windows, as so many trials say, so
-    that they cost no more than its share."""
+    """Return how many windows must lie between trials of an arm each of which loses the tokens of so many windows, as
+    so many trials say, so that they cost no more than its share."""
     cost = TRIALS_COST + (STANDING_COST - TRIALS_COST) * min(weight / STANDING, 1.0)
     return min(math.ceil(max(lost, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
 
@@ -63,7 +68,8 @@ def affordable(lost: float, weight: float, num_challengers: int) -> int:
 class Challenger:
     """An arm that is not in use.
 
-    gain, variance, weight  the mean of ln(its rate / that of the arm in use) over trials, its variance between them, and how many
+    gain, variance, weight  the mean of ln(its rate / that of the arm in use) over trials, its variance between them,
+                            and how many
                 trials they stand for; older ones fade
     lost        by its last trial, in windows of the arm in use
     is_put_off  whether its next trial was put off, since it promises a loss
@@ -94,7 +100,8 @@ class Challenger:
         self.until_trial, self.is_put_off = self.patience, False
 
     def doubt(self) -> None:
-        """Set that it is tried again soon, and that this counts for more: one trial alone says that it loses, which may have met a hard passage of a text."""
+        """Set that it is tried again soon, and that this counts for more: one trial alone says that it loses, which may
+        have met a hard passage of a text."""
         self.weight, self.is_put_off = DOUBTED, False
         self.patience = self.until_trial = LEAST_PATIENCE
 
@@ -119,13 +126,18 @@ class LoadLevel:
     """The arms at one load.
 
     sources  all that there are; used: the arm in use; trial: the one that is being tried instead, if any
-    had     the part of the trial's window that was there when the load came back; is_second: whether a visit brought too little before
+    had     the part of the trial's window that was there when the load came back; is_second: whether a visit brought
+            too little before
     num_trials  at this load itself
-    before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the window after it
-    of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session was drafted for alone
-    debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
+    before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the
+            window after it
+    of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session
+              was drafted for alone
+    debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put
+            off begins
     traffic what rounds of the arm in use give; is_fallen: it has fallen since the last trial ended
-    step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
+    step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a
+            step
     asleep  sources whose next trial is far away: they need not follow the texts
     steps   what steps of each arm usually take: what stalls take beyond it does not count
     bounds  what each source can do at best; num_sessions: of a step, for which they are asked
@@ -155,7 +167,8 @@ class LoadLevel:
 
     @classmethod
     def of(cls, sources: Arm, unpriced: Arm = frozenset(), bounds: SourceBounds | None = None) -> LoadLevel:
-        """Return the state before anything is known: all sources are used but the `unpriced` ones, whose trials come first."""
+        """Return the state before anything is known: all sources are used but the `unpriced` ones, whose trials come
+        first."""
         level = cls(sources, sources - unpriced, bounds or SourceBounds())
         level._meet_challengers(silent=frozenset())
         return level
@@ -166,8 +179,8 @@ class LoadLevel:
         return LoadLevel(self.sources, self.used, self.bounds, challengers, step=self.step, yields=dict(self.yields))
 
     def _meet_challengers(self, silent: Arm) -> None:
-        """Let those arms be tried that differ in one source from the one in use, those of one source, and that of none; `silent`: sources that
-        need not be left out."""
+        """Let those arms be tried that differ in one source from the one in use, those of one source, and that of none;
+        `silent`: sources that need not be left out."""
         others = sorted(self.sources - silent)
         arms = [self.used ^ {other} for other in others] + [silent, *(silent | {other} for other in others)]
         for arm in arms:
@@ -178,8 +191,8 @@ class LoadLevel:
             del self.challengers[arm]
 
     def _forget_trials(self, fall: float) -> None:
-        """Where the arm in use gives so much less than before, as a logarithm, let those be tried as if they had not been, but for how much trials
-        differ, that lost by less: they may give as much as before."""
+        """Where the arm in use gives so much less than before, as a logarithm, let those be tried as if they had not
+        been, but for how much trials differ, that lost by less: they may give as much as before."""
         if not fall:
             return
         self.is_fallen = True
@@ -194,9 +207,9 @@ class LoadLevel:
         return self.used if self.trial is None else self.trial
 
     def resume(self, round_trip_s: float) -> None:
-        """Come back from another load, which cut a trial short if one was under way. It goes on if the last visit brought a fair part of
-        its window. It may have begun late in that visit, so it has a second chance, from the beginning; then it is given up: visits
-        may be too short for any."""
+        """Come back from another load, which cut a trial short if one was under way. It goes on if the last visit
+        brought a fair part of its window. It may have begun late in that visit, so it has a second chance, from the
+        beginning; then it is given up: visits may be too short for any."""
         if self.trial is None:
             return
         part = self.window.part(round_trip_s)
@@ -212,8 +225,8 @@ class LoadLevel:
     # --- windows ------------------------------------------------------------------------------------------------------
 
     def is_over(self, round_trip_s: float) -> bool:
-        """Return whether the window has said enough: it is full, or, of a trial, the answer is evident; or, of the arm in use, it is evident that
-        another should be tried."""
+        """Return whether the window has said enough: it is full, or, of a trial, the answer is evident; or, of the arm
+        in use, it is evident that another should be tried."""
         if self.window.part(round_trip_s) >= 1:
             return True
         if not self.window.says_something(round_trip_s):
@@ -228,7 +241,8 @@ class LoadLevel:
         return gain > max(EVIDENTLY_GUESSED, EVIDENT * math.sqrt(self.window.variance)) and not self._weight(arm)
 
     def _awaits_unknown(self) -> bool:
-        """Return whether the next trial is the first of a source of which nothing is known: it waits for no full window."""
+        """Return whether the next trial is the first of a source of which nothing is known: it waits for no full
+        window."""
         return any(
             challenger.until_trial <= 1 and not challenger.weight and not challenger.is_put_off
             for source in self._unknown(self.sources - self.used)
@@ -241,7 +255,8 @@ class LoadLevel:
         return abs(window.log_rate - self.before.log_rate) > deviations * noise
 
     def _noise(self, arm: Arm, window: Window) -> float:
-        """Return the variance of the gain that a trial says: as trials of the arm showed it, or as the steps of both windows do, if that is more."""
+        """Return the variance of the gain that a trial says: as trials of the arm showed it, or as the steps of both
+        windows do, if that is more."""
         of_trials = self.challengers[arm].variance * sum(1 / min(one.size, 1.0) for one in (window, self.before)) / 2
         return max(of_trials, window.variance + self.before.variance)
 
@@ -267,7 +282,8 @@ class LoadLevel:
 
     @property
     def looked_at(self) -> Arm:
-        """The sources of a trial of which nothing is known: where there are several sessions, they draft for one alone at first."""
+        """The sources of a trial of which nothing is known: where there are several sessions, they draft for one alone
+        at first."""
         if self.trial is None or self.num_sessions < MANY:
             return frozenset()
         return self._unknown(self.trial - self.used)
@@ -276,8 +292,9 @@ class LoadLevel:
         return frozenset(source for source in sources if self.bounds.best(source, self.num_sessions) is None)
 
     def take_trial_step(self, num_tokens: int, seconds: float, whole_s: float, yields: Yields) -> bool:
-        """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its arm loses. `seconds`: of the whole, without
-        a stall; what the sources that are tried took by themselves is none: at first a draft model computes all texts."""
+        """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its
+        arm loses. `seconds`: of the whole, without a stall; what the sources that are tried took by themselves is none:
+        at first a draft model computes all texts."""
         if self.trial is None:
             return False
         added = self.trial - self.used
@@ -314,8 +331,8 @@ class LoadLevel:
             self.tried = arm, window
 
     def _compare(self, arm: Arm, gain: float, noise: float = 0.0) -> None:
-        """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays. `noise`: the variance
-        of that, as its steps show it."""
+        """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that
+        pays. `noise`: the variance of that, as its steps show it."""
         self.num_trials += 1
         self.is_fallen = False
         challenger = self.challengers[arm]
@@ -353,8 +370,8 @@ class LoadLevel:
     # --- which is tried -----------------------------------------------------------------------------------------------
 
     def _choose_trial(self, silent: Arm) -> None:
-        """Begin the trial of the arm that is guessed to be better and was not tried, or the one that is most overdue, and of several that which
-        promises most. Arms that lack a source which was never heard wait."""
+        """Begin the trial of the arm that is guessed to be better and was not tried, or the one that is most overdue,
+        and of several that which promises most. Arms that lack a source which was never heard wait."""
         self._meet_challengers(silent)
         open_to_trial = {arm: one for arm, one in self.challengers.items() if not silent - arm}
         for arm, challenger in open_to_trial.items():
@@ -375,7 +392,8 @@ class LoadLevel:
         self.trial = min(due, key=lambda arm: (due[arm], -self._promise(arm)), default=None)
 
     def _tried_soon(self) -> Arm:
-        """Return the sources of all arms whose trials are near, but for those that wait until earlier trials are paid for."""
+        """Return the sources of all arms whose trials are near, but for those that wait until earlier trials are paid
+        for."""
         in_debt = self.debt_s > AWAKE * TRIALS_COST * WINDOW_S
         near = [
             arm
@@ -388,12 +406,14 @@ class LoadLevel:
         return self.challengers[arm].weight if arm in self.challengers else 0.0
 
     def _guess(self, window: Window, silent: Arm = frozenset()) -> tuple[Arm, float]:
-        """Return the arm without the sources that bring less than they take, and its gain, as a logarithm, given a window of the arm in use."""
+        """Return the arm without the sources that bring less than they take, and its gain, as a logarithm, given a
+        window of the arm in use."""
         dropped, gain = leanest(window.step, window.yields(self.used - silent))
         return self.used - dropped, gain
 
     def _promise(self, arm: Arm) -> float:
-        """Return the gain that an arm promises at best, as a logarithm, by what each source was seen to take and bring."""
+        """Return the gain that an arm promises at best, as a logarithm, by what each source was seen to take and
+        bring."""
         if not self.step.tokens:
             return 0.0
         added, dropped = arm - self.used, self.used - arm
@@ -402,8 +422,9 @@ class LoadLevel:
         return promise(self.step, yields, added, dropped)
 
     def _put_off(self, arm: Arm, challenger: Challenger) -> None:
-        """Try an arm later, if it promises a loss at best; or, where it differs in several sources and was not tried, what is known of each of
-        them says that it loses. That says nothing of an arm of one source: two that find the same tokens lose together, and each may win alone."""
+        """Try an arm later, if it promises a loss at best; or, where it differs in several sources and was not tried,
+        what is known of each of them says that it loses. That says nothing of an arm of one source: two that find the
+        same tokens lose together, and each may win alone."""
         differs = arm ^ self.used
         gain = promised = self._promise(arm)
         if len(differs) > 1 and len(arm) != 1 and not challenger.weight:

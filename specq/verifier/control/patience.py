@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Patience:
-    """Rounds until the next trial: `least` at first, and twice as many each time that the trial has lost, up to `most`."""
+    """Rounds until the next trial: `least` at first, and twice as many each time that the trial has lost, up to
+    `most`."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most

@@ -1,16 +1,21 @@
 """Chunked prefill, limited by time: how many rows of prompts share a step with sessions that decode.
 
-All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode, the prompts beside them get as many
-rows as keep the step's expected time below `max_slowdown` times that of the step without them; at least as many as take an eighth of it, so that each
-prompt comes to its end, and as long as a step takes for having prompts at all, so that crumbs of prompts do not cost the others more in the end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
-17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short
-prompts that came when no more decoded than waited, as in a burst, whichever of them decode first: they gain more than the others lose.
+All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode,
+the prompts beside them get as many rows as keep the step's expected time below `max_slowdown` times that of the step
+without them; at least as many as take an eighth of it, so that each prompt comes to its end, and as long as a step
+takes for having prompts at all, so that crumbs of prompts do not cost the others more in the end. One step in 17 has
+none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most 17 / 16 *
+max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets.
+Where no session decodes, prompts take all rows that there are. So do short prompts that came when no more decoded than
+waited, as in a burst, whichever of them decode first: they gain more than the others lose.
 
-A verifier sends nothing within a step, neither tokens nor heartbeats. So no step with prompts is planned to take longer than `longest_s` of the step without them
-says, whoever decodes and however short they are, unless LEAST_ROWS of them do. That is what a heartbeat can promise the broker.
+A verifier sends nothing within a step, neither tokens nor heartbeats. So no step with prompts is planned to take longer
+than `longest_s` of the step without them says, whoever decodes and however short they are, unless LEAST_ROWS of them
+do. That is what a heartbeat can promise the broker.
 
-What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
-each row, and for each token that a row attends to, since rows get dearer as the context grows.
+What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that
+only plain rows have), for each row, and for each token that a row attends to, since rows get dearer as the context
+grows.
 """
 
 from __future__ import annotations
@@ -23,20 +28,24 @@ from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.step.shares import Shares
 
 MAX_SLOWDOWN = 1.8
-# Seconds that a step may take in any case; times as long as one without prompts and nodes, so that the weights are read for many rows; rows of
-# prompts that it may have in any case.
+# Seconds that a step may take in any case; times as long as one without prompts and nodes, so that the weights are read
+# for many rows; rows of prompts that it may have in any case.
 LONGEST_S, MOST_LONGER, LEAST_ROWS = 0.5, 4.0, 16
 LEAST = 1 / 8  # of the step without prompts, which prompts may always take
 FADE = 0.97  # of what was learned, in each step with prompts
 OFFSET_FADE = 0.1
-# How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where they are taken for too
-# cheap, more of them show it in the next step, while of few rows that seem dear nothing would be learned.
+# How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where
+# they are taken for too cheap, more of them show it in the next step, while of few rows that seem dear nothing would be
+# learned.
 RIDGE = (0.1, 0.2, 0.1)
 SWEEPS = 20
 MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
 LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least
-TRIAL_EVERY = 4  # steps with prompts that have the least rows, one that has twice as many: else what these take by themselves is not found out
-PLAIN_EVERY = 16  # steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
+# steps with prompts that have the least rows, one that has twice as many: else what these take by themselves is not
+# found out
+TRIAL_EVERY = 4
+# steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
+PLAIN_EVERY = 16
 
 Chunks = tuple[Int32Array, IntpArray]  # where parts of prompts start, i32[n], and how many rows they have, i64[n]
 
@@ -74,7 +83,8 @@ class PrefillLimit:
         return sizes + filled(np.where(is_free, 0, pending), room)
 
     def most_rows(self, chunks: Chunks, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool) -> int:
-        """Return how many rows of prompts, in order of precedence, keep a step within `longest_s`; arguments as of `sizes`."""
+        """Return how many rows of prompts, in order of precedence, keep a step within `longest_s`; arguments as of
+        `sizes`."""
         starts, pending = chunks
         attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
         without = self._without(num_decoding, 0, curve, is_late=is_late)
@@ -87,7 +97,8 @@ class PrefillLimit:
         return as_such + float(self._costs[0]), curve(num_rows) - as_such
 
     def prompts_s(self, chunks: Chunks, num_decoding: int, curve: StepCurve, *, is_late: bool) -> float:
-        """Return the seconds that parts of prompts are expected to add to a step of sessions that decode, without nodes."""
+        """Return the seconds that parts of prompts are expected to add to a step of sessions that decode, without
+        nodes."""
         attended = np.cumsum(_attended(chunks))
         without = self._without(num_decoding, 0, curve, is_late=is_late)
         return float(self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)[-1])
@@ -129,8 +140,8 @@ class PrefillLimit:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, shares: Shares, num_rows: int, seconds: float, curve: StepCurve, *, is_late: bool) -> None:
-        """Learn from the seconds of a step with so many rows, up to the start of the next. The curve learns from what it can explain:
-        of steps without prompts those that were waited for."""
+        """Learn from the seconds of a step with so many rows, up to the start of the next. The curve learns from what
+        it can explain: of steps without prompts those that were waited for."""
         num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
         self._num_mixed = self._num_mixed + 1 if num_prefill else 0
         if num_prefill:
@@ -167,8 +178,8 @@ def longest_s(without_s: float) -> float:
 
 
 def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:
-    """Return f64[count]: what 1, 2, ... rows add to a step with so many others by the curve. Where that step takes longer than was measured, as on a
-    machine that others use by now, so do they."""
+    """Return f64[count]: what 1, 2, ... rows add to a step with so many others by the curve. Where that step takes
+    longer than was measured, as on a machine that others use by now, so do they."""
     times = curve.profiled_times(num_rows, count + 1)
     by_curve: Float64Array = (times[1:] - times[0]) * max(without / times[0], 1.0)
     return by_curve

@@ -6,7 +6,8 @@ import math
 
 
 class RoundTrips:
-    """How long drafts take to answer verdicts: of one commit at a time it is noted when the first draft comes that knows of it."""
+    """How long drafts take to answer verdicts: of one commit at a time it is noted when the first draft comes that
+    knows of it."""
 
     def __init__(self, most_s: float) -> None:
         """An answer that takes longer than this is waited for no more."""
@@ -19,7 +20,8 @@ class RoundTrips:
             self._session_id, self._length, self._at = session_id, length, now
 
     def answer(self, session_id: int, base_len: int, now: float) -> float | None:
-        """Take in a draft below so many tokens; return the seconds since the commit that it answers, if it is the first."""
+        """Take in a draft below so many tokens; return the seconds since the commit that it answers, if it is the
+        first."""
         if session_id != self._session_id or base_len < self._length:
             return None
         self._session_id = -1

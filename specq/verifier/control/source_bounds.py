@@ -1,8 +1,10 @@
-"""What each source of drafts can do at best, by what it was seen to take and to bring: what cannot pay need not be tried.
+"""What each source of drafts can do at best, by what it was seen to take and to bring: what cannot pay need not be
+tried.
 
-A source takes at least so many seconds of a step, and brings at most so many tokens to each session. What was seen at one load holds at others: with
-more sessions a draft takes no less time, and with half as many no less than half. Tokens are the mean of what was accepted of it, and so much
-more as few rounds leave open. So a bound errs on the side of drafts: it says what is tried late and when a trial may end, never what is used.
+A source takes at least so many seconds of a step, and brings at most so many tokens to each session. What was seen at
+one load holds at others: with more sessions a draft takes no less time, and with half as many no less than half. Tokens
+are the mean of what was accepted of it, and so much more as few rounds leave open. So a bound errs on the side of
+drafts: it says what is tried late and when a trial may end, never what is used.
 
 No clock: seconds are given.
 """
@@ -16,7 +18,8 @@ from dataclasses import dataclass, field
 from specq.verifier.control.source_yields import Yield, Yields
 
 ROUNDS = 2  # at a load, before anything is known of its seconds: what is done once, as compiling is, is in the first
-RISE = 0.05  # of the difference, where a source takes more than the least that it took: what it does may have become dearer
+# of the difference, where a source takes more than the least that it took: what it does may have become dearer
+RISE = 0.05
 MEMORY = 64.0  # verdicts after which one has faded to 1/e
 DEVIATIONS, PRIOR_VARIANCE = (
     2.0,
@@ -38,7 +41,8 @@ class _Least:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one source: its least seconds by the number of sessions, a power of two; tokens of a session's round."""
+    """What was seen of one source: its least seconds by the number of sessions, a power of two; tokens of a session's
+    round."""
 
     least: dict[int, _Least] = field(default_factory=dict)
     weight: float = 0.0  # verdicts
@@ -66,15 +70,16 @@ class SourceBounds:
         self._seen: dict[str, _Seen] = {}
 
     def learn(self, num_sessions: int, seconds: float, senders: Iterable[str], yields: Yields) -> None:
-        """Take in a step of so many sessions, all of which decode, and of so many seconds: what each source that sent something took and brought.
-        None takes longer than the whole step."""
+        """Take in a step of so many sessions, all of which decode, and of so many seconds: what each source that sent
+        something took and brought. None takes longer than the whole step."""
         for source in yields.keys() & set(senders):
             taken = yields[source]
             taken = taken._replace(seconds=min(taken.seconds, seconds))
             self._seen.setdefault(source, _Seen()).learn(num_sessions, taken)
 
     def best(self, source: str, num_sessions: float) -> Yield | None:
-        """Return the least seconds and the most tokens of a source in a step of so many sessions; None where too little is known."""
+        """Return the least seconds and the most tokens of a source in a step of so many sessions; None where too little
+        is known."""
         seen = self._seen.get(source)
         known = {} if seen is None else {load: one for load, one in seen.least.items() if one.num_rounds >= ROUNDS}
         if seen is None or not known:

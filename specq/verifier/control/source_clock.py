@@ -1,4 +1,5 @@
-"""What each source of drafts took, step by step: the seconds in which it was waited for, and those of its rows; and what it brought."""
+"""What each source of drafts took, step by step: the seconds in which it was waited for, and those of its rows; and
+what it brought."""
 
 from __future__ import annotations
 

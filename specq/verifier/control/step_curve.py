@@ -2,13 +2,14 @@
 
 Beyond the largest size that was measured the curve is a line, whose slope is learned from such steps.
 
-Time that the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as they run,
-and added to each. It makes a step slower, and thus one more row relatively cheaper. What a drafted node costs beyond its row (its
-share of a long context, judging, grafting) must not count among that, or drafting would look the cheaper, the dearer it is. It is
-learned from drafted steps that follow plain ones of as many sessions; where there are no plain steps, nothing is known of it.
+Time that the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as
+they run, and added to each. It makes a step slower, and thus one more row relatively cheaper. What a drafted node costs
+beyond its row (its share of a long context, judging, grafting) must not count among that, or drafting would look the
+cheaper, the dearer it is. It is learned from drafted steps that follow plain ones of as many sessions; where there are
+no plain steps, nothing is known of it.
 
-A curve that falls would make the scheduler add rows to save time, so times never decrease: a size counts with the least time that it or a
-larger one took, since what disturbs a measurement only ever adds to it.
+A curve that falls would make the scheduler add rows to save time, so times never decrease: a size counts with the least
+time that it or a larger one took, since what disturbs a measurement only ever adds to it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MOST_EXTRA = 4.0  # times the profiled seconds, of a step or of a row
 
 
 def profiled_rows(jumps: Sequence[int], most: int) -> list[int]:
-    """Return the numbers of rows, at most so many, of which steps are to be measured, given the `jumps` of an engine."""
+    """Return the numbers of rows, at most so many, of which steps are to be measured, given the `jumps` of an
+    engine."""
     last = min(PROFILED_ROWS[-1], most)
     beside = (rows + more for rows in jumps for more in (0, 1))
     return sorted({rows for rows in (*PROFILED_ROWS, *beside) if rows <= last})
@@ -94,7 +96,8 @@ class StepCurve:
             self.node_s *= 1 - NODE_FADE
 
     def learn_slope(self, num_rows: int, seconds: float) -> None:
-        """Learn what a row takes beyond the largest size that was measured, from a step with more rows; few more say little of it."""
+        """Learn what a row takes beyond the largest size that was measured, from a step with more rows; few more say
+        little of it."""
         last, num_more = float(self._times[-1]), num_rows - len(self._times)
         if num_more > 0:
             slope = min(max(seconds - self.extra_s - last, 0.0) / num_more, MOST_EXTRA * last / len(self._times))
@@ -119,7 +122,8 @@ class StepCurve:
 
 
 def step_curves(engine: Engine, sizes: Sequence[int]) -> tuple[StepCurve, StepCurve]:
-    """Measure steps of so many rows: those in which no thread on another core takes part, and those of the engine as it is."""
+    """Measure steps of so many rows: those in which no thread on another core takes part, and those of the engine as it
+    is."""
     times = engine.step_times(sizes)
     curve = unhelped = StepCurve(sizes[: len(times)], times)
     if engine.is_helped:

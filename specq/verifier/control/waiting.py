@@ -1,9 +1,11 @@
 """Whether the next step waits for drafts of draft workers, or begins behind the one in flight.
 
-A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; a plain step is launched early
-(`specq.verifier.step.in_flight`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
-second than those that were launched early; else they overlap, as if nobody drafted, unless so much hangs on the trees that it pays by itself
-(`specq.verifier.step.node_choice.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
+A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; a plain step
+is launched early (`specq.verifier.step.in_flight`). So nodes must bring more than what that costs. Steps wait where
+those that waited lately gave more tokens a second than those that were launched early; else they overlap, as if nobody
+drafted, unless so much hangs on the trees that it pays by itself
+(`specq.verifier.step.node_choice.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each
+time that does not pay.
 
 No clock: seconds are given.
 """
@@ -16,10 +18,12 @@ from dataclasses import dataclass, field
 from specq.verifier.control.patience import Patience
 from specq.verifier.control.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
 
-MARGIN = 1.05  # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is certain
+# times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is
+# certain
+MARGIN = 1.05
 FADE = 0.05  # of what is known of steps, with each one
-# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way. After so many steps or verdicts
-# it ends if it gave less than so much of what steps give that were launched early.
+# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way.
+# After so many steps or verdicts it ends if it gave less than so much of what steps give that were launched early.
 TRIAL_VERDICTS, LEAST_STEPS, LEFT_OUT, FEW_STEPS, FEW_VERDICTS, HOPELESS = 24, 6, 2, 5, 12, 0.9
 FIRST_PATIENCE, MOST_PATIENCE = 256, 8192  # steps between trials
 
@@ -41,8 +45,8 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Load:
-    """What is known at one load, of steps that were waited for and those that were launched early; num_steps: of the trial under way, None if
-    there is none; patience: steps until the next."""
+    """What is known at one load, of steps that were waited for and those that were launched early; num_steps: of the
+    trial under way, None if there is none; patience: steps until the next."""
 
     waited: _Rate = field(default_factory=_Rate)
     early: _Rate = field(default_factory=_Rate)

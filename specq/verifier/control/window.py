@@ -1,4 +1,5 @@
-"""Windows of service: what was measured of one set of sources without a break for another. No clock: seconds are given."""
+"""Windows of service: what was measured of one set of sources without a break for another. No clock: seconds are
+given."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from types import MappingProxyType
 
 from specq.verifier.control.source_yields import NOTHING, Arm, Yield
 
-# A window is the longest of: seconds; round trips, where draft workers are heard; LEAST_STEPS steps; and so many that they
-# have WINDOW_VERDICTS verdicts, of all sessions, or WINDOW_STEPS.
+# A window is the longest of: seconds; round trips, where draft workers are heard; LEAST_STEPS steps; and so many that
+# they have WINDOW_VERDICTS verdicts, of all sessions, or WINDOW_STEPS.
 WINDOW_S, WINDOW_ROUND_TRIPS, WINDOW_STEPS, WINDOW_VERDICTS, LEAST_STEPS = 0.25, 5, 20, 40, 8
 # One that is evidently better or worse than another may be over after so many steps and seconds.
 FEW_STEPS, FEW_S = 4, 0.1
@@ -18,7 +19,8 @@ FEW_STEPS, FEW_S = 4, 0.1
 
 @dataclass(slots=True)
 class Window:
-    """What was measured of one arm without a break for another; `decoded`: the tokens of those steps whose verdicts count, which compute no prompts."""
+    """What was measured of one arm without a break for another; `decoded`: the tokens of those steps whose verdicts
+    count, which compute no prompts."""
 
     tokens: int = 0
     decoded: int = 0
@@ -61,8 +63,8 @@ class Window:
         return Yield(self.seconds, self.tokens).over(self.steps)
 
     def yields(self, sources: Arm) -> dict[str, Yield]:
-        """Return what each of some sources took and brought in a step. Its longest seconds do not count: what is done once, as compiling is, says
-        nothing of the next steps."""
+        """Return what each of some sources took and brought in a step. Its longest seconds do not count: what is done
+        once, as compiling is, says nothing of the next steps."""
         found = {}
         for source in sources & self.of_sources.keys():
             seconds, tokens = self.of_sources[source]
@@ -76,7 +78,8 @@ class Window:
 
     @property
     def variance(self) -> float:
-        """Return the variance of `log_rate`, as its steps show it (delta method): on a busy machine they differ by much."""
+        """Return the variance of `log_rate`, as its steps show it (delta method): on a busy machine they differ by
+        much."""
         if self.steps < 2 or not self.tokens:
             return 1.0
         of_tokens, of_seconds, of_both = self.squares

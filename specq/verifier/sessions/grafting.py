@@ -1,8 +1,9 @@
 """How drafts become nodes on the trees of sessions: as one batch of arrays, aligned with the transcripts.
 
-Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). It is aligned by content
-(`specq.verifier.trees.reference_graft`). It may speak of a position that has been passed (what the transcript agrees with
-survives), of parents that never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
+Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). It is aligned
+by content (`specq.verifier.trees.reference_graft`). It may speak of a position that has been passed (what the
+transcript agrees with survives), of parents that never arrived (orphans) or that were cut (stale); it may arrive twice.
+None of that is an error.
 
 Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
@@ -30,7 +31,8 @@ CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chai
 class DraftBatch:
     """Drafts for some sessions: d of them with n nodes, of one draft after the other, parents before children.
 
-    sessions, lanes, base_lens, first_ids, sizes   [d], or one number for all drafts: as in `Draft`, and how many nodes each has. With
+    sessions, lanes, base_lens, first_ids, sizes   [d], or one number for all drafts: as in `Draft`, and how many nodes
+    each has. With
                   NEXT_IDS as first id, parents are places in the draft
     token_ids, parent_ids i32[n], scores f[n]: log-probabilities given the parent
     is_whole      [d]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
@@ -55,8 +57,8 @@ class DraftBatch:
 
 
 def graft_batch(batch: DraftBatch, now: float) -> Grafted:
-    """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All sessions are in
-    the same draft trees; drafts for those that are closed have no effect."""
+    """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All
+    sessions are in the same draft trees; drafts for those that are closed have no effect."""
     return batch.sessions[0].trees.graft(
         [session.place for session in batch.sessions],
         batch.lanes,
@@ -75,7 +77,8 @@ def graft_batch(batch: DraftBatch, now: float) -> Grafted:
 
 
 def batch_of(arrived: Sequence[tuple[Session, Draft]], *, is_measured: bool = False) -> DraftBatch:
-    """Return at least one well-formed draft as a batch; those with distributions are dropped as a whole if they do not fit."""
+    """Return at least one well-formed draft as a batch; those with distributions are dropped as a whole if they do not
+    fit."""
     drafts = [draft for _, draft in arrived]
     drawn = _drawn(arrived)
     return DraftBatch(
@@ -114,12 +117,13 @@ def batch_of_chains(
     return DraftBatch(sessions, lane, base_lens, NEXT_IDS, counts, *nodes, is_measured=is_measured)
 
 
-# --- what a draft carries for its nodes -----------------------------------------------------------------------------------
+# --- what a draft carries for its nodes
+# -----------------------------------------------------------------------------------
 
 
 class Drawn(NamedTuple):
-    """What some drafts, of which one has distributions at least, say of their nodes: scores f64[n]; rows i32[n]: which of the
-    distributions a node was drawn from, -1 for a point mass."""
+    """What some drafts, of which one has distributions at least, say of their nodes: scores f64[n]; rows i32[n]: which
+    of the distributions a node was drawn from, -1 for a point mass."""
 
     scores: Float64Array
     rows: Int32Array
@@ -154,8 +158,8 @@ def predicted_scores(draft: Draft) -> Float64Array:
     """Return f64[n]: the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
 
     Of a point mass it is the drafter's score. Of a sampled node it is the probability that a second draw from its draft
-    distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value, too; but
-    here it cannot depend on the node's own token.
+    distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value,
+    too; but here it cannot depend on the node's own token.
     """
     scores = draft.scores.astype(np.float64)
     if not draft.q_size:

@@ -1,7 +1,7 @@
 """A session's past as judging needs it, updated as the transcript grows: no step looks at the whole context again.
 
-Rule: what is kept follows from the transcript, the prompt's length and the parameters alone. So a session that is opened
-again, here or on another verifier, counts the same.
+Rule: what is kept follows from the transcript, the prompt's length and the parameters alone. So a session that is
+opened again, here or on another verifier, counts the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _ROOM = 64  # tokens that arrays have room for at first; it doubles where they a
 
 
 class Past:
-    """The past of one session, whose transcript `history` is given each time; `end_ids` are the tokens that end its text."""
+    """The past of one session, whose transcript `history` is given each time; `end_ids` are the tokens that end its
+    text."""
 
     def __init__(self, params: SamplingParams, prompt_len: int, end_ids: tuple[int, ...] = ()) -> None:
         self._is_needed, self._prompt_len, self._end_ids = params.needs_history, prompt_len, end_ids
@@ -53,7 +54,8 @@ def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
 
 
 class TokenCounts:
-    """How often each token was generated, of those that occur: tokens of the text, and `with_prompt` those of the prompt."""
+    """How often each token was generated, of those that occur: tokens of the text, and `with_prompt` those of the
+    prompt."""
 
     def __init__(self, *, with_prompt: bool) -> None:
         self._with_prompt = with_prompt
@@ -63,7 +65,8 @@ class TokenCounts:
         self._counts: Float32Array = np.zeros(0, np.float32)
 
     def arrays(self) -> tuple[Int32Array, Float32Array]:
-        """Return the tokens that occur, i32[k] ascending, and how often each was generated, f32[k]; both as they are now."""
+        """Return the tokens that occur, i32[k] ascending, and how often each was generated, f32[k]; both as they are
+        now."""
         return self._token_ids[: self._size].copy(), self._counts[: self._size].copy()
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:

@@ -1,5 +1,5 @@
-"""Which sessions have room in the engine: sessions that wait are opened while their contexts fit, others are evicted if need be.
-A session that can never run is refused."""
+"""Which sessions have room in the engine: sessions that wait are opened while their contexts fit, others are evicted if
+need be. A session that can never run is refused."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def admit(
 ) -> Sequence[Session]:
     """Open the running sessions whose turn it is and whose contexts fit; return those that are open, at most so many.
 
-    `prefilling`: None, or, where a step is in flight, the prefills in it. Then nobody is evicted, since that step
-    would be lost for a session in it: where there is no room, nobody is returned, and it is decided when the step has ended.
+    `prefilling`: None, or, where a step is in flight, the prefills in it. Then nobody is evicted, since that step would
+    be lost for a session in it: where there is no room, nobody is returned, and it is decided when the step has ended.
 
-    If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
-    rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open always comes to its end.
-    `faults` gets the sessions that cannot be opened. Of each session it is noted whether more decoded than waited when its turn came first.
+    If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal,
+    or between rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open
+    always comes to its end. `faults` gets the sessions that cannot be opened. Of each session it is noted whether more
+    decoded than waited when its turn came first.
     """
     turn = _turn(running, most, engine)
     if not turn:
@@ -83,15 +84,17 @@ def admit(
 def _with_room(
     turn: Sequence[Session], running: Sequence[Session], parked: list[Session], engine: Engine, faults: Faults
 ) -> list[Session]:
-    """Evict sessions until those of a turn that are open have room for a row each, and return these, but for those at fault."""
+    """Evict sessions until those of a turn that are open have room for a row each, and return these, but for those at
+    fault."""
     if engine.free_slots < _num_open(turn):
         _make_room(running, turn, parked, engine)
     return [session for session in turn if session.is_open and session not in faults]
 
 
 def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Session]:
-    """Return at most so many sessions, those that have waited longest. Where there are more, one without KV waits until its context
-    fits: a turn that evicts those of other turns would undo what they computed, and none might ever come to its end."""
+    """Return at most so many sessions, those that have waited longest. Where there are more, one without KV waits until
+    its context fits: a turn that evicts those of other turns would undo what they computed, and none might ever come to
+    its end."""
     if len(running) <= most:
         return running
     free_slots = engine.free_slots
@@ -136,19 +139,21 @@ def _malformed(message: Open) -> str:
 
 
 def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int, *, is_alone: bool) -> bool:
-    """Return whether a session's context fits beside a row of each of so many that are open: else it would be evicted at once. If no other session
-    runs, parked ones are evicted for it."""
+    """Return whether a session's context fits beside a row of each of so many that are open: else it would be evicted
+    at once. If no other session runs, parked ones are evicted for it."""
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
     return is_alone or session.length + num_open < engine.free_slots
 
 
 class _Prefixes:
-    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are from the first on. Nobody
-    waits for a session of another owner: the KV is not shared, and the wait would say what that one asked for.
+    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are
+    from the first on. Nobody waits for a session of another owner: the KV is not shared, and the wait would say what
+    that one asked for.
 
-    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other needs. Nor for what a
-    session computes that has waited for the same tokens itself: they are none that can be shared, as where they end in no whole block.
+    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other
+    needs. Nor for what a session computes that has waited for the same tokens itself: they are none that can be shared,
+    as where they end in no whole block.
     """
 
     def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
@@ -168,8 +173,8 @@ class _Prefixes:
             self._known.setdefault(least, set()).add((session.owner, session.context()[:least].tobytes()))
 
     def awaited_by(self, session: Session) -> int:
-        """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which others compute; 0: of none. Its
-        last token is computed in any case."""
+        """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which
+        others compute; 0: of none. Its last token is computed in any case."""
         context, num_shared = session.context(), 0
         for least, prefixes in self._known.items():
             if num_shared < least < len(context) and (session.owner, context[:least].tobytes()) in prefixes:

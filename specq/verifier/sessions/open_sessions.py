@@ -1,5 +1,5 @@
-"""The open sessions of a verifier in order of precedence, and which of them take part in the next step: read from the arrays, for all
-at once."""
+"""The open sessions of a verifier in order of precedence, and which of them take part in the next step: read from the
+arrays, for all at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ SYNC, JIT = MODES.index("sync"), MODES.index("jit")
 
 
 class _States(NamedTuple):
-    """Of all sessions in order of precedence: which have tokens left to generate and are not too far ahead of the journal, which take part
-    in steps now, which of them in the next one, and which need one token more to be computed before the next is known."""
+    """Of all sessions in order of precedence: which have tokens left to generate and are not too far ahead of the
+    journal, which take part in steps now, which of them in the next one, and which need one token more to be computed
+    before the next is known."""
 
     sessions: list[Session]
     may_run: BoolArray
@@ -29,8 +30,9 @@ class _States(NamedTuple):
 class OpenSessions(dict[int, Session]):
     """Sessions by their ids: those that have waited longest come first.
 
-    `changed` must be called after any change to a session, but for those made here. `has_flight`: a step is in flight; then a session all of
-    whose tokens have KV, or will have, is one token longer than is known, and joins the next step unless that token must be known to the host by then.
+    `changed` must be called after any change to a session, but for those made here. `has_flight`: a step is in flight;
+    then a session all of whose tokens have KV, or will have, is one token longer than is known, and joins the next step
+    unless that token must be known to the host by then.
     """
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
@@ -95,8 +97,9 @@ class OpenSessions(dict[int, Session]):
         return _chosen(states.sessions, states.joins)
 
     def all_go_on(self, places: IntpArray) -> bool:
-        """Return whether those that take part now are the sessions at these places, in this order, and all of their tokens have KV, or will have it
-        when what is in flight has ended; none needs a token that the host does not know."""
+        """Return whether those that take part now are the sessions at these places, in this order, and all of their
+        tokens have KV, or will have it when what is in flight has ended; none needs a token that the host does not
+        know."""
         states, trees = self._states(), self.trees
         assert self._order is not None
         own = self._order[1][states.runs]

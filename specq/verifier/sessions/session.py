@@ -1,10 +1,10 @@
 """A session at the verifier: what is committed, and its place among the draft trees of all sessions.
 
-What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all sessions at once; the
-attributes here read and write the same places.
+What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all
+sessions at once; the attributes here read and write the same places.
 
-Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
-`specq.verifier.sessions.grafting`.
+Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no
+model. How drafts come onto the tree is in `specq.verifier.sessions.grafting`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Session:
         self.waits = message.speculation.waits  # for its drafters: in each round, or where it has no draft
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        # Whether its prompt yields to sessions that decode: more did than waited when its turn came. None: it has not come.
+        # Whether its prompt yields to sessions that decode: more did than waited when its turn came. None: it has not
+        # come.
         self.yields_to_decode: bool | None = None
         self.waited_for = 0  # its first how many tokens it has last waited for another session to compute
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
@@ -193,7 +194,8 @@ class Session:
         return self.length - int(self.kv_len)
 
     def context(self) -> Int32Array:
-        """Return the transcript as an array, i32[length]. It is made anew when tokens have come since it was last asked for."""
+        """Return the transcript as an array, i32[length]. It is made anew when tokens have come since it was last asked
+        for."""
         if len(self._context) < self.length:
             self._context = np.array(self.token_ids, np.int32)
         return self._context
@@ -203,8 +205,8 @@ class Session:
         return self._past.history(self.token_ids)
 
     def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
-        """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop string's
-        matcher takes in the tokens: call it once for each round."""
+        """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop
+        string's matcher takes in the tokens: call it once for each round."""
         room = self.limit - self.length
         tokens = token_ids[:room]
         num_kept = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)

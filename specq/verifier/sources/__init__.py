@@ -6,9 +6,9 @@
     unread                    drafts that are verified before the host has read them
     table                     which sources a configuration asks for
 
-The sources themselves are `source.py` of each method in `specq.drafting`, which import from here and from nowhere else in the verifier.
-To add one: a file with a class that fulfils `DraftSource` and a function `make`, and one line in `SOURCES`. Every source runs
-through the suite of `specq.testing.conformance.sources`.
+The sources themselves are `source.py` of each method in `specq.drafting`, which import from here and from nowhere else
+in the verifier. To add one: a file with a class that fulfils `DraftSource` and a function `make`, and one line in
+`SOURCES`. Every source runs through the suite of `specq.testing.conformance.sources`.
 """
 
 from specq.verifier.control.patience import Patience

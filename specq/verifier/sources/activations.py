@@ -1,9 +1,10 @@
-"""Hidden states for remote drafters that read them: the rows of each session's text as steps give them, kept for a while, and sent.
+"""Hidden states for remote drafters that read them: the rows of each session's text as steps give them, kept for a
+while, and sent.
 
-Rules: a session whose drafters ask for nothing costs nothing. Of each session the newest rows are kept, as many as a drafter asked for at
-most, in bfloat16, so that a drafter that joins late has something to begin with; of all sessions together MOST_KEPT_BYTES. While draft workers
-are asked to be silent nothing is sent, and nothing waits for the device. What is lost on the way is not sent again: who reads it begins behind the gap.
-No I/O.
+Rules: a session whose drafters ask for nothing costs nothing. Of each session the newest rows are kept, as many as a
+drafter asked for at most, in bfloat16, so that a drafter that joins late has something to begin with; of all sessions
+together MOST_KEPT_BYTES. While draft workers are asked to be silent nothing is sent, and nothing waits for the device.
+What is lost on the way is not sent again: who reads it begins behind the gap. No I/O.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ Layers = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one. Parts are [n, width], in
-    bfloat16 as u16, or still as the engine gave them."""
+    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one. Parts
+    are [n, width], in bfloat16 as u16, or still as the engine gave them."""
 
     window: int = 0
     end: int = 0
@@ -155,7 +156,8 @@ class ActivationFeeds:
         return feed is not None and feed.session is session and session.is_open and not session.finish
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and nothing else."""
+        """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and
+        nothing else."""
         if not self._feeds:
             return
         paths = accepted_paths(rounds)
@@ -200,7 +202,8 @@ class ActivationFeeds:
                 kept.clear()
 
     def fresh(self, may_draft: bool) -> list[Activations]:
-        """Return what was not sent yet; where draft workers are asked to be silent, that of synchronous sessions alone."""
+        """Return what was not sent yet; where draft workers are asked to be silent, that of synchronous sessions
+        alone."""
         feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.waits]
         found = [message for feed in feeds for lane in feed.lanes.values() for message in _fresh(feed, lane)]
         self._bound()

@@ -42,8 +42,9 @@ def accepted_paths(rounds: Rounds) -> Paths:
 def followed_rows(
     part: ComputedDrafts, paths: Paths, takes: Callable[[Session], bool]
 ) -> Iterator[tuple[Session, Followed]]:
-    """Yield what each text goes on with behind the rows of hidden states that were computed of it: of the tokens that the step computed, and of
-    the accepted path. `takes`: whether a session's text is followed. To be asked after the step was committed."""
+    """Yield what each text goes on with behind the rows of hidden states that were computed of it: of the tokens that
+    the step computed, and of the accepted path. `takes`: whether a session's text is followed. To be asked after the
+    step was committed."""
     shares, hidden = part.shares, part.output.hidden
     if hidden is None:
         return

@@ -1,10 +1,12 @@
 """What a verifier needs of whatever drafts for its sessions.
 
-Each step asks its sources twice: `begin` before the host sends and receives, `collect` when the step is planned. What is collected is
-hung onto the sessions' draft trees, whoever drafted it, and after the step each source observes what became of it.
+Each step asks its sources twice: `begin` before the host sends and receives, `collect` when the step is planned. What
+is collected is hung onto the sessions' draft trees, whoever drafted it, and after the step each source observes what
+became of it.
 
 Rules: drafts are hints. A source commits nothing; what it has not collected in time has no effect; what it raises, but
-EngineLostError, costs its drafts and nothing else. Its context of a session follows the session's rounds; `close` ends it.
+EngineLostError, costs its drafts and nothing else. Its context of a session follows the session's rounds; `close` ends
+it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Budget(NamedTuple):
 
     curve            the seconds that a step takes, by its rows
     min_accept_prob  the least cumulative acceptance probability with which verifying a node paid in the last step
-    unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0: none may
+    unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0:
+                     none may
     max_rows         of a step without prompts
     """
 
@@ -65,13 +68,15 @@ class Setup(NamedTuple):
 
 
 class ComputedDrafts(NamedTuple):
-    """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their order."""
+    """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their
+    order."""
 
     shares: Shares
     output: StepOutput
 
     def of_layers(self, layers: tuple[int, ...]) -> ComputedDrafts:
-        """Return the same with the hidden states of these layers alone; without any where the step was not asked for all of them."""
+        """Return the same with the hidden states of these layers alone; without any where the step was not asked for
+        all of them."""
         hidden = self.output.hidden
         if hidden is None or hidden.layers in ((), layers):
             return self
@@ -88,7 +93,8 @@ class DraftSource(ABC):
     layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
-    is_priced     whether a draft takes little, or no more than pays by what was measured at start-up: else the source is silent until a trial
+    is_priced     whether a draft takes little, or no more than pays by what was measured at start-up: else the source
+                  is silent until a trial
     """
 
     name: ClassVar[str]
@@ -111,22 +117,23 @@ class DraftSource(ABC):
         """Return what was drafted. `sessions` decode and take part in the step; drafts may be of any."""
 
     def read(self, clock: Callable[[], float]) -> None:
-        """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the step was launched. What
-        could not be read is no token, and so rejected."""
+        """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the
+        step was launched. What could not be read is no token, and so rejected."""
         raise NotImplementedError("this source hangs no drafts unread")
 
     def scratch(self, session: Session) -> ScratchRows:
-        """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents are -1 or earlier
-        ones of them. Where the step has no room for them, they are left out."""
+        """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents
+        are -1 or earlier ones of them. Where the step has no room for them, they are left out."""
         return NO_SCRATCH
 
     def wants_prompt(self, session: Session) -> bool:
-        """Return whether hidden states are wanted of all rows of a session's context, not only of those that are judged."""
+        """Return whether hidden states are wanted of all rows of a session's context, not only of those that are
+        judged."""
         return False
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:  # noqa: B027 - need not be written
-        """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden states and
-        the logits of scratch rows that were asked for, where the engine keeps them."""
+        """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden
+        states and the logits of scratch rows that were asked for, where the engine keeps them."""
 
     def refuse(self, session: Session) -> None:  # noqa: B027
         """Draft no more for a session: its drafts could not be used."""

@@ -44,7 +44,8 @@ MOST_REFUSALS = 8  # that are logged: a drafter asks again and again
 class SourceSet:
     """A mailbox of remote drafters, and the other sources of a verifier.
 
-    waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
+    waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile
+                 included
     node_s       seconds that it takes to receive a draft node and to graft it
     mail_s       seconds that the drafts which arrive between two steps may take (`specq.verifier.sources.mail_time`)
     num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
@@ -92,7 +93,8 @@ class SourceSet:
         self.looked_at, self.asleep = looked_at, asleep
 
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
-        """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when it is awake."""
+        """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when
+        it is awake."""
         is_own = bool(source.layers) and source is not self.mailbox
         return is_own and source.name in self.asleep and not any(session.waits for session in sessions)
 
@@ -107,7 +109,8 @@ class SourceSet:
         return {name: count + self.num_scratch[name] for name, count in self.num_sent.items()}
 
     def are_own_awaited(self, sessions: Sequence[Session], allowed: Arm) -> bool:
-        """Return whether the verifier's own sources draft for some of these sessions, none of which is synchronous, before each of their steps."""
+        """Return whether the verifier's own sources draft for some of these sessions, none of which is synchronous,
+        before each of their steps."""
         are_used = any(source.name in allowed for source in self.sources if source is not self.mailbox)
         return are_used and any(session.takes_drafts for session in sessions)
 
@@ -119,7 +122,8 @@ class SourceSet:
             self.num_dropped += 1
 
     def ask_activations(self, session: Session, message: GetActivations) -> list[Activations]:
-        """Give a remote drafter hidden states from now on; return those that are kept. ProtocolError for layers that the engine does not give."""
+        """Give a remote drafter hidden states from now on; return those that are kept. ProtocolError for layers that
+        the engine does not give."""
         layers, num_layers = message.tap_layers, self._engine.num_tap_layers
         if layers and not max(layers) < num_layers:
             said = f"has layers 0 to {num_layers - 1}" if num_layers else "gives none"
@@ -142,7 +146,8 @@ class SourceSet:
         now: float,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
+        """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous
+        ones."""
         begun = self._ask(
             "begin", lambda source: source.begin(self._drafted_for(sessions, source, allowed), budget, now), clock
         )
@@ -203,8 +208,8 @@ class SourceSet:
         return True
 
     def _set_scratch(self, sessions: Sequence[Session], allowed: Arm) -> None:
-        """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which stand where the
-        text then ended, are gone, whether or not their session decodes now."""
+        """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which
+        stand where the text then ended, are gone, whether or not their session decodes now."""
         for session in self._with_scratch:
             session.scratch = NO_SCRATCH
         self._ask("scratch", lambda source: self._add_scratch(source, self._drafted_for(sessions, source, allowed)))
@@ -265,8 +270,8 @@ class SourceSet:
         clock: Callable[[], float] | None = None,
         idle_s: float | None = None,
     ) -> None:
-        """Let the sources take in what a step committed, which took so long; idle_s: seconds that the host waited for it with the next one in
-        flight, if it was."""
+        """Let the sources take in what a step committed, which took so long; idle_s: seconds that the host waited for
+        it with the next one in flight, if it was."""
         self._mail_time.learn(step_s, self._mail_took_s, idle_s)
         computed = [ComputedDrafts(*part) for part in done]
         self._ask("observe", lambda source: self._show(source, rounds, computed), clock)

@@ -1,6 +1,7 @@
 """What drafts beside the remote drafters, made of a verifier's configuration.
 
-Rule: modules of sources are imported when their source is made, so a verifier without a draft model needs none of its libraries.
+Rule: modules of sources are imported when their source is made, so a verifier without a draft model needs none of its
+libraries.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ SOURCES = {
 
 
 def make_sources(setup: Setup) -> Iterator[DraftSource]:
-    """Yield the sources that the configuration asks for, in the order in which they are asked; ConfigError where one does not
-    fit the target."""
+    """Yield the sources that the configuration asks for, in the order in which they are asked; ConfigError where one
+    does not fit the target."""
     for name in SOURCES:
         source = resolve("draft source", SOURCES, name)(setup)
         if source is not None:

@@ -1,4 +1,5 @@
-"""Drafts that a step verifies before the host has read them: how they hang on the trees as handles, and are put in place once they are read.
+"""Drafts that a step verifies before the host has read them: how they hang on the trees as handles, and are put in
+place once they are read.
 
 Their nodes lie level by level. Of each the host knows the level, and at which place it stands there, not what it is.
 """
@@ -20,8 +21,8 @@ from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 
 class UnreadLayout(NamedTuple):
-    """How the nodes of a draft lie, level by level: their levels, their places in these, and the first node of the level above, -1 at the first
-    one, i64[n] each."""
+    """How the nodes of a draft lie, level by level: their levels, their places in these, and the first node of the
+    level above, -1 at the first one, i64[n] each."""
 
     levels: IntpArray
     ranks: IntpArray
@@ -42,8 +43,8 @@ class UnreadLayout(NamedTuple):
 
 
 def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
-    """Return whether drafts of such a width may hang unread on these sessions' trees: none has other nodes, and all are judged by the target's own
-    tokens alone."""
+    """Return whether drafts of such a width may hang unread on these sessions' trees: none has other nodes, and all are
+    judged by the target's own tokens alone."""
     own = [session for session in sessions if session.place != NONE]
     if not own:
         return False
@@ -90,8 +91,9 @@ def hung_unread(
 def put_tokens(
     trees: DraftTrees, token_ids: Int32Array, scores: npt.NDArray[np.floating] | None = None
 ) -> tuple[IntpArray, Int64Array]:
-    """Put what was read in the place of all handles on the trees: tokens and scores of what these stand for; without scores these stay. Return the
-    nodes that had some, and the places that these stood for; not of drafts that were forgotten meanwhile."""
+    """Put what was read in the place of all handles on the trees: tokens and scores of what these stand for; without
+    scores these stay. Return the nodes that had some, and the places that these stood for; not of drafts that were
+    forgotten meanwhile."""
     nodes = (is_handle(trees.token) & (trees.node_session != NONE)).nonzero()[0]
     places = places_of(trees.token[nodes])
     trees.token[nodes] = token_ids[places]

@@ -1,15 +1,17 @@
 """In which order the nodes of a tree are chosen where some are sampled.
 
-Likeliest first, but no node before those whose tokens may have decided whether it was sent (decision 0008). A drafter that draws
-expands the likeliest node next, and what it draws there says what is likeliest then: so whether a node was sent may depend on
-the token of each node that had been expanded before, in any branch. A drafter sends its nodes in the order in which they grew, and
-the first child of a node together with its expansion, so that the verifier sees what was expanded when. Two things hide it:
+Likeliest first, but no node before those whose tokens may have decided whether it was sent (decision 0008). A drafter
+that draws expands the likeliest node next, and what it draws there says what is likeliest then: so whether a node was
+sent may depend on the token of each node that had been expanded before, in any branch. A drafter sends its nodes in the
+order in which they grew, and the first child of a node together with its expansion, so that the verifier sees what was
+expanded when. Two things hide it:
 
-    a synchronous round   is the likeliest of all that was grown, in the order of likelihood: whether a node is among them depends on
-                          each node before it
+    a synchronous round   is the likeliest of all that was grown, in the order of likelihood: whether a node is among
+                          them depends on each node before it
     a lost message        may have held any expansion: what comes after it depends on all nodes that came before
 
-A node that is not chosen (it is too unlikely, or the engine takes no trees) is never verified in this step: nothing waits for it.
+A node that is not chosen (it is too unlikely, or the engine takes no trees) is never verified in this step: nothing
+waits for it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from specq.verifier.trees import NONE
 
 
 def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
-    """Return nodes in the order in which they are chosen, with `depends_on` set: the last of those that must be chosen before one
-    may be looked at.
+    """Return nodes in the order in which they are chosen, with `depends_on` set: the last of those that must be chosen
+    before one may be looked at.
 
-    `nodes` are the session's candidates, or some of them; if drafts are point masses, any order does. Nodes that wait for one
-    another in a circle, which only a broken drafter sends, are left out.
+    `nodes` are the session's candidates, or some of them; if drafts are point masses, any order does. Nodes that wait
+    for one another in a circle, which only a broken drafter sends, are left out.
     """
     if not session.takes_distributions:
         return list(nodes)
@@ -44,7 +46,8 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
 
 
 def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[int]]:
-    """Yield for each of a lane's nodes, in the order in which they were sent, which more than for those before it must be known."""
+    """Yield for each of a lane's nodes, in the order in which they were sent, which more than for those before it must
+    be known."""
     is_before_loss = True
     for i, node in enumerate(grown):
         if is_before_loss and t.node_id[node] >= first_after_loss:
@@ -57,8 +60,8 @@ def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_
 
 
 class _Order:
-    """Who waits for whom. Nodes are named by their places among `nodes`; further numbers are points in a lane's growth, which are
-    reached when all nodes are chosen that had been expanded by then."""
+    """Who waits for whom. Nodes are named by their places among `nodes`; further numbers are points in a lane's growth,
+    which are reached when all nodes are chosen that had been expanded by then."""
 
     def __init__(self, t: Any, nodes: Sequence[int]) -> None:
         self.t, self.nodes = t, nodes

@@ -1,7 +1,8 @@
-"""What a verifier counts of its steps, for its heartbeats: how long their phases took, their rows, and whose nodes were accepted.
+"""What a verifier counts of its steps, for its heartbeats: how long their phases took, their rows, and whose nodes were
+accepted.
 
-Rule: cheap. A step adds to a few lists; arrays of its nodes are kept as they are and counted many at a time. What the draft trees
-count anyway is read from there.
+Rule: cheap. A step adds to a few lists; arrays of its nodes are kept as they are and counted many at a time. What the
+draft trees count anyway is read from there.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Moments(NamedTuple):
     """When a step reached its stages, in seconds of the clock that it was given.
 
     last    when the forward pass of the step before had ended, if there was work to go on with at once; else None
-    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged. A step that began before the last one had
-            ended has no time of the host's before it, and its forward pass began when that had ended
+    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged. A step that began before
+            the last one had ended has no time of the host's before it, and its forward pass began when that had ended
     """
 
     last: float | None
@@ -47,7 +48,8 @@ class Moments(NamedTuple):
 
 
 class Histogram:
-    """The sum of what was observed, and how often it was at most each limit, and beyond all (`specq.protocol.worker_metrics`)."""
+    """The sum of what was observed, and how often it was at most each limit, and beyond all
+    (`specq.protocol.worker_metrics`)."""
 
     __slots__ = ("counts", "limits", "sum")
 
@@ -121,8 +123,8 @@ def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, ar
 
 
 def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:
-    """Return verified and accepted nodes by depth, given i64[depths, 2], as far down as any were verified; those that lie deeper than is
-    counted count with the last."""
+    """Return verified and accepted nodes by depth, given i64[depths, 2], as far down as any were verified; those that
+    lie deeper than is counted count with the last."""
     deep = verified_at[COUNTED_DEPTHS - 1 :].sum(0)
     counted = np.concatenate([verified_at[: COUNTED_DEPTHS - 1], deep[None]])
     verified = _trimmed(counted[:, 0].tolist())

@@ -37,8 +37,8 @@ OF_NODES = "nodes", "node_ids", "lanes", "is_accepted"
 class Round(NamedTuple):
     """What a step committed to a session.
 
-    base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to the token
-                that ends the text
+    base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to
+                the token that ends the text
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
     origins     u8[m]: the code of each token's origin (`specq.protocol.origins`)
     node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict
@@ -67,7 +67,8 @@ class Round(NamedTuple):
 class Rounds(Sequence[Round]):
     """Rounds of n sessions; the fields are those of `Round`, of one session after the other.
 
-    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids, origins [all]; nodes, node_ids, lanes, is_accepted [nodes]
+    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids, origins [all]; nodes, node_ids,
+        lanes, is_accepted [nodes]
     path        i64[all]: which of `nodes` each token was; NONE for the last of each session, unless that was cut off
     """
 
@@ -113,8 +114,8 @@ class Rounds(Sequence[Round]):
                 self.sessions[i].explained = _explained(own, trees)
 
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
-        """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a verified node hung
-        from the end of the accepted path."""
+        """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a
+        verified node hung from the end of the accepted path."""
         is_drafted, own = path != NONE, np.arange(len(self))
         accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
         self.is_accepted = np.zeros(len(self.nodes), np.uint8)

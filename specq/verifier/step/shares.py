@@ -1,4 +1,5 @@
-"""The parts that sessions have in a step: as arrays for all of them, and one by one for whoever looks at one session."""
+"""The parts that sessions have in a step: as arrays for all of them, and one by one for whoever looks at one
+session."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Shares(Sequence[ScheduledSession]):
         self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
 
     def prompts(self) -> tuple[int, int]:
-        """Return how many rows are of prompts, and how many sessions come to the end of theirs, and so to their first token."""
+        """Return how many rows are of prompts, and how many sessions come to the end of theirs, and so to their first
+        token."""
         if self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self):
             return 0, 0
         is_prompt = self._are_prompts()

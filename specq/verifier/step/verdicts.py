@@ -174,7 +174,8 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
 
 
 def _has_one_remote_lane(session: Session) -> bool:
-    """Return whether all nodes are of the only drafter, which need not be said then; the verifier's own lanes are named always."""
+    """Return whether all nodes are of the only drafter, which need not be said then; the verifier's own lanes are named
+    always."""
     seen = session.trees.seen(session.place)
     return len(seen) == 2 and seen[0] < LEAST_OWN_LANE
 

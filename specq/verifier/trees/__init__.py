@@ -2,7 +2,8 @@
 
 draft_trees     sessions, lanes and nodes, and what is done with them; what other modules use
 arrays          the columns
-compiled        the operations in C (kernels/); reference: the same in plain Python, of which graft, choice, select and commit explain
+compiled        the operations in C (kernels/); reference: the same in plain Python, of which graft, choice, select and
+                commit explain
 one kind of operation each
 """
 

@@ -1,6 +1,8 @@
-"""The columns of the draft trees: NumPy arrays that grow by doubling, seen by Python as memoryviews and by C as one struct.
+"""The columns of the draft trees: NumPy arrays that grow by doubling, seen by Python as memoryviews and by C as one
+struct.
 
-To add a column: name it in one of the tables and, at the same place, in `Trees` of kernels/trees.h; in `STATES` alone if C needs it not.
+To add a column: name it in one of the tables and, at the same place, in `Trees` of kernels/trees.h; in `STATES` alone
+if C needs it not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The draft trees of all sessions of a verifier, as one structure of arrays: no step loops over nodes in Python.
 
-A drafter numbers its nodes; later nodes name their parents by these ids. The node table of its lane resolves an id to a live node
-or, once the node is part of the transcript, to a committed length. Places of nodes, sessions, lanes and groups that are free
-again are used again: whoever keeps the number of a node keeps it for one step at most.
+A drafter numbers its nodes; later nodes name their parents by these ids. The node table of its lane resolves an id to a
+live node or, once the node is part of the transcript, to a committed length. Places of nodes, sessions, lanes and
+groups that are free again are used again: whoever keeps the number of a node keeps it for one step at most.
 
 Each operation is there twice: in C (kernels/) and in plain Python (the modules `reference_*`), which explains it.
 """
@@ -38,8 +38,8 @@ NO_LIMIT = 2**31 - 1
 
 
 class Operations(Protocol):
-    """What is done with nodes. Nodes of several sessions stand one session after the other; `firsts` i64[sessions + 1] says where
-    each session's begin."""
+    """What is done with nodes. Nodes of several sessions stand one session after the other; `firsts` i64[sessions + 1]
+    says where each session's begin."""
 
     def graft(
         self,
@@ -55,21 +55,23 @@ class Operations(Protocol):
         ...
 
     def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
-        """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position before the
-        session's `end`. Set `reach_prob` and `depends_on`.
+        """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position
+        before the session's `end`. Set `reach_prob` and `depends_on`.
 
-        Parents come before children, siblings in the order of judgement, and none is likelier than its parent, and no sampled node
-        likelier than its earlier sibling. So what a node depends on is returned with it, unless that is too unlikely.
+        Parents come before children, siblings in the order of judgement, and none is likelier than its parent, and no
+        sampled node likelier than its earlier sibling. So what a node depends on is returned with it, unless that is
+        too unlikely.
         """
         ...
 
     def best_chains(self, firsts: Int64Array, nodes: Int32Array, most: int) -> tuple[Int64Array, Int32Array]:
-        """Return (firsts, nodes): of each session's candidates the chain of at most `most` nodes that promises most; see
-        `reference_choice.best_chain`."""
+        """Return (firsts, nodes): of each session's candidates the chain of at most `most` nodes that promises most;
+        see `reference_choice.best_chain`."""
         ...
 
     def flatten(self, firsts: Int64Array, nodes: Int32Array) -> tuple[Int32Array, Int32Array, Float32Array]:
-        """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before children."""
+        """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before
+        children."""
         ...
 
     def select(
@@ -85,9 +87,11 @@ class Operations(Protocol):
         rarity: int,
         least: float,
     ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
-        """Return (sizes, token_ids, parents, scores): what is to be hung of drafts in one lane, one for each session; see `reference_select`.
+        """Return (sizes, token_ids, parents, scores): what is to be hung of drafts in one lane, one for each session;
+        see `reference_select`.
 
-        sizes i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES; token_ids, parents, scores [nodes]: parents come before children and
+        sizes i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES; token_ids, parents, scores [nodes]: parents
+        come before children and
                       are places in the draft
         enough        [sessions]: how many accepted tokens the nodes of each must promise
         rarity        of so many drafts without a node as likely as the `least` one is tried
@@ -102,14 +106,15 @@ class Operations(Protocol):
         is_accepted: UInt8Array,
         min_accept_prob: int,
     ) -> None:
-        """Count rounds before their commit, given the verified nodes, so many of each; lanes of sampled drafts learn here, others in
-        `commit`."""
+        """Count rounds before their commit, given the verified nodes, so many of each; lanes of sampled drafts learn
+        here, others in `commit`."""
         ...
 
     def commit(
         self, sessions: npt.ArrayLike, sizes: npt.ArrayLike, token_ids: Int32Array, num_verified: npt.ArrayLike
     ) -> None:
-        """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is cut."""
+        """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is
+        cut."""
         ...
 
     def live(self, session: int) -> list[int]:
@@ -129,8 +134,8 @@ class Grafted(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One drafter of a session: the newest node id that arrived, the first after those that were last lost, or dropped, on their
-    way, and how often the target accepted what it predicted."""
+    """One drafter of a session: the newest node id that arrived, the first after those that were last lost, or dropped,
+    on their way, and how often the target accepted what it predicted."""
 
     seen: int
     first_after_loss: int
@@ -200,8 +205,8 @@ class DraftTrees(Arrays):
         return SessionStats(**counts, positions=self.verified_at[session, :num_depths].tolist())
 
     def totals(self) -> tuple[dict[str, int], Int64Array]:
-        """Return what was counted of all sessions, also of those that are closed: sums by the names of `SessionStats`, and i64[depths, 2],
-        verified and accepted nodes by depth."""
+        """Return what was counted of all sessions, also of those that are closed: sums by the names of `SessionStats`,
+        and i64[depths, 2], verified and accepted nodes by depth."""
         is_open = self.length != NONE
         counts = self._closed_counts + self.counts[is_open].sum(0)
         verified_at = self._closed_verified_at + self.verified_at[is_open].sum(0)
@@ -210,8 +215,8 @@ class DraftTrees(Arrays):
     # --- drafts -------------------------------------------------------------------------------------------------------
 
     def hang_anew(self, session: int, nodes: Sequence[int], parents: Sequence[int]) -> None:
-        """Hang all nodes of a session below other ones of them than before, as deep as they were: parents, as places among them, -1 for the context,
-        come before their children."""
+        """Hang all nodes of a session below other ones of them than before, as deep as they were: parents, as places
+        among them, -1 for the context, come before their children."""
         t, last = self.views, dict[int, int]()
         for node, place in zip(nodes, parents, strict=True):
             above = nodes[place] if place >= 0 else NONE
@@ -243,11 +248,13 @@ class DraftTrees(Arrays):
     ) -> Grafted:
         """Graft well-formed drafts, one after the other; those for places without a session have no effect.
 
-        sessions, lanes, base_lens, first_ids, sizes, arrived   [drafts], or one number for all of them: as in `Draft`, and how many
+        sessions, lanes, base_lens, first_ids, sizes, arrived   [drafts], or one number for all of them: as in `Draft`,
+        and how many
                     nodes each has. With NEXT_IDS as first id, parents are places in the draft, -1 for the context
         token_ids, parent_ids, scores   [nodes], of one draft after the other
         is_whole    [drafts]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
-        is_measured [drafts]: scores of point masses are measured already, over all sessions; the lane's calibration is not applied
+        is_measured [drafts]: scores of point masses are measured already, over all sessions; the lane's calibration is
+            not applied
         rows        i32[nodes]: which of `distributions` a node was drawn from; -1, or without `rows`: a point mass
         """
         heads = np.empty((np.size(sizes), len(HEAD)), np.int64)

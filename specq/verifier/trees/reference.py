@@ -1,4 +1,5 @@
-"""The operations on the draft trees in plain Python: what runs where no C compiler is, and what the C kernels are tested against."""
+"""The operations on the draft trees in plain Python: what runs where no C compiler is, and what the C kernels are
+tested against."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """What may be verified, in plain Python: the reference of kernels/choose.h.
 
-Siblings are judged in this order: sampled ones, as they were drawn, then point masses. A node is judged only if all before it
-were rejected; its acceptance probability accounts for that. So beside sampled siblings no node is likelier than those before
-it, and a cut by probability takes the last first. `probabilistic` is exact only if a sampled node is cut without looking at its
-own token (decision 0008): its probability is computed from the draft distribution and from what was drawn before, never from
-the drafter's score, and `depends_on` is the last node whose token the scheduler must know before it may count on this one.
+Siblings are judged in this order: sampled ones, as they were drawn, then point masses. A node is judged only if all
+before it were rejected; its acceptance probability accounts for that. So beside sampled siblings no node is likelier
+than those before it, and a cut by probability takes the last first. `probabilistic` is exact only if a sampled node is
+cut without looking at its own token (decision 0008): its probability is computed from the draft distribution and from
+what was drawn before, never from the drafter's score, and `depends_on` is the last node whose token the scheduler must
+know before it may count on this one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from specq.verifier.trees.reference_graft import siblings_from
 
 
 def candidates(trees: Arrays, session: int, end: int, floor: float) -> list[int]:
-    """Return a session's nodes with a cumulative acceptance probability of at least `floor` and a position before `end`; set
+    """Return a session's nodes with a cumulative acceptance probability of at least `floor` and a position before
+    `end`; set
     `reach_prob` and `depends_on`."""
     t = trees.views
     found = offered(t, siblings_from(t, t.first_root[session]), 1.0, NONE, floor, end)
@@ -29,7 +31,8 @@ def candidates(trees: Arrays, session: int, end: int, floor: float) -> list[int]
 
 
 def offered(t: Any, siblings: Sequence[int], reach_prob: float, above: int, floor: float, end: int) -> list[int]:
-    """Weigh siblings whose parent has this `reach_prob`; `above` is what the first depends on. Return those that may be verified."""
+    """Weigh siblings whose parent has this `reach_prob`; `above` is what the first depends on. Return those that may be
+    verified."""
     nodes = weighed(t, siblings, reach_prob)
     for node in nodes:
         t.depends_on[node] = above
@@ -55,8 +58,8 @@ def in_order(t: Any, siblings: Sequence[int]) -> list[int]:
 
 
 def probability(t: Any, node: int) -> float:
-    """Return the estimated acceptance of a node given its parent's: as its lane was calibrated, unless its score says what was
-    measured elsewhere."""
+    """Return the estimated acceptance of a node given its parent's: as its lane was calibrated, unless its score says
+    what was measured elsewhere."""
     if t.is_measured[node] and t.group[node] == NONE:
         return Calibration().probability(t.score[node])
     return calibration_of(t, t.node_lane[node]).probability(t.score[node])
@@ -70,8 +73,8 @@ def calibration_of(t: Any, lane: int) -> Calibration:
 def best_chain(t: Any, nodes: Sequence[int], most: int) -> list[int]:
     """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
 
-    Rule: which nodes are taken depends neither on their own tokens nor on what hangs from these. So of sampled siblings only the
-    first is eligible, and what a chain promises counts down to its first sampled node.
+    Rule: which nodes are taken depends neither on their own tokens nor on what hangs from these. So of sampled siblings
+    only the first is eligible, and what a chain promises counts down to its first sampled node.
 
     `nodes` are a session's candidates.
     """
@@ -94,7 +97,8 @@ def best_chain(t: Any, nodes: Sequence[int], most: int) -> list[int]:
 
 
 def parents_within(trees: Arrays, nodes: Sequence[int]) -> list[int]:
-    """Return the parents of a session's nodes as places among them, NONE at the context; they stand before their children."""
+    """Return the parents of a session's nodes as places among them, NONE at the context; they stand before their
+    children."""
     t, found, index = trees.views, list[int](), {NONE: NONE}
     for i, node in enumerate(nodes):
         found.append(index[t.parent[node]])

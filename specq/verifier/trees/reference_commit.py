@@ -1,8 +1,8 @@
 """What a round does to the trees, in plain Python: the reference of kernels/trees.c.
 
-Lanes of sampled drafts learn from the nodes that were judged; other lanes from every node whose parent is on the committed path,
-verified or not: it was accepted iff its token is the one that was committed there. So a node need not be verified for its lane
-to be calibrated.
+Lanes of sampled drafts learn from the nodes that were judged; other lanes from every node whose parent is on the
+committed path, verified or not: it was accepted iff its token is the one that was committed there. So a node need not
+be verified for its lane to be calibrated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _count_tree(t: Any, session: int, verified: list[int], accepted: list[int]) 
 
 
 def _learn(t: Any, verified: list[int], accepted: list[int]) -> None:
-    """Learn from the nodes that were judged: those whose parent was accepted, up to the accepted among their siblings."""
+    """Learn from the nodes that were judged: those whose parent was accepted, up to the accepted among their
+    siblings."""
     at = NONE
     for node, was_accepted in zip(verified, accepted, strict=True):
         if t.parent[node] != at:

@@ -1,8 +1,8 @@
 """How drafts become nodes, in plain Python: the reference of kernels/graft.h, and what runs where no C compiler is.
 
-A draft is aligned by content: a node hangs below a live node, or below the context, or is noted as committed where the transcript
-agrees with it. A parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is
-stale. Which sampled nodes are dropped must never depend on their tokens (decision 0008).
+A draft is aligned by content: a node hangs below a live node, or below the context, or is noted as committed where the
+transcript agrees with it. A parent that is neither in this draft nor in one that arrived before makes an orphan; what
+else does not fit is stale. Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def graft(
 ) -> int:
     """Graft drafts from `first` on; return the first for which there is no room, or their number.
 
-    heads i64[drafts, 8]: see HEAD. A first_id of -1 stands for the lane's next ids; then parents are places in the draft.
+    heads i64[drafts, 8]: see HEAD. A first_id of -1 stands for the lane's next ids; then parents are places in the
+    draft.
     """
     t, node = trees.views, int(heads[:first, HEAD.index("size")].sum())
     for draft in range(first, len(heads)):
@@ -108,12 +109,13 @@ def _graft(t: Any, head: dict[str, int], nodes: list[tuple[int, int, float, int]
     head["num_added"] = t.num_live[session] - before
 
 
-# --- lanes ----------------------------------------------------------------------------------------------------------------
+# --- lanes
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def lane_of(t: Any, session: int, lane_id: int) -> int:
-    """Return the place of a session's lane, a new one if need be. If there are too many, a new one replaces the oldest that is idle;
-    NONE if no lane is idle."""
+    """Return the place of a session's lane, a new one if need be. If there are too many, a new one replaces the oldest
+    that is idle; NONE if no lane is idle."""
     lanes = [t.session_lanes[session, k] for k in range(t.num_lanes[session])]
     known = next((lane for lane in lanes if t.lane_id[lane] == lane_id), NONE)
     if known != NONE:
@@ -178,7 +180,8 @@ def name(t: Any, lane: int, node_id: int, node: int) -> None:
         t.num_refs[lane] += 1
 
 
-# --- nodes ----------------------------------------------------------------------------------------------------------------
+# --- nodes
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def align(t: Any, fresh: Fresh, head: dict[str, int], seen_before: int, parent_id: int) -> None:
@@ -204,11 +207,11 @@ def align(t: Any, fresh: Fresh, head: dict[str, int], seen_before: int, parent_i
 
 
 def attach(t: Any, fresh: Fresh) -> None:
-    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node takes the
-    place of a point mass with its token.
+    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node
+    takes the place of a point mass with its token.
 
-    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses, which is
-    exact whatever they are.
+    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses,
+    which is exact whatever they are.
     """
     siblings = siblings_from(t, t.first_root[fresh.session] if fresh.parent == NONE else t.first_child[fresh.parent])
     node = next((at for at in siblings if t.token[at] == fresh.token), NONE)
@@ -257,8 +260,8 @@ def new_node(t: Any, fresh: Fresh, last: int) -> int:
 def draw(t: Any, node: int, drawn: Fresh) -> None:
     """Become the node that was drawn; children stay.
 
-    The measured acceptance of earlier nodes with its prediction counts only where it is above the prediction; otherwise a few
-    bad drafts would keep all later ones from being tried.
+    The measured acceptance of earlier nodes with its prediction counts only where it is above the prediction; otherwise
+    a few bad drafts would keep all later ones from being tried.
     """
     if t.group[node] == NONE:
         t.group_size[drawn.group] += 1

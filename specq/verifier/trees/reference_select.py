@@ -1,8 +1,8 @@
 """What of drafted trees is hung onto those of sessions, in plain Python: the reference of kernels/select.h.
 
-Of a draft those nodes are kept that are likely enough to be accepted, with all above them, by what became of earlier ones of their lane;
-no node is likelier than its parent. Where no node is, the first is tried now and then, so that the lane learns. Nothing is kept that
-promises less than is enough.
+Of a draft those nodes are kept that are likely enough to be accepted, with all above them, by what became of earlier
+ones of their lane; no node is likelier than its parent. Where no node is, the first is tried now and then, so that the
+lane learns. Nothing is kept that promises less than is enough.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def test_chains_are_the_trees_first_children_round_after_round(directory, follow
 
 
 def test_trees_may_be_drafted_with_the_same_contexts(directory):
-    """Sessions of both kinds in turns, in one KV memory: each drafts what it would alone, and nothing is left behind."""
+    """Sessions of both kinds in turns, in one KV memory: each drafts what it would alone, and nothing is left
+    behind."""
     source, alone, chains_alone = (
         kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel, ChainModel)
     )
@@ -200,7 +201,8 @@ def test_profiling_leaves_no_session(directory):
 
 
 class Recording:
-    """A forward pass that stands for one which is recorded for each padded size, of few rows of a session or of many: notes which were."""
+    """A forward pass that stands for one which is recorded for each padded size, of few rows of a session or of many:
+    notes which were."""
 
     uses_graphs, jumps = True, (1, 4, 8, 16, 24, 32, 48, 64, 1024)
 

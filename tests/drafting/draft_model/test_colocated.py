@@ -139,7 +139,8 @@ def test_several_sessions_share_a_round() -> None:
 
 
 def test_drafts_of_others_hang_beside_ours() -> None:
-    """A session with a doubtful node of a draft worker takes ours onto the same tree; the text is right, both are verified."""
+    """A session with a doubtful node of a draft worker takes ours onto the same tree; the text is right, both are
+    verified."""
     own = make(ToyProposer(wrong_every=3, blind=True))
     open_session(own)
     verdicts = turn(own)
@@ -318,7 +319,8 @@ def test_useless_chains_end() -> None:
 
 
 def test_drawn_chains_are_judged_as_drawn() -> None:
-    """Under `probabilistic` the chain travels with its draft distributions, and is accepted about as often as they predict."""
+    """Under `probabilistic` the chain travels with its draft distributions, and is accepted about as often as they
+    predict."""
     own = make()
     open_session(own, strategy="probabilistic", temperature=1.0)
     turn(own)

@@ -43,7 +43,8 @@ def test_the_faster_kind_is_chosen_and_the_other_tried_ever_more_rarely(is_bette
 
 
 def test_what_a_draft_takes_counts_with_the_tokens() -> None:
-    """Rounds that take a third less beyond their drafts, and give a quarter less, are better only where drafts take little."""
+    """Rounds that take a third less beyond their drafts, and give a quarter less, are better only where drafts take
+    little."""
     for draft_s, is_better in ((0.0, True), (0.02, False)):
         choice = ReadingChoice()
         for is_unread in (False, True) * 400:

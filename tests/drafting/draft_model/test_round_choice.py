@@ -68,8 +68,8 @@ def test_slow_levels_make_chains_short():
 
 
 def test_a_single_pass_for_all_levels_makes_chains_deep():
-    """A level more costs nothing then; what a short draft took says as much of a deep one. Where a pass is dearer than all that it may
-    bring, there is none."""
+    """A level more costs nothing then; what a short draft took says as much of a deep one. Where a pass is dearer than
+    all that it may bring, there is none."""
     levels = StepCurve([1, 64], [0.0005, 0.0005])
     flat = RoundChoice(levels, MOST, is_one_pass=True)
     each = RoundChoice(StepCurve([1, 64], [0.0005, 0.0005]), MOST)

@@ -84,8 +84,8 @@ class World:
 def test_a_perfect_drafter_fills_each_round_of_the_shape(
     mode: str, strategy: str, shape: dict[str, Any], tokens: int
 ) -> None:
-    """Each round but the first and the last commits a token for each level (of fan-outs: and one guessed after the chain), and one of
-    the target's own; nobody waits for a beat."""
+    """Each round but the first and the last commits a token for each level (of fan-outs: and one guessed after the
+    chain), and one of the target's own; nobody waits for a beat."""
     world = World()
     world.open(mode=mode, strategy=strategy, **shape)
     world.finish()

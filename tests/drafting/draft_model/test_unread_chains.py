@@ -1,4 +1,5 @@
-"""Chains that a step verifies before the host has read them: what is said is what would be said of chains that were read."""
+"""Chains that a step verifies before the host has read them: what is said is what would be said of chains that were
+read."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str,
 
 @pytest.mark.parametrize(("launch_s", "more_s", "are_unread"), [(0.003, 0.0, True), (0.001, 0.004, False)])
 def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, more_s: float, are_unread: bool) -> None:
-    """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more then."""
+    """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more
+    then."""
     world, machine, done_at = World(None, width=1), Machine(), dict[str, float]()
     start, finish, launch = world.chains.start, world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
     collect = world.verifier.engine.collect  # type: ignore[attr-defined]

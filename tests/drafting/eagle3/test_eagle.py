@@ -1,4 +1,5 @@
-"""An EAGLE-3 head as a source: the rows that it is given, the trees that it grows, and texts that are the target's whatever it says."""
+"""An EAGLE-3 head as a source: the rows that it is given, the trees that it grows, and texts that are the target's
+whatever it says."""
 
 from __future__ import annotations
 
@@ -57,15 +58,16 @@ def serving(head: ToyTrees, tree: tuple[tuple[int, ...], ...] = (), **options: A
     return Serving([source], lambda verifier: None, **options), source
 
 
-# --- rounds ---------------------------------------------------------------------------------------------------------------
+# --- rounds
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
 @pytest.mark.parametrize("max_step_rows", [4, 512])
 def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_step_rows: int) -> None:
-    """The prompt's, in chunks of any size, and those of the accepted path, wherever in the tree it ended: the toy head fails on any other.
-    Each round but the prompt's own has drafts, where there is room."""
+    """The prompt's, in chunks of any size, and those of the accepted path, wherever in the tree it ended: the toy head
+    fails on any other. Each round but the prompt's own has drafts, where there is room."""
     head = ToyTrees(wrong_every=wrong_every)
     started, source = serving(head, max_step_rows=max_step_rows)
     context = list(range(3, 12))
@@ -184,7 +186,8 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
         assert sum(len(request.session_ids) for request in asked) == count
 
 
-# --- trees ----------------------------------------------------------------------------------------------------------------
+# --- trees
+# ----------------------------------------------------------------------------------------------------------------
 
 
 class Chances:
@@ -282,7 +285,8 @@ def test_a_shape_is_grown_as_it_is() -> None:
         assert found == set(best)
 
 
-# --- with a real model ----------------------------------------------------------------------------------------------------
+# --- with a real model
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +320,8 @@ def drafting(
 
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["as needed", "recorded"])
 def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, is_recorded: bool) -> None:
-    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
+    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for
+    token."""
     ways = [
         (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
         for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
@@ -400,7 +405,8 @@ def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random
         list(make_sources(setup._replace(config=deeper)))
 
 
-# --- distributions --------------------------------------------------------------------------------------------------------
+# --- distributions
+# --------------------------------------------------------------------------------------------------------
 
 
 class FixedTrees(ToyTrees):
@@ -435,8 +441,8 @@ class FixedTrees(ToyTrees):
 @pytest.mark.parametrize("speculation", [ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 0), (1, 1), (2,)))])
 @pytest.mark.parametrize("strategy", ["probabilistic", "deterministic"])
 def test_the_text_has_the_targets_distribution(order: list[int], speculation: Speculation, strategy: str) -> None:
-    """A head chooses nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as the target
-    draws them."""
+    """A head chooses nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as
+    the target draws them."""
     tokens: list[int] = []
     accepted = 0
     for seed in (1, 2):

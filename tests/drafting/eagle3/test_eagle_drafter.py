@@ -1,7 +1,8 @@
-"""An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same path.
+"""An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same
+path.
 
-In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our own, under Triton's
-interpreter (TRITON_INTERPRET=1); and from CUDA graphs.
+In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our
+own, under Triton's interpreter (TRITON_INTERPRET=1); and from CUDA graphs.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Text:
 
 @torch.inference_mode()
 def said(network: EagleNetwork, taps: torch.Tensor, token_ids: Sequence[int], first: int) -> torch.Tensor:
-    """What a network says behind tokens, of which those beyond the target's states are read with its own: in whole passes."""
+    """What a network says behind tokens, of which those beyond the target's states are read with its own: in whole
+    passes."""
     states = network.project(taps)
     while True:
         count = len(states)
@@ -219,7 +221,8 @@ def test_rows_are_those_of_plain_arithmetic(
 def test_trees_are_those_that_are_grown_plainly(
     head: Eagle, plain: EagleHead, params: SamplingParams, ranks: Ranks | None, sizes: tuple[int, ...]
 ) -> None:
-    """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before is left."""
+    """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before
+    is left."""
     texts = [Text(seed, 20) for seed in range(3)]
     mixed = [params, replace(params, seed=5), GREEDY]
     for i, (text, end) in enumerate(zip(texts, (9, 4, 6), strict=True)):
@@ -279,7 +282,8 @@ def test_kernels_that_do_not_run_are_done_without(plain: EagleHead) -> None:
 
 
 def test_passes_are_recorded_once(plain: EagleHead) -> None:
-    """A shape's first batch, or the warm-up; after that they are replayed, near the end of a text too, until the cache moves."""
+    """A shape's first batch, or the warm-up; after that they are replayed, near the end of a text too, until the cache
+    moves."""
     replays = StandIn()
     head = Eagle(plain, replays)
     text = Text(1, 400)

@@ -95,7 +95,8 @@ def test_a_head_without_an_embedding_reads_the_targets(tmp_path, kind):
 
 
 def test_layers_are_counted_as_each_layout_counts_them(tmp_path, target):
-    """SpecForge names what stands behind a layer, vLLM at the top level what goes into it; without either the usual three."""
+    """SpecForge names what stands behind a layer, vLLM at the top level what goes into it; without either the usual
+    three."""
     made = make_eagle(tmp_path / "head", SHAPE)
     change_eagle(made, eagle_config=None, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
     assert loaded(made, target).layers == LAYERS

@@ -1,4 +1,5 @@
-"""Rows and trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under Triton's interpreter.
+"""Rows and trees of an EAGLE-3 head by kernels of our own are those of plain torch, up to rounding: on a GPU, or under
+Triton's interpreter.
 
 TRITON_INTERPRET=1 python -m pytest tests/drafting/eagle3/test_eagle_passes.py      # without a GPU; slow
 """
@@ -124,7 +125,8 @@ def test_trees_of_one_text(params: SamplingParams, tree: Ranks | int) -> None:
 
 @pytest.mark.parametrize("tree", [4, FIXED, (1, 6, 3, 2)], ids=["best first", "of a shape", "of sizes"])
 def test_trees_of_several_texts(tree: Ranks | int | tuple[int, ...]) -> None:
-    """Of contexts of different lengths, each with noise of its own or none: of one row, of whole blocks, and of the whole room."""
+    """Of contexts of different lengths, each with noise of its own or none: of one row, of whole blocks, and of the
+    whole room."""
     mixed = [SAMPLED, GREEDY, SamplingParams(temperature=1.3, seed=4)]
     check(make(), levels_of(tree), mixed, [1, ROOM, 64])
 
@@ -154,7 +156,8 @@ def test_a_head_of_all_tokens() -> None:
 
 
 def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
-    """A level of fewer nodes than rows could be expanded; where the logits are none, no row is taken twice, and nothing is read beside what is there."""
+    """A level of fewer nodes than rows could be expanded; where the logits are none, no row is taken twice, and nothing
+    is read beside what is there."""
     check(make(columns=3), levels_of(4, 3), [SAMPLED], [20])
     made = make()
     made.cache._lasts[1] = torch.nan
@@ -167,7 +170,8 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 
 
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and the last."""
+    """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and
+    the last."""
     from specq.drafting.eagle3 import fused
     from specq.engines.torch import fused_top
 
@@ -228,7 +232,8 @@ def test_what_ranks_many_tokens_is_grown_plainly(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_rows_of_texts(num_rows: int, room: int, lengths: list[int], counts: list[int]) -> None:
-    """Of texts that have none yet, and behind others; some have fewer than the pass has, and a place in the batch is nobody's."""
+    """Of texts that have none yet, and behind others; some have fewer than the pass has, and a place in the batch is
+    nobody's."""
     size, rng = 1 << (len(lengths) - 1).bit_length(), np.random.default_rng(0)
     starts = np.cumsum(counts) - counts
     texts = np.zeros((5, size), np.int32)

@@ -1,4 +1,5 @@
-"""An EAGLE-3 head in a draft worker, for a real target, over frames and without sockets: the text is the target's whatever it says."""
+"""An EAGLE-3 head in a draft worker, for a real target, over frames and without sockets: the text is the target's
+whatever it says."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def texts(world: World) -> list[ReceivedText]:
 
 @pytest.mark.parametrize("form", [BF16, INT8])
 def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, form: str) -> None:
-    """Greedy and sampled, ahead of the verdicts and in rounds, several jobs at once: that of plain decoding, token for token."""
+    """Greedy and sampled, ahead of the verdicts and in rounds, several jobs at once: that of plain decoding, token for
+    token."""
     plain = texts(served(made(tiny)))
     engine = made(tiny)
     world, trees = served(engine), make(tiny, random_eagle, engine, form)

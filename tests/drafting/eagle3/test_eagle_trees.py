@@ -1,4 +1,5 @@
-"""An EAGLE-3 head away from its target: it drafts what plain arithmetic says, of true states where they are known and of its own beyond."""
+"""An EAGLE-3 head away from its target: it drafts what plain arithmetic says, of true states where they are known and
+of its own beyond."""
 
 from __future__ import annotations
 
@@ -83,8 +84,9 @@ class Text:
         return Expansion(self.session_id, node_id, tuple(range(self.next_id - count, self.next_id)))
 
     def check(self, node_id: int, path: Sequence[int], known: int, first: int = 1) -> list[tuple[int, int]]:
-        """Expand a node, whose path of tokens this is, and compare its children with what plain arithmetic says where the states before the
-        tokens from `first` up to `known` are true; return some of the children: node ids and tokens."""
+        """Expand a node, whose path of tokens this is, and compare its children with what plain arithmetic says where
+        the states before the tokens from `first` up to `known` are true; return some of the children: node ids and
+        tokens."""
         request = self.request(node_id)
         (children,) = self.trees.expand([request])
         embedding = load_file(self.heads / WEIGHTS)["embed_tokens.weight"]
@@ -108,7 +110,8 @@ def test_trees_are_those_of_plain_arithmetic(trees: EagleTrees, directory: Path)
 
 
 def test_it_runs_ahead_and_takes_true_states_when_they_come(trees: EagleTrees, directory: Path) -> None:
-    """What is committed without states is read with the head's own; then everything beyond the true ones is computed anew."""
+    """What is committed without states is read with the head's own; then everything beyond the true ones is computed
+    anew."""
     text = Text(trees, directory, 1, 9)
     text.observe(1, 9)
     (a, token), *_ = text.check(CONTEXT, [], 9)
@@ -239,7 +242,8 @@ def message_of(halves: UInt16Array, form: str) -> Activations:
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8, seed=3)])
 def test_drafts_are_those_of_the_head_beside_the_verifier(directory: Path, params: SamplingParams) -> None:
-    """Given the same states in bfloat16: the same tokens with the same scores, three levels deep. In 8 bits they are near."""
+    """Given the same states in bfloat16: the same tokens with the same scores, three levels deep. In 8 bits they are
+    near."""
     trees = make_trees(directory)
     text = Text(trees, directory, 1, 40, params)
     halves = to_bf16(text.states[:39])

@@ -1,4 +1,5 @@
-"""Trees of an EAGLE-3 head that a step verifies before the host has read them: what is said is the target's own, and nodes hang where they stood."""
+"""Trees of an EAGLE-3 head that a step verifies before the host has read them: what is said is the target's own, and
+nodes hang where they stood."""
 
 from __future__ import annotations
 
@@ -74,13 +75,15 @@ def noted(source: EagleDrafter) -> list[int]:
     return found
 
 
-# --- a toy --------------------------------------------------------------------------------------------------------------------
+# --- a toy
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
 def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
-    """From the second round on: the first says what they promise. The engine checks that what is read is what the device had."""
+    """From the second round on: the first says what they promise. The engine checks that what is read is what the
+    device had."""
     source = EagleDrafter(Beside(wrong_every=wrong_every), DEPTH)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
     context = list(range(3, 12))
@@ -174,7 +177,8 @@ def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() 
     assert unread == []
 
 
-# --- a target of its own --------------------------------------------------------------------------------------------------------
+# --- a target of its own
+# --------------------------------------------------------------------------------------------------------
 
 
 class KnownTrees:
@@ -194,8 +198,8 @@ class KnownTrees:
 def grown_around(
     texts: Sequence[Sequence[int]], level_sizes: Sequence[int], limit: int, rng: np.random.Generator
 ) -> Grown:
-    """Trees in which what texts go on with stands at random places of the levels, down to a random one, below its own; other nodes stand anywhere, and
-    some of them have its tokens, too."""
+    """Trees in which what texts go on with stands at random places of the levels, down to a random one, below its own;
+    other nodes stand anywhere, and some of them have its tokens, too."""
     layout, size = UnreadLayout.of(tuple(level_sizes)), sum(level_sizes)
     token_ids, parents = np.zeros((2, len(texts), size), np.int32)
     firsts = np.cumsum([0, *level_sizes])
@@ -269,7 +273,8 @@ def openings(mode: str, count: int) -> list[Open]:
 def serve(
     verifier: Verifier, mode: str, count: int = SESSIONS, *, closes: bool = False, lengths: list[int] | None = None
 ) -> dict[int, list[int]]:
-    """Return the whole texts of all sessions; note how many tokens each round gave. One comes with each of the last turns, and one of the first is closed on the way."""
+    """Return the whole texts of all sessions; note how many tokens each round gave. One comes with each of the last
+    turns, and one of the first is closed on the way."""
     late, texts = openings(mode, count), dict[int, list[int]]()
     for message in late[: count - 2]:
         verifier.handle(message, 0.0)
@@ -309,7 +314,8 @@ def plain(tiny: Path) -> dict[int, list[int]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("mode", "count"), [*(("async", count) for count in COUNTS), ("sync", SESSIONS)])
 def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], device: str, mode: str, count: int) -> None:
-    """Trees that are right and wrong, of sessions that come and are closed while they are drafted; KV is known by the tokens that it is of."""
+    """Trees that are right and wrong, of sessions that come and are closed while they are drafted; KV is known by the
+    tokens that it is of."""
     engine = make_engine(tiny, device, overlaps=True)
     source = EagleDrafter(KnowingHead(plain, engine), DEPTH)
     unread = noted(source)
@@ -458,7 +464,8 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> None:
-    """Of some sessions all levels, of some the first, of some nothing; of one that has nodes of its own, and of one whose drafts were forgotten."""
+    """Of some sessions all levels, of some the first, of some nothing; of one that has nodes of its own, and of one
+    whose drafts were forgotten."""
     rng, trees = np.random.default_rng(seed), DraftTrees(is_compiled=is_compiled)
     shape, depths = (3, 4, 2, 1, 2), rng.permutation([5, 5, 2, 0, 1])
     sessions = [
@@ -493,7 +500,8 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     assert trees.num_nodes == 0
 
 
-# --- the rule -----------------------------------------------------------------------------------------------------------------
+# --- the rule
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_no_node_is_likelier_than_the_one_before() -> None:

@@ -1,4 +1,5 @@
-"""Medusa heads as a source: the rows that they read, the trees that they draft, and texts that are the target's whatever they say."""
+"""Medusa heads as a source: the rows that they read, the trees that they draft, and texts that are the target's
+whatever they say."""
 
 from __future__ import annotations
 
@@ -62,13 +63,15 @@ def num_accepted(stats: SessionStats) -> int:
     return sum(accepted for _, accepted in stats.positions)
 
 
-# --- rounds ---------------------------------------------------------------------------------------------------------------
+# --- rounds
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 5])
 def test_heads_read_the_state_that_made_the_last_token(mode: str, wrong_every: int) -> None:
-    """Wherever in the tree the path ended: the toy heads fail on any other row. Each round but the prompt's own has drafts."""
+    """Wherever in the tree the path ended: the toy heads fail on any other row. Each round but the prompt's own has
+    drafts."""
     heads = ToyHeads(PROMPT, wrong_every=wrong_every)
     started, source = serving(heads)
     for i in range(3):
@@ -82,8 +85,8 @@ def test_heads_read_the_state_that_made_the_last_token(mode: str, wrong_every: i
 
 
 def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, Any]]:
-    """Return the origins of a text that a verifier makes with this source alone, the lanes of what was verified, and how much of each
-    source was."""
+    """Return the origins of a text that a verifier makes with this source alone, the lanes of what was verified, and
+    how much of each source was."""
     verifier = Verifier(ToyEngine(), CURVE, [source], incarnation=1, measures_drafts=False)
     verifier.handle(_open(0, SamplingParams(max_tokens=20), ASYNC, PROMPT), 0.0)
     names, lanes = list[str](), set[int]()
@@ -129,7 +132,8 @@ def test_a_step_without_a_state_drafts_nothing(count: int) -> None:
     assert heads.num_started[-1:] == ([] if count == 1 else [count - 1])
 
 
-# --- trees ----------------------------------------------------------------------------------------------------------------
+# --- trees
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
@@ -230,7 +234,8 @@ def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.Mo
     assert sizes == {1: 64, 8: 32, 20: 12}
 
 
-# --- with a real model ----------------------------------------------------------------------------------------------------
+# --- with a real model
+# ----------------------------------------------------------------------------------------------------
 
 
 def _open(session_id: int, params: SamplingParams, speculation: Speculation, prompt: Sequence[int]) -> Open:
@@ -272,7 +277,8 @@ def texts(tiny: str, sources: Callable[[TorchEngine], list[Any]], jobs: Sequence
 
 
 def test_random_heads_change_no_text(tiny: str, random_heads: Path) -> None:
-    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
+    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for
+    token."""
     ways = [
         (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
         for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
@@ -336,7 +342,8 @@ def test_rows_of_several_calls_are_joined(tiny: str, random_heads: Path) -> None
     assert moved.token_ids[1, 0].tolist() != one.token_ids[1, 0].tolist()
 
 
-# --- distributions --------------------------------------------------------------------------------------------------------
+# --- distributions
+# --------------------------------------------------------------------------------------------------------
 
 
 class TappedMemoryless(MemorylessEngine):
@@ -372,8 +379,8 @@ class FixedHeads:
 @pytest.mark.parametrize("speculation", [ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 0), (1, 1), (2,)))])
 @pytest.mark.parametrize("strategy", ["probabilistic", "deterministic"])
 def test_the_text_has_the_targets_distribution(order: list[int], speculation: Speculation, strategy: str) -> None:
-    """Heads choose nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as the target
-    draws them."""
+    """Heads choose nodes by content, so these are point masses; whatever they are, tokens and pairs of tokens are as
+    the target draws them."""
     tokens: list[int] = []
     accepted = 0
     for seed in (1, 2):

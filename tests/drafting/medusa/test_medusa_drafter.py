@@ -1,4 +1,5 @@
-"""Medusa heads rank what each of them says by plain arithmetic; recorded, with a stand-in that replays what it was first given, or from CUDA graphs."""
+"""Medusa heads rank what each of them says by plain arithmetic; recorded, with a stand-in that replays what it was
+first given, or from CUDA graphs."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def grown(draft, context, params, num_rounds=30, seed=0):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, DRAWN], ids=["greedy", "sampled", "probabilistic"])
 @pytest.mark.parametrize("kind", ["all", "likely"])
 def test_its_drafts_are_those_of_the_model_without_heads(directory, heads, params, kind, request, monkeypatch):
-    """Through growth and commits of all kinds, whatever was guessed; drawn ones with their distributions, by the same draws. Nothing is left of
-    what was guessed wrongly."""
+    """Through growth and commits of all kinds, whatever was guessed; drawn ones with their distributions, by the same
+    draws. Nothing is left of what was guessed wrongly."""
     if kind == "all":
         request.getfixturevalue("guesses_all")
     context = random_tokens(np.random.default_rng(3), 40).tolist()
@@ -127,7 +127,8 @@ def test_its_drafts_are_those_of_the_model_without_heads(directory, heads, param
 
 @pytest.mark.parametrize("way", ["shared", "text"])
 def test_it_drafts_for_targets_of_another_vocabulary(directory, heads, way, guesses_all):
-    """As the model without heads does: its text is cut anew where the target's goes on otherwise, which takes tokens back."""
+    """As the model without heads does: its text is cut anew where the target's goes on otherwise, which takes tokens
+    back."""
     found = []
     for make_one in (
         lambda: DraftModel(str(directory), device="cpu", kv_slots=SLOTS),
@@ -142,7 +143,8 @@ def test_it_drafts_for_targets_of_another_vocabulary(directory, heads, way, gues
 
 
 class Seer:
-    """Heads that know by the state which row of a greedy text they are asked from, and what comes there, but for some places. Fulfils `HeadSource`."""
+    """Heads that know by the state which row of a greedy text they are asked from, and what comes there, but for some
+    places. Fulfils `HeadSource`."""
 
     num_heads = 3
 
@@ -200,7 +202,8 @@ def test_heads_that_are_wrong_cost_passes_and_no_token(directory, monkeypatch):
             node = request.child_ids[0]
         tree.commit(node)
     assert tree.context == seer.text[: len(CHAIN_CONTEXT) + 12]
-    # Places that are known by each pass: 5 | 6 7 8, as the guess for 8 is wrong | 9 10 11 12 | 13 | 14, both guesses being wrong | 15 16 17 18.
+    # Places that are known by each pass: 5 | 6 7 8, as the guess for 8 is wrong | 9 10 11 12 | 13 | 14, both guesses
+    # being wrong | 15 16 17 18.
     assert passes == [5, 4, 4, 4, 4, 4]
     draft.close(1)
     assert draft.free_slots == SLOTS
@@ -294,7 +297,8 @@ class TestConformance(ProposerConformance):
         return make(directory, heads)
 
 
-# --- from a configuration -------------------------------------------------------------------------------------------------
+# --- from a configuration
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_table_makes_it_of_a_directory_of_heads(directory, heads):

@@ -44,7 +44,8 @@ def passes(draft, monkeypatch):
 
 
 class Text:
-    """A test's own book of one session: the context, and of each node its path and which pass foresaw its children, at which place."""
+    """A test's own book of one session: the context, and of each node its path and which pass foresaw its children, at
+    which place."""
 
     def __init__(self, draft, directory, context, params=GREEDY, session_id=1):
         self.draft, self.directory, self.session_id, self.params = draft, directory, session_id, params
@@ -105,7 +106,8 @@ def contexts(*sizes):
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, DRAWN], ids=["greedy", "sampled", "probabilistic"])
 def test_one_pass_says_what_stands_at_each_place(draft, directory, passes, params):
-    """The tree below the context needs no second pass down to the last place; the next level gets one, for all its nodes."""
+    """The tree below the context needs no second pass down to the last place; the next level gets one, for all its
+    nodes."""
     (context,) = contexts(30)
     text = Text(draft, directory, context, params)
     level = [CONTEXT]

@@ -33,7 +33,8 @@ BUDGET = Budget(StepCurve([1, 8], [1.0, 1.0]), 0.1)
 
 
 def reliable(session: Session) -> Session:
-    """Return a session in which all that suffix decoding drafted was accepted, however unlikely it was thought to be."""
+    """Return a session in which all that suffix decoding drafted was accepted, however unlikely it was thought to
+    be."""
     for prob in np.arange(0.04, 1.0, 0.08).repeat(60).tolist():
         observe(session, SUFFIX_LANE, np.log(prob), accepted=True)
     return session
@@ -97,7 +98,8 @@ def test_a_draft_has_no_more_nodes_than_there_is_room_for(
     assert tuple(PHRASE[3 : 3 + most]) in paths(session)
 
 
-# --- many sessions at once ----------------------------------------------------------------------------------------------
+# --- many sessions at once
+# ----------------------------------------------------------------------------------------------
 
 
 def reference_decoder() -> SuffixDecoder:
@@ -191,7 +193,8 @@ def test_without_a_compiler_a_text_takes_as_many_steps(monkeypatch: pytest.Monke
     assert steps[0][1] > 10
 
 
-# --- texts of earlier sessions ------------------------------------------------------------------------------------------
+# --- texts of earlier sessions
+# ------------------------------------------------------------------------------------------
 
 
 def owned(session: Session, owner: str) -> Session:
@@ -239,7 +242,8 @@ def test_a_second_serving_of_a_job_takes_fewer_steps() -> None:
 
 
 def test_texts_are_bounded_in_tokens() -> None:
-    """Of one owner, the older half goes; of several, who was served longest ago loses all; what is too long is not kept."""
+    """Of one owner, the older half goes; of several, who was served longest ago loses all; what is too long is not
+    kept."""
     random, texts = Random(1), SharedTexts(8000)
     for i in range(40):
         texts.add("ann" if i % 2 else "bob", [random.randrange(500) for _ in range(1500)], 3)

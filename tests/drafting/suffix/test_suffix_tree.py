@@ -1,4 +1,5 @@
-"""Suffix trees: they count what a search counts; C does what the reference does, to the last bit; bugs planted in C are seen."""
+"""Suffix trees: they count what a search counts; C does what the reference does, to the last bit; bugs planted in C are
+seen."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def tree_of(texts: list[list[int]], tree: Any = None) -> Any:
 
 @given(TEXTS, st.lists(st.integers(0, 2), max_size=8))
 def test_contexts_are_what_a_search_finds(texts: list[list[int]], tail: list[int]) -> None:
-    """How often each token followed the last ones, for each number of them that something followed, where that is spelled out."""
+    """How often each token followed the last ones, for each number of them that something followed, where that is
+    spelled out."""
     matches = {context.depth: dict(context.followers()) for context in tree_of(texts).matches(tail)}
     for length in range(1, len(tail) + 1):
         end = tail[len(tail) - length :]
@@ -86,7 +88,8 @@ def test_of_two_texts_the_first_counts_first_where_both_match_as_long() -> None:
 
 
 def test_limits_of_a_draft_are_kept() -> None:
-    """Nodes, depth, children, least probability; and whatever is asked for, there are no more nodes than there is room for."""
+    """Nodes, depth, children, least probability; and whatever is asked for, there are no more nodes than there is room
+    for."""
     random = Random(3)
     text = [random.randrange(3) for _ in range(300)]
     tree = tree_of([text], make_tree())
@@ -110,7 +113,8 @@ def test_one_follower_that_was_seen_once_is_trusted_as_the_table_says() -> None:
     assert len(DOUBTS) == len(TRUSTED) == DEPTH + 1
 
 
-# --- the same in C --------------------------------------------------------------------------------------------------------
+# --- the same in C
+# --------------------------------------------------------------------------------------------------------
 
 
 def play(random: Random, library: ctypes.CDLL | None) -> None:
@@ -217,7 +221,8 @@ class Sessions:
             self.do("extend", slot, self.texts[slot])
 
     def check(self, slots: list[int], drafts: TextDrafts) -> None:
-        """Texts that are left alone have no drafts; none goes further than its text may, less the token that follows."""
+        """Texts that are left alone have no drafts; none goes further than its text may, less the token that
+        follows."""
         ends = np.cumsum(drafts.sizes).tolist()
         for slot, size, end in zip(slots, drafts.sizes.tolist(), ends, strict=True):
             depths = list[int]()

@@ -1,4 +1,5 @@
-"""Draft models of another vocabulary: what they draft is the target's, exactly as it is sent, and costs no more KV than it must."""
+"""Draft models of another vocabulary: what they draft is the target's, exactly as it is sent, and costs no more KV than
+it must."""
 
 from __future__ import annotations
 
@@ -181,7 +182,8 @@ def test_shared_children_are_the_best_of_the_tokens_that_both_have(directory, pa
 
 
 def restricted(directory, context_ids, drafted):
-    """Return the reference's logits over the target's tokens after drafted ones, -inf where the draft model has none."""
+    """Return the reference's logits over the target's tokens after drafted ones, -inf where the draft model has
+    none."""
     to_draft = dict(zip(BOTH.shared.target_ids.tolist(), BOTH.shared.draft_ids.tolist(), strict=True))
     told = [*BOTH.retell(context_ids), *(to_draft[i] for i in drafted)]
     own = reference_logits(load_reference(directory), [min(token, VOCAB - 1) for token in told])
@@ -339,7 +341,8 @@ def test_text_is_drafted_as_the_target_would_cut_it(text):
 
 
 def test_most_words_are_whole():
-    """What the draft model spells letter by letter are the target's own tokens, but for those longer than it waits for."""
+    """What the draft model spells letter by letter are the target's own tokens, but for those longer than it waits
+    for."""
     text = b" return a + b\n"
     assert len(drafted(text)) < len(PIECES.encode(text))
 
@@ -381,7 +384,8 @@ def test_an_unknown_node_is_named():
         proposer.expand([Expansion(1, 77, (78,))])
 
 
-# --- a model whose tokens have other numbers ----------------------------------------------------------------------------
+# --- a model whose tokens have other numbers
+# ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

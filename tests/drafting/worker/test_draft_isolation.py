@@ -57,7 +57,8 @@ def assign(session_id: int) -> Assign:
 
 
 def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
-    """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and complaints."""
+    """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and
+    complaints."""
     drafts: dict[int, list[list[int]]] = {i: [] for i in range(NUM)}
     complaints: list[str] = []
 
@@ -118,7 +119,8 @@ def test_a_device_in_error_ends_the_drafter() -> None:
         play(Drafter(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
 
 
-# --- in the verifier's own process --------------------------------------------------------------------------------------
+# --- in the verifier's own process
+# --------------------------------------------------------------------------------------
 
 
 class FailingChains(ToyChains):

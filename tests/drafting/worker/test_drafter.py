@@ -107,8 +107,8 @@ def test_what_was_lost_is_sent_again() -> None:
 
 
 def test_where_no_node_pays_the_drafter_backs_off() -> None:
-    """With a minimum acceptance probability that no node reaches it sends nothing, and drafts one token ahead ever more rarely; it comes
-    back when the minimum falls."""
+    """With a minimum acceptance probability that no node reaches it sends nothing, and drafts one token ahead ever more
+    rarely; it comes back when the minimum falls."""
     drafter = make_drafter(max_tokens=1000)
     text = toy_text(PROMPT, 200)
     busy = []
@@ -125,8 +125,8 @@ def test_where_no_node_pays_the_drafter_backs_off() -> None:
 
 
 def test_a_drafter_that_is_asked_for_more_than_there_can_be_is_silent() -> None:
-    """It has nothing to do, for sessions that are assigned meanwhile neither, and drafts again with the first verdict that asks for less:
-    no backoff has built up."""
+    """It has nothing to do, for sessions that are assigned meanwhile neither, and drafts again with the first verdict
+    that asks for less: no backoff has built up."""
     drafter = make_drafter(max_tokens=1000)
     text = toy_text(PROMPT, 200)
     for i in range(100):
@@ -371,7 +371,8 @@ def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
 
 
 def test_drawn_nodes_are_sent_in_the_order_in_which_they_grew() -> None:
-    """And the first child of a node together with its expansion, however unlikely it is: so the ids say what was expanded when."""
+    """And the first child of a node together with its expansion, however unlikely it is: so the ids say what was
+    expanded when."""
     drafter = make_drafter(strategy="probabilistic", fan_out=2, width=2)
     session = drafter.sessions[7]
     grown, seen = [], set()

@@ -1,4 +1,5 @@
-"""A draft worker's process gives way to all others, but not before the broker knows it: while it loads, it would starve."""
+"""A draft worker's process gives way to all others, but not before the broker knows it: while it loads, it would
+starve."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ are read by many programs at once, and rows of a session share what they read:
     nodes item    a run of rows each of which is the child of the one before, against the last one's extras: of those a
                   row sees as many as it has extras itself
 
-Each item gives every one of its rows a partial result. A row's partials lie at equal distances: `spans` says where. Where
-one prefix item and one nodes item make up all that a session sees, they are one item, whose result needs no combining.
+Each item gives every one of its rows a partial result. A row's partials lie at equal distances: `spans` says where.
+Where one prefix item and one nodes item make up all that a session sees, they are one item, whose result needs no
+combining.
 
 The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
 
@@ -17,8 +18,8 @@ The block's parts, for a padded number of rows R (padding: token 0, slot -1, no 
     logit_rows i32[R] (padding: 0); num_items i32[4], of which the first counts; items i32[max_items, 8]; lists i32[any]
 
 An item: first row, number of rows, start and length in lists, position of the list's first slot, first partial (-1: the
-result is written at once), where in the list the nodes begin, 0. The lists are, for each session, its table and then what
-its runs see.
+result is written at once), where in the list the nodes begin, 0. The lists are, for each session, its table and then
+what its runs see.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
 
 
 def line_places(block: Int32Array, layout: BlockLayout) -> LinePlaces:
-    """Return where the lines of nodes stand in a block that was laid out, of those whose rows are no part of a longer line; without those of trees
-    that are chains, which may stand in other lists."""
+    """Return where the lines of nodes stand in a block that was laid out, of those whose rows are no part of a longer
+    line; without those of trees that are chains, which may stand in other lists."""
     starts = layout.starts()
     items = block[starts["items"] :][: ITEM * int(block[starts["num_items"]])].reshape(-1, ITEM)
     firsts, counts, begins, lengths = items[items[:, SPLIT] == 0][:, [FIRST, COUNT, START, LENGTH]].T.astype(np.int64)

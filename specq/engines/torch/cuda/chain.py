@@ -1,8 +1,8 @@
 """Chains of draft steps without the host: each step's best token is the next step's input, on the device.
 
-One CUDA graph holds a whole step (all layers, head, choice of tokens, the batch moved on by one); a chain of K nodes is K - 1
-replays after the pass that computes the context, one copy of integers there and one copy of results back. A row is one
-chain; rows of many sessions, or of one session's branches, run together.
+One CUDA graph holds a whole step (all layers, head, choice of tokens, the batch moved on by one); a chain of K nodes is
+K - 1 replays after the pass that computes the context, one copy of integers there and one copy of results back. A row
+is one chain; rows of many sessions, or of one session's branches, run together.
 
 A chain's own slots are its row's extras (see `attention_plan`): the item that reads them grows by one slot a step.
 """
@@ -58,8 +58,8 @@ class ChainDrafter:
         self._tops: dict[tuple[int, int], _Top] = {}
 
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
-        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles distributions
-        that are cut (top-k, top-p, min-p) or travel with the draft."""
+        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles
+        distributions that are cut (top-k, top-p, min-p) or travel with the draft."""
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
         is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
         return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))
@@ -72,9 +72,9 @@ class ChainDrafter:
     def start(
         self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> ChainsOnDevice:
-        """Begin to draft chains; return what waits for the device, and gives the
-        `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and their
-        log-probabilities, f32. Each step follows the first token of the one before. Its `tokens` are the same on the device.
+        """Begin to draft chains; return what waits for the device, and gives the `count` best tokens at each of `depth`
+        steps of each chain, best first: i32[depth, rows, count], and their log-probabilities, f32. Each step follows
+        the first token of the one before. Its `tokens` are the same on the device.
 
         logits [rows, vocab]: what the model says at the chains' starts, still on the device; tokens are those below
         limit_vocab.
@@ -178,11 +178,13 @@ class ChainDrafter:
 class ChainsOnDevice:
     """Chains on their way to the host: calling it waits for them.
 
-    tokens  i32[depth * rows * count] on the device, each of them below `num_tokens`: one step after the other, of each chain its best first
+    tokens  i32[depth * rows * count] on the device, each of them below `num_tokens`: one step after the other, of each
+            chain its best first
     """
 
     def __init__(self, results: torch.Tensor, num_tokens: int) -> None:
-        """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is begun afterwards."""
+        """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is
+        begun afterwards."""
         self.tokens = results[..., 0].reshape(-1).clamp(0, num_tokens - 1)
         self._fetched = fetch(results)
 
@@ -193,7 +195,8 @@ class ChainsOnDevice:
 
 
 class _Top:
-    """What choosing `count` of `num_tokens` tokens a row writes: candidates of each tile, and the results of all steps."""
+    """What choosing `count` of `num_tokens` tokens a row writes: candidates of each tile, and the results of all
+    steps."""
 
     def __init__(self, count: int, num_tokens: int, device: torch.device) -> None:
         self.count, self.num_tokens = count, num_tokens
@@ -239,8 +242,8 @@ def _takes(params: SamplingParams) -> bool:
 
 
 def _before_first(starts: ChainStarts) -> PackedRows:
-    """Return the node before each chain's first as rows: its extras are its lineage and, to be grown into, the chain's slots; never none,
-    so that each row has an item of its own."""
+    """Return the node before each chain's first as rows: its extras are its lineage and, to be grown into, the chain's
+    slots; never none, so that each row has an item of its own."""
     none = np.zeros((len(starts), 1), np.int32)
     own = np.concatenate([starts.slots, none], 1)
     return pack_nodes(starts, none[:, 0], none[:, 0] - 1, starts.positions - 1, own)

@@ -1,11 +1,12 @@
 """The fast path on a GPU: packed rows through the fused decoder, replayed from CUDA graphs.
 
-A step is one copy of integers to the device, one graph (all layers, for a padded number of rows), the final norm and the
-head for the judged rows. Nothing waits for the device: logits stay there, and the host is free while the layers run.
+A step is one copy of integers to the device, one graph (all layers, for a padded number of rows), the final norm and
+the head for the judged rows. Nothing waits for the device: logits stay there, and the host is free while the layers
+run.
 
-A graph is captured when its size is first asked for; the engine's profile at start-up asks for all of them. Steps beyond
-the largest size, or with longer lists of slots than fit, run the same kernels without a graph. Passes that return hidden
-states have graphs of their own, for each set of layers, captured when first needed too.
+A graph is captured when its size is first asked for; the engine's profile at start-up asks for all of them. Steps
+beyond the largest size, or with longer lists of slots than fit, run the same kernels without a graph. Passes that
+return hidden states have graphs of their own, for each set of layers, captured when first needed too.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class FusedForward:
 
     @torch.no_grad()
     def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput:
-        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`, and what
-        `tap` asks for; `feed` has tokens that are on the device alone."""
+        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`, and
+        what `tap` asks for; `feed` has tokens that are on the device alone."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             size = padded_size(rows.num_rows)
             if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:

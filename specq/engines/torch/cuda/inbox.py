@@ -1,4 +1,5 @@
-"""Numbers between the host and a device, without waiting: integers there through pinned memory, results back behind an event."""
+"""Numbers between the host and a device, without waiting: integers there through pinned memory, results back behind an
+event."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Inbox:
 
 
 def fetch(values: torch.Tensor) -> Callable[[], np.ndarray]:
-    """Begin to copy values to the host, whose memory on the device is free again for what is begun afterwards; return what waits for the copy
-    and gives it."""
+    """Begin to copy values to the host, whose memory on the device is free again for what is begun afterwards; return
+    what waits for the copy and gives it."""
     on_gpu = values.is_cuda
     found = torch.empty(values.shape, dtype=values.dtype, pin_memory=on_gpu)
     found.copy_(values, non_blocking=on_gpu)

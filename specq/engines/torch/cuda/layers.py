@@ -1,8 +1,10 @@
-"""The fused decoder: launches the kernels of all layers for one padded batch. See `gpu_kernels.linear` for the split norm.
+"""The fused decoder: launches the kernels of all layers for one padded batch. See `gpu_kernels.linear` for the split
+norm.
 
-Few rows (NARROW) go through kernels of our own, six a layer: norm + qkv + rotation + KV write, attention, its combination,
-output + residual, norm + gate/up + activation, down + residual. Many rows go through the vendor's matrix product with
-small kernels in between. Both work on buffers that stay where they are, so that CUDA graphs can hold either.
+Few rows (NARROW) go through kernels of our own, six a layer: norm + qkv + rotation + KV write, attention, its
+combination, output + residual, norm + gate/up + activation, down + residual. Many rows go through the vendor's matrix
+product with small kernels in between. Both work on buffers that stay where they are, so that CUDA graphs can hold
+either.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Batch:
 
 
 class Scratch:
-    """What the kernels write in between, for at most `num_rows` rows of a model; see `gpu_kernels.linear` for x and xw."""
+    """What the kernels write in between, for at most `num_rows` rows of a model; see `gpu_kernels.linear` for x and
+    xw."""
 
     def __init__(self, weights: DecoderWeights, layout: BlockLayout, parts: int) -> None:
         like, num_rows = weights.embedding, layout.num_rows
@@ -106,8 +109,8 @@ class FusedDecoder:
         return Scratch(self.weights, layout, max(self._parts(rows) for rows in NARROW))
 
     def run(self, batch: Batch, scratch: Scratch, taps: Taps | None = None) -> None:
-        """Compute all layers. `scratch.x` then holds the residual stream, without what `scratch.delta` adds to it if the
-        batch is not narrow. `taps` keeps the hidden states that it wants."""
+        """Compute all layers. `scratch.x` then holds the residual stream, without what `scratch.delta` adds to it if
+        the batch is not narrow. `taps` keeps the hidden states that it wants."""
         if batch.layout.num_rows in NARROW:
             self._run_narrow(batch, scratch, taps)
         else:

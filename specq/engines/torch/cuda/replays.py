@@ -1,8 +1,9 @@
 """Work of fixed shapes on a device, run again and again: on a GPU one CUDA graph for each kind of it.
 
-The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the same `Replays`, so nothing
-of it is left when another one runs, but for its results, which are copied to where they stay. Where the device cannot record something, nothing
-more is recorded: it is run as it is from then on, which takes the host longer.
+The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the
+same `Replays`, so nothing of it is left when another one runs, but for its results, which are copied to where they
+stay. Where the device cannot record something, nothing more is recorded: it is run as it is from then on, which takes
+the host longer.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Replays:
         return cls(device, uses_graphs=True) if is_nvidia else None
 
     def send(self, key: Hashable, values: Int32Array) -> torch.Tensor:
-        """Copy integers i32[n], as many each time, to where the work of this key reads them, without waiting; return that."""
+        """Copy integers i32[n], as many each time, to where the work of this key reads them, without waiting; return
+        that."""
         block = self._inputs.get(key)
         if block is None:
             block = self._inputs[key] = torch.zeros(len(values), dtype=torch.int32, device=self.device)
@@ -74,8 +76,8 @@ class Replays:
         return block
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
-        """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
-        ones read: memory that outlives the work, or that it makes itself."""
+        """Run the work of this key, and return its results, which stay until it runs again. What the first work of a
+        key reads is what all later ones read: memory that outlives the work, or that it makes itself."""
         with self._on_device():
             return self._run(key, work)
 
@@ -116,8 +118,9 @@ class Replays:
         return graph
 
     def _end_failed(self, stream: torch.cuda.Stream) -> None:
-        """Let torch leave a recording that failed, which up to 2.11 it does not do by itself: it would stay on the recording's stream, and could neither
-        record anything more in this process, the target's steps neither, nor free memory."""
+        """Let torch leave a recording that failed, which up to 2.11 it does not do by itself: it would stay on the
+        recording's stream, and could neither record anything more in this process, the target's steps neither, nor free
+        memory."""
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError, AttributeError):  # it has ended, or an older torch calls this otherwise
             torch._C._cuda_endAllocateToPool(stream.device_index, self._memory)  # noqa: SLF001 - it has no other name

@@ -1,4 +1,5 @@
-"""Hidden states that the fused decoder keeps on its way, in memory that stays where it is, so that CUDA graphs can fill it."""
+"""Hidden states that the fused decoder keeps on its way, in memory that stays where it is, so that CUDA graphs can fill
+it."""
 
 from __future__ import annotations
 
@@ -25,5 +26,6 @@ class Taps:
                 out.copy_(x) if delta is None else torch.add(x, delta, out=out)
 
     def pick(self, tap: RowTap) -> torch.Tensor:
-        """Return [n, layers * hidden] of the rows that are wanted, in memory of their own; nothing waits for the device."""
+        """Return [n, layers * hidden] of the rows that are wanted, in memory of their own; nothing waits for the
+        device."""
         return self._values.index_select(0, to_device(tap.rows.astype(np.int64), self._values.device))

@@ -29,7 +29,8 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A tile for each product of a layer, and for the head; those of qkv and gate_up hold two halves of as many rows."""
+    """A tile for each product of a layer, and for the head; those of qkv and gate_up hold two halves of as many
+    rows."""
 
     qkv: Tile
     out: Tile

@@ -1,7 +1,7 @@
 """A transformers decoder's weights as the fused path wants them: projections merged, without a second copy.
 
-The merged tensors take the place of the model's own, which become views of them: the model still runs as before, and the
-memory is that of one checkpoint.
+The merged tensors take the place of the model's own, which become views of them: the model still runs as before, and
+the memory is that of one checkpoint.
 """
 
 from __future__ import annotations

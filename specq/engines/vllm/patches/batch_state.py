@@ -1,8 +1,9 @@
-"""What vLLM's first model runner keeps of its requests, kept up with arrays: where each stands, how far it has come, and what it has said.
+"""What vLLM's first model runner keeps of its requests, kept up with arrays: where each stands, how far it has come,
+and what it has said.
 
-In each step the runner goes through all requests that it is told of, one by one. So it is told of those that have new blocks, or were not in
-the step before; how far all others have come is written into its batch at once. The tokens that a request has said stand in its row of the
-batch; the request's own list of them is kept only while it has none.
+In each step the runner goes through all requests that it is told of, one by one. So it is told of those that have new
+blocks, or were not in the step before; how far all others have come is written into its batch at once. The tokens that
+a request has said stand in its row of the batch; the request's own list of them is kept only while it has none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from specq.verification.transfers import to_device
 class BatchState:
     """The tables of `runner`.
 
-    rows, order  of the step that runs: the row of each of its requests in the runner's batch, and which request each row has, i64[n]
+    rows, order  of the step that runs: the row of each of its requests in the runner's batch, and which request each
+                 row has, i64[n]
     """
 
     def __init__(self, runner: Any) -> None:
@@ -72,13 +74,15 @@ class BatchState:
             self._names, self._places, self._rows_there = names, list(requests.req_ids), None
 
     def rows_on(self, device: torch.device) -> torch.Tensor | None:
-        """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on. Copied once for steps whose requests stand in the same places."""
+        """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on. Copied once for steps whose requests stand in
+        the same places."""
         if self._rows_there is None and not are_all(self.rows):
             self._rows_there = to_device(self.rows, device)
         return self._rows_there
 
     def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all]; `lengths` i64[n]: how many it had."""
+        """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all];
+        `lengths` i64[n]: how many it had."""
         rows = self._rows_of(names)
         absent = (rows < 0).nonzero()[0].tolist()
         self._write(rows, lengths, counts, token_ids, bool(absent))
@@ -147,6 +151,7 @@ class BatchState:
 
 
 def _chains(names: Sequence[str], counts: IntpArray) -> dict[str, list[int]]:
-    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them counts (`token_injection`)."""
+    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them
+    counts (`token_injection`)."""
     any_tokens = [[ANY_TOKEN] * count for count in range(int(counts.max()) + 1)]
     return {name: any_tokens[count] for name, count in zip(names, counts.tolist(), strict=True) if count}

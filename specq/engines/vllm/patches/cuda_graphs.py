@@ -1,13 +1,15 @@
 """Whole CUDA graphs of vLLM's first model runner for steps in which sessions have more than one row.
 
-The runner captures whole graphs for one number of rows a session, its `uniform_decode_query_len`, and tells its dispatcher by that number
-whether a step has one; all other steps run in pieces, with attention between them, up to a number of rows, and beyond that one kernel after the other: on an
-H100 a 7B model's take 10 and 25 ms of the host's time, where the device needs 8.4 for 336 rows and 19 for 1,024.
+The runner captures whole graphs for one number of rows a session, its `uniform_decode_query_len`, and tells its
+dispatcher by that number whether a step has one; all other steps run in pieces, with attention between them, up to a
+number of rows, and beyond that one kernel after the other: on an H100 a 7B model's take 10 and 25 ms of the host's
+time, where the device needs 8.4 for 336 rows and 19 for 1,024.
 
-What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have (FlashAttention 3), so that prompts may be
-among them, there is one for each number of rows. Else there is one for each number of sessions with so many rows each.
-A graph is kept by its `BatchDescriptor`, which has both the rows and the requests of a step, and whether these have as many each, so they do not meet. The runner
-has a dispatcher of ours for one kind of graphs (`WholeDispatcher`) in the place of its own: while it captures, and in each step.
+What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have
+(FlashAttention 3), so that prompts may be among them, there is one for each number of rows. Else there is one for each
+number of sessions with so many rows each. A graph is kept by its `BatchDescriptor`, which has both the rows and the
+requests of a step, and whether these have as many each, so they do not meet. The runner has a dispatcher of ours for
+one kind of graphs (`WholeDispatcher`) in the place of its own: while it captures, and in each step.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ log = structlog.get_logger(__name__)
 
 
 class WholeDispatcher:
-    """Stands in for vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that has its rows; what has none here, `usual` dispatches."""
+    """Stands in for vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that has its rows; what has
+    none here, `usual` dispatches."""
 
     def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
-        """`descriptors` are the graphs, ascending: all for steps in which each request has as many rows, or all for others."""
+        """`descriptors` are the graphs, ascending: all for steps in which each request has as many rows, or all for
+        others."""
         self._descriptors, self._usual = descriptors, usual
         self._are_even = descriptors[0].uniform
 
@@ -89,9 +93,10 @@ class WholeGraphs:
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
         """Capture graphs, as `possible_graphs` has them; return those that there are then.
 
-        Where there is no memory for some of a kind, those that are more than half as large as its largest are left out, and all of all kinds where anything
-        else fails; raises what the device says if it is lost. The largest come first, and all in one call of vLLM's where memory allows: only graphs that
-        were captured on one stream share the memory of what they compute in between, and each call takes a new stream. It also collects all garbage twice.
+        Where there is no memory for some of a kind, those that are more than half as large as its largest are left out,
+        and all of all kinds where anything else fails; raises what the device says if it is lost. The largest come
+        first, and all in one call of vLLM's where memory allows: only graphs that were captured on one stream share the
+        memory of what they compute in between, and each call takes a new stream. It also collects all garbage twice.
         """
         kept = dict(graphs)
         self._dispatchers = {length: self._dispatcher(length, counts) for length, counts in kept.items()}
@@ -148,7 +153,8 @@ class WholeGraphs:
         torch.accelerator.synchronize()
 
     def use(self, length: int) -> None:
-        """Let the next step of the runner use a graph for so many rows of each request, where there is one; MIXED: for rows as they are."""
+        """Let the next step of the runner use a graph for so many rows of each request, where there is one; MIXED: for
+        rows as they are."""
         usual, usual_length = self._usual
         self._runner.cudagraph_dispatcher = self._dispatchers.get(length, usual)
         self._runner.uniform_decode_query_len = (
@@ -162,8 +168,9 @@ def _smaller(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
-    """Return which graphs can be captured beside vLLM's own: MIXED -> numbers of rows, or rows of each session -> numbers of sessions. None where vLLM
-    captures no whole ones for plain rows alone, or its attention computes several rows of a request otherwise than in a graph."""
+    """Return which graphs can be captured beside vLLM's own: MIXED -> numbers of rows, or rows of each session ->
+    numbers of sessions. None where vLLM captures no whole ones for plain rows alone, or its attention computes several
+    rows of a request otherwise than in a graph."""
     mode, scheduling = runner.compilation_config.cudagraph_mode, runner.vllm_config.scheduler_config
     if runner.uniform_decode_query_len != 1 or not (mode and mode.separate_routine()):
         return {}

@@ -1,8 +1,10 @@
-"""Steps in which the requests of the step before go on, each by one token, as most plain ones do: the device counts on by itself.
+"""Steps in which the requests of the step before go on, each by one token, as most plain ones do: the device counts on
+by itself.
 
-For each step vLLM's first model runner works out on the host where each row stands, and copies that to the device in some twenty small pieces: about
-0.85 ms of a worker's time, of the 3 that it takes to launch a step, while each of two or four GPUs that share a 7B model needs as long for the step itself.
-Here everything is there already, but for one token further.
+For each step vLLM's first model runner works out on the host where each row stands, and copies that to the device in
+some twenty small pieces: about 0.85 ms of a worker's time, of the 3 that it takes to launch a step, while each of two
+or four GPUs that share a 7B model needs as long for the step itself. Here everything is there already, but for one
+token further.
 """
 
 from __future__ import annotations

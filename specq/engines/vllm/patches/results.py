@@ -13,7 +13,8 @@ from specq.verification.explain import log_decisions
 
 
 class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types where it is not installed
-    """The judgements of a step; vLLM waits for them in a thread of its own, where it has one, and the worker when it needs them.
+    """The judgements of a step; vLLM waits for them in a thread of its own, where it has one, and the worker when it
+    needs them.
 
     tokens  i32[judged] on the device, if the next step may begin with them
     """
@@ -25,7 +26,8 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
         logits: torch.Tensor | None,
         done: torch.cuda.Event | None,
     ) -> None:
-        """`logits`: what is logged of it, if anything is; `done`: comes when the device has judged, where a thread waits for that beside one that launches."""
+        """`logits`: what is logged of it, if anything is; `done`: comes when the device has judged, where a thread
+        waits for that beside one that launches."""
         self.tokens = judging.tokens if isinstance(judging, Judging) else None
         self._batch, self._judging, self._logits, self._done = batch, judging, logits, done
         self._lock = Lock()

@@ -1,8 +1,9 @@
 """Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers.
 
-vLLM's own sampling and its tables behind it are never reached: `execute_model` leaves logits on the device, which are judged here, and the
-runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device: the next step may be launched before this one has
-answered (`results`), and its rows take their tokens where the judge has left them (`token_injection`).
+vLLM's own sampling and its tables behind it are never reached: `execute_model` leaves logits on the device, which are
+judged here, and the runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device:
+the next step may be launched before this one has answered (`results`), and its rows take their tokens where the judge
+has left them (`token_injection`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class RunnerFlight:
 
 
 class DraftedElsewhere:
-    """What stands in a runner's `speculative_config` while a step with drafts runs: from 0.27 on vLLM looks for drafted tokens only where there
-    is one. It is false, so that a runner that has no drafter looks for none."""
+    """What stands in a runner's `speculative_config` while a step with drafts runs: from 0.27 on vLLM looks for drafted
+    tokens only where there is one. It is false, so that a runner that has no drafter looks for none."""
 
     def __bool__(self) -> bool:
         return False
@@ -57,8 +58,8 @@ class DraftedElsewhere:
 
 
 class RunnerSteps:
-    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that has nothing else to do; `late`:
-    where drafted tokens come from then."""
+    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that
+    has nothing else to do; `late`: where drafted tokens come from then."""
 
     def __init__(
         self,
@@ -135,7 +136,8 @@ class RunnerSteps:
         return self._flights[-1].answer.tokens
 
     def _logits(self, batch: StepBatch, even_length: int) -> torch.Tensor:
-        """Take the logits of what is judged, [rows, vocab], in the order of the step, as vLLM's `sample_tokens` would."""
+        """Take the logits of what is judged, [rows, vocab], in the order of the step, as vLLM's `sample_tokens`
+        would."""
         runner = self._runner
         logits: torch.Tensor = runner.execute_model_state.logits
         runner.execute_model_state = None
@@ -149,5 +151,6 @@ class RunnerSteps:
 
 
 def _event(*, sleeps: bool) -> torch.cuda.Event:
-    """Return an event of the device's. Whoever sleeps for one wakes late; whoever looks for it all the time is in the way of others who launch."""
+    """Return an event of the device's. Whoever sleeps for one wakes late; whoever looks for it all the time is in the
+    way of others who launch."""
     return torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]

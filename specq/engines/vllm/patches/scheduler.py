@@ -1,6 +1,7 @@
 """vLLM's scheduler, driven from outside: who shares a step, and with how many tokens, is the verifier's plan.
 
-vLLM's own `schedule` and `update_from_output` are never called. What is used of it is its KV cache manager. A request is never preempted: what does not fit is refused before anything changes.
+vLLM's own `schedule` and `update_from_output` are never called. What is used of it is its KV cache manager. A request
+is never preempted: what does not fit is refused before anything changes.
 """
 
 from __future__ import annotations
@@ -65,15 +66,16 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
         return int(min(map(len, self.kv_cache_manager.get_blocks(holding.request.request_id).blocks)) * self.block_size)
 
     def allocate(self, holding: Holding, unsaid: list[int], num_computed: int, num_tokens: int) -> None:
-        """Take the KV that so many more tokens of a request need, which must be free; its full blocks are cached. `unsaid`: see `Holding.tell`."""
+        """Take the KV that so many more tokens of a request need, which must be free; its full blocks are cached.
+        `unsaid`: see `Holding.tell`."""
         holding.tell(unsaid)
         holding.request.num_computed_tokens = num_computed
         allocated = self.kv_cache_manager.allocate_slots(holding.request, num_tokens)
         assert allocated is not None
 
     def announce(self, delta: StepDelta, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
-        """Write into a delta what the workers do not know yet of its requests' blocks, and which requests have ended; `has_grown`: places of the
-        requests that have new blocks, or are new themselves."""
+        """Write into a delta what the workers do not know yet of its requests' blocks, and which requests have ended;
+        `has_grown`: places of the requests that have new blocks, or are new themselves."""
         for i in has_grown:
             holding = holdings[i]
             block_ids = self.kv_cache_manager.get_block_ids(holding.request.request_id)

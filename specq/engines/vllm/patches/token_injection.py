@@ -1,7 +1,8 @@
-"""Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and those that only the device knows.
+"""Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and
+those that only the device knows.
 
-So its own tables never hold a token that was drafted, and requests with drafts need not be told of. In a process of its own a worker waits for tokens
-that the host has not read (`late_tokens`) when all else is ready.
+So its own tables never hold a token that was drafted, and requests with drafts need not be told of. In a process of its
+own a worker waits for tokens that the host has not read (`late_tokens`) when all else is ready.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ FORWARD = "_model_forward"  # with which it launches the model
 
 
 class _Waiting(NamedTuple):
-    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and `late` as of `StepDelta`."""
+    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and
+    `late` as of `StepDelta`."""
 
     batch: StepBatch
     names: list[str]
@@ -54,13 +56,15 @@ class TokenInjection:
             setattr(runner, FORWARD, self._await_and_forward)
 
     def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None, late: int = 0) -> None:
-        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says; `late` as of `StepDelta`."""
+        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says;
+        `late` as of `StepDelta`."""
         assert self._waiting is None, "vLLM's runner has filled no tokens in"
         if batch.fed_by is not None or len(batch.parents):
             self._waiting = _Waiting(batch, names, tokens, late)
 
     def feed_all(self, num: int) -> None:
-        """Let each of so many rows, one of each request, begin with the token that the step before says; nothing is drafted."""
+        """Let each of so many rows, one of each request, begin with the token that the step before says; nothing is
+        drafted."""
         assert self._waiting is not None
         tokens, self._waiting = self._waiting.tokens, None
         assert tokens is not None

@@ -27,7 +27,8 @@ class CountingOptions(OwnOptions):
 
 
 class CountingEngine:
-    """Fulfils `specq.engines.Engine`. Its target distribution is a point mass, so all lossless strategies judge alike."""
+    """Fulfils `specq.engines.Engine`. Its target distribution is a point mass, so all lossless strategies judge
+    alike."""
 
     max_chain = 0
     num_tap_layers = 0

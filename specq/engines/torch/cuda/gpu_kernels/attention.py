@@ -1,10 +1,10 @@
 """Triton kernels for attention over paged keys and values: chunks of it, then their combination.
 
-What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py): a chunk of its session's
-table, or the slots of tree nodes, or both. All rows of an item share what it reads, each sees as much of it as it may. An
-item gives its rows partial results, normalised, with the log2 of their weight, which `combine_kernel` adds up; or, where
-there is nothing to add, the result itself. So prefill chunks, plain rows and trees are one kind of work, and long contexts
-are read by many programs.
+What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py): a chunk of its
+session's table, or the slots of tree nodes, or both. All rows of an item share what it reads, each sees as much of it
+as it may. An item gives its rows partial results, normalised, with the log2 of their weight, which `combine_kernel`
+adds up; or, where there is nothing to add, the result itself. So prefill chunks, plain rows and trees are one kind of
+work, and long contexts are read by many programs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def attend_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, key-value head): the item's rows, each with the GROUP heads of the key-value head, up to LINES lines.
-    Grids are of a fixed size, and programs beyond `num_items` end at once.
+    """Program (item, key-value head): the item's rows, each with the GROUP heads of the key-value head, up to LINES
+    lines. Grids are of a fixed size, and programs beyond `num_items` end at once.
 
     q [num_padded, HEADS * HEAD_DIM], rotated; keys, values: the layer's [kv_heads, slots, HEAD_DIM], kv_stride apart a
-    head; items i32[items, 8]; lists i32: slots; visible i32[2, num_padded]: how much of its context, and of its nodes, a
+    head; items i32[items, 8]; lists i32: slots; visible i32[2, num_padded]: how much of its context, and of its nodes,
+        a
     row sees; partials f32[partial rows, HEADS, HEAD_DIM], weights f32[partial rows, HEADS]; out as q.
     scale has log2(e) in it.
     """

@@ -1,16 +1,17 @@
 """Triton kernels for matrix products of few rows, with what stands before and after them fused in.
 
 At few rows a product costs the bytes of its weights, so every kernel streams a tile of weight rows past all rows of the
-batch: `ROWS` = 1 as multiply and add, 16 and more on the tensor cores (weights as the left operand). RMSNorm is split so
-that it needs no pass of its own: whoever writes the residual stream `x` also writes `xw` = x times the next norm's weight,
-and a partial sum of squares for each of its tiles; whoever reads `xw` scales its result by 1 / rms at the end.
+batch: `ROWS` = 1 as multiply and add, 16 and more on the tensor cores (weights as the left operand). RMSNorm is split
+so that it needs no pass of its own: whoever writes the residual stream `x` also writes `xw` = x times the next norm's
+weight, and a partial sum of squares for each of its tiles; whoever reads `xw` scales its result by 1 / rms at the end.
 
-x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded size.
+x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded
+size.
 
-With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the one before it ends, and fetches
-its first weights before it waits for that one's results. Every kernel waits, whatever it reads, so that what is done two
-kernels before is done. What a step's kernels do not write (weights, the batch's integers) may be read before the wait.
-So loads stand in the order in which their sources become ready, and are used as late as can be.
+With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the one before it ends, and
+fetches its first weights before it waits for that one's results. Every kernel waits, whatever it reads, so that what is
+done two kernels before is done. What a step's kernels do not write (weights, the batch's integers) may be read before
+the wait. So loads stand in the order in which their sources become ready, and are used as late as can be.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def qkv_kernel(
 ):  # fmt: skip
     """Normed input to rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
 
-    A program makes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2]; keys, values point to the
-    layer's [KV_HEADS, slots, HEAD_DIM], kv_stride apart a head; a slot of -1 is not written.
+    A program makes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2]; keys, values point to
+    the layer's [KV_HEADS, slots, HEAD_DIM], kv_stride apart a head; a slot of -1 is not written.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     PAIRS: tl.constexpr = BLOCK_N // 2

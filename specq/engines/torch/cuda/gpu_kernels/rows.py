@@ -59,8 +59,8 @@ def rotate_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SHARE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, SHARE heads) of qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]: bias, head norm, rotation; queries to
-    q, keys and values to their slots; a slot of -1 is not written."""
+    """Program (row, SHARE heads) of qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]: bias, head norm, rotation; queries
+    to q, keys and values to their slots; a slot of -1 is not written."""
     HALF: tl.constexpr = HEAD_DIM // 2
     row = tl.program_id(0)
     head = tl.program_id(1) * SHARE + tl.arange(0, SHARE)[:, None]

@@ -1,9 +1,9 @@
 """Triton kernels that pick the best tokens of each row, with the noise that drafters share with the judge.
 
 A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token), as in
-`specq.verification.sampling` without top-k, top-p or min-p; in float64, so that it differs from there by rounding alone.
-First the best of each tile of the vocabulary, then the best of those. In a chain of draft steps the second kernel also
-moves the batch on, so that the next step can run without the host.
+`specq.verification.sampling` without top-k, top-p or min-p; in float64, so that it differs from there by rounding
+alone. First the best of each tile of the vocabulary, then the best of those. In a chain of draft steps the second
+kernel also moves the batch on, so that the next step can run without the host.
 """
 
 from __future__ import annotations
