@@ -173,7 +173,7 @@ def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPa
     """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and
     the last."""
     from specq.drafting.eagle3 import fused
-    from specq.engines.torch import fused_top
+    from specq.engines.torch.cuda import top as fused_top
 
     constants = set[tuple[str, object]]()
 
