@@ -71,11 +71,14 @@ def threads_of_this_process() -> set[int]:
 
 
 def settles(expected: set[int], patience_s: float = 10) -> bool:
-    """Wait for the kernel to have taken ended threads off its list, which it does shortly after they were joined."""
+    """Wait until there are no other threads: the kernel takes ended ones off its list shortly after they were joined.
+
+    Threads of other tests may end meanwhile.
+    """
     deadline = time.monotonic() + patience_s
-    while threads_of_this_process() != expected and time.monotonic() < deadline:
+    while threads_of_this_process() - expected and time.monotonic() < deadline:
         time.sleep(0.01)
-    return threads_of_this_process() == expected
+    return not threads_of_this_process() - expected
 
 
 @pytest.mark.parametrize("threads", [Threads(2), Threads(4)], ids=["two", "four"])

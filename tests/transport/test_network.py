@@ -102,11 +102,11 @@ def test_a_name_of_both_families_is_connected_to_where_somebody_listens(both):
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="a machine without IPv6 knows one family of each name")
-def test_a_peer_that_came_by_the_other_family_is_found_later(monkeypatch):
+def test_a_peer_that_came_by_the_other_family_is_found_later(monkeypatch, free_port):
     """ZeroMQ asks for names by itself, so the name is one that it knows, and the choice is what is looked at."""
     with zmq.Context() as context:
-        with bound(context, V4) as (_, port):
-            address = f"tcp://localhost:{port}"
+        port = free_port
+        address = f"tcp://localhost:{port}"
         monkeypatch.setattr("specq.transport.sockets.needs_ipv6", lambda *_, **__: True)
         with connect_dealer(context, address) as dealer:
             monkeypatch.undo()
