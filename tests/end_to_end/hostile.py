@@ -18,6 +18,7 @@ import zmq
 
 from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict, Welcome
 from specq.protocol.types import ModelInfo
+from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import decode, encode
 from specq.transport.sockets import connect_dealer
 
@@ -46,7 +47,7 @@ class Hostile:
         self.seeds: list[int] = []  # that were handed to it
         self.num_sent = 0
         self._broker, self._lies_only = broker, lies_only
-        self._hello = Hello(role="draft", name=name, incarnation=1, model=model)
+        self._hello = Hello(role="draft", name=name, incarnation=1, model=model, capabilities=CAPABILITIES)
         self._victims: dict[int, _Victim] = {}
         self._random = np.random.default_rng(0)
         self._stop = threading.Event()

@@ -17,6 +17,7 @@ import zmq
 
 from specq import Client
 from specq.protocol.messages import Assign, Draft, FetchTokenizer, GetStatus, Heartbeat, Hello, Verdict
+from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import decode, encode
 from specq.testing.secured import make_all, model
 from specq.testing.toy import toy_text
@@ -109,7 +110,8 @@ class Flood:
 def drafting(flood: Flood) -> None:
     """Register as a drafter; send forged, huge or malformed drafts for the last session that was given to it, whether
     they are asked for or not, also after it has ended."""
-    flood.send(encode(Hello(role="draft", name="flood", incarnation=1, model=model())))
+    hello = Hello(role="draft", name="flood", incarnation=1, model=model(), capabilities=CAPABILITIES)
+    flood.send(encode(hello))
     last: Assign | None = None
     base_len, beaten = 0, 0.0
     while not flood.stopped.is_set():
