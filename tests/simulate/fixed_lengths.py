@@ -18,7 +18,7 @@ from specq.runtime import log
 from specq.runtime.machine import describe
 from specq.simulate import Scenario, simulate
 from specq.simulate.calibration import read_measured
-from specq.verifier.step import node_choice
+from specq.verifier.step import node_choice, plan
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 SCENARIO = {
@@ -44,7 +44,7 @@ def fixed_length(count):
             tokens += float(reach_prob[best].sum())
         return node_choice.Chosen(np.cumsum([0, *map(len, chosen[1:])]), np.concatenate(chosen), tokens)
 
-    with mock.patch.object(node_choice, "choose_nodes", choose_nodes):
+    with mock.patch.object(plan, "choose_nodes", choose_nodes):
         yield
 
 
