@@ -299,7 +299,9 @@ class ClientCore:
             request.sent, request.patience = now, self._patience
         if message.finish and message.base_len + len(message.token_ids) >= len(transcript.token_ids):
             end = self._finish(request, message, transcript, now)
-        return [replace(new, ends=bool(end)), *end] if new else end
+        if not new:
+            return end
+        return [replace(new, ends=True), *end] if end else [new]
 
     def _finish(self, request: Pending, message: Tokens, transcript: ReceivedTranscript, now: float) -> list[Event]:
         if message.finish == "error":

@@ -14,7 +14,7 @@ from typing import Any
 from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.request import Request
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
-from specq.text import PromptIds, StopMatcher, TextCodec
+from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,14 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
 def completion_text(
     codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
 ) -> tuple[str, list[int]]:
-    """Return the text of all tokens up to the first stop string that may end it, and where each token begins in it.
+    """Return the text of all tokens up to the first stop string that may end it, and, where log-probabilities are asked
+    for, where each token begins in it.
 
     before  the prompt
     """
+    if not params.stop and params.logprobs < 0:
+        detokenizer = Detokenizer(codec, before)
+        return detokenizer.push_all(token_ids) + detokenizer.flush(), []
     matcher, offsets = StopMatcher(codec, params.stop, params.min_tokens, before), list[int]()
     for token_id in token_ids:
         offsets.append(matcher.offset)

@@ -16,7 +16,7 @@ In: text, conversations, token ids. Out: token ids, text.
 
 from specq.text.byte_codec import ByteCodec, whole_characters
 from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
-from specq.text.detokenizer import PromptIds, StopMatcher
+from specq.text.detokenizer import Detokenizer, PromptIds, StopMatcher
 from specq.text.messages import MissingContentError, UnsupportedPartError, read_content
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
 from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
@@ -24,6 +24,7 @@ from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
 __all__ = [
     "TOKENIZER_FILES",
     "ByteCodec",
+    "Detokenizer",
     "MissingContentError",
     "PromptIds",
     "Retold",

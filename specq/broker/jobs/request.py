@@ -17,8 +17,10 @@ def sharers(owner: str, tenant: str, cache_salt: str) -> str:
     tenant, salt) give the same, since no owner's name begins with a plus. A salt is a secret of who chose it, so it
     goes no further."""
     name = bucket(owner, tenant)
+    if not cache_salt:
+        return name
     digest = hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-    return f"+{digest} {name}" if cache_salt else name
+    return f"+{digest} {name}"
 
 
 def bucket(owner: str, tenant: str) -> str:
