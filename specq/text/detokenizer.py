@@ -179,7 +179,7 @@ class Detokenizer:
         token = self._texts[token_id]
         if token.is_special or not token.spelling:
             return ""
-        return self._own_of(self._text.push(token))
+        return self._added(self._text.push(token))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Take tokens; return what `push` would say of each, joined: byte-level tokens are decoded at once."""
@@ -187,9 +187,9 @@ class Detokenizer:
             return "".join(map(self.push, token_ids))
         tokens = map(self._texts.__getitem__, token_ids)
         data = b"".join([token.data for token in tokens if not token.is_special])
-        return self._own_of(self._text.push(Token(data=data)))
+        return self._added(self._text.push(Token(data=data)))
 
-    def _own_of(self, piece: str) -> str:
+    def _added(self, piece: str) -> str:
         """Return what of text that has become certain is not the prompt's."""
         if piece and self._known:
             piece, self._known = self._own(piece), ()
