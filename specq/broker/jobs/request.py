@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -73,8 +74,12 @@ class JobRequest:
     def prefix_keys(self, sharers: str) -> tuple[int, ...]:
         """Return hashes of the prompt's beginnings, which prompts of the same `sharers` that begin alike share: see
         `specq.broker.workers.policy`."""
+        return tuple(hash((sharers, of_prompt)) for of_prompt in self._prefix_hashes)
+
+    @cached_property
+    def _prefix_hashes(self) -> tuple[int, ...]:
         lengths = [length for length in PREFIX_LENGTHS if length < self.prompt_len]
-        return tuple(hash((sharers, self.prompt_ids[:length].tobytes())) for length in [*lengths, self.prompt_len])
+        return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
 
     def has_content(self, message: Submit) -> bool:
         """Does the message ask for the same, under the same label? One without a model does not care which it is."""
