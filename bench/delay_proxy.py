@@ -4,7 +4,7 @@
     specq worker --role draft --broker ADDRESS          # the address that the proxy prints
 
 Each connection to the proxy becomes one to the broker. What an end sends arrives in order, late by the rule of
-`specq.simulate.network`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass
+`specq.simulate.machine`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass
 through it like anything else. TCP does not lose bytes, it loses connections: with --cut-every-s both ends lose theirs
 now and then, with all that is in flight, and the next connection waits until --cut-s are over.
 """
@@ -25,7 +25,7 @@ import click
 from specq.config import check_bind, check_connect
 from specq.protocol import ConfigError, parse_address
 from specq.runtime import Number
-from specq.simulate.network import DelayLine, LineSettings
+from specq.simulate.machine import DelayLine, LineSettings
 
 _PIECE = 1 << 16  # bytes read at once
 _MOST_IN_FLIGHT = 4096  # pieces each way; then the sender waits, as it would for a full socket

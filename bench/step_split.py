@@ -1,4 +1,4 @@
-"""Where the time of a verifier's steps goes, as its heartbeats say it (`specq.protocol.worker_metrics`).
+"""Where the time of a verifier's steps goes, as its heartbeats say it (`specq.protocol.stats`).
 
 Rule: what was counted between two moments is the difference of two reports, each taken when the verifier, idle, has
 beaten since its last step.

@@ -15,8 +15,8 @@ import structlog
 from hypothesis import settings
 
 from specq.broker import Broker
-from specq.config.addresses import free_address
-from specq.runtime.processes import reap
+from specq.config.values import free_address
+from specq.runtime.usage import reap
 from specq.testing.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.

@@ -7,7 +7,7 @@ import codecs
 
 from specq.client import read_lines
 from specq.config import load
-from specq.config.trees import read_tree
+from specq.config.values import read_tree
 from specq.gateway.api_keys import ApiKeys, make_key
 from specq.simulate.calibration import read_measured
 from specq.simulate.sweep import read_tables

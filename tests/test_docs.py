@@ -9,8 +9,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from specq.client.job_options import LINE_OPTIONS
-from specq.client.parameters import NAMES
+from specq.client.parameters import LINE_OPTIONS, NAMES
 from specq.drafting import PROPOSERS
 from specq.engines import ENGINES
 from specq.runtime import Table

@@ -78,12 +78,12 @@ DOORS = {
         "specq.engines.vllm.options",
         "specq.engines.vllm.spec",
     ),
-    *("specq.engines.vllm.installed", "specq.engines.vllm.versions"),
+    *("specq.engines.vllm.versions", "specq.engines.vllm.versions"),
     *(
         "specq.verification.ahead",
-        "specq.verification.near_noise",
+        "specq.verification.host_kernels",
         "specq.verification.judge",
-        "specq.verification.faults",
+        "specq.verification.judge",
         "specq.verification.explain",
         "specq.verification.begun",
         "specq.verification.devices",
@@ -245,7 +245,7 @@ def test_only_config_reads_the_environment():
     users = {_name(path) for path in MODULES if "environ" in _found(path).of_os}
 
     writers = {
-        "specq.runtime.cpu",
+        "specq.runtime.usage",
         "specq.engines.vllm.options",
         "bench.numerics",
         "bench.end_to_end.vllm",

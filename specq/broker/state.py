@@ -40,7 +40,7 @@ class BrokerSettings(NamedTuple):
 class BrokerClock:
     """The time of the message or tick that is being handled, in seconds of the caller's clock.
 
-    offset       the journal's time (`specq.journal.clock`) = the caller's time + this
+    offset       the journal's time (`specq.journal.interface`) = the caller's time + this
     grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before
                  they crashed
     """

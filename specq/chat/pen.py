@@ -1,6 +1,8 @@
 """Writes text so that its origin shows: in colours, or between marks where there are none.
 
 Rule: what a model writes cannot steer the terminal: its control characters are shown, not sent.
+
+How an answer came about, in a line.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TextIO
 
 import click
 
+from specq.client import Result
 from specq.config import wants_colours
 from specq.protocol import (
     COLOCATED,
@@ -110,3 +113,19 @@ def pen_for(stream: TextIO = sys.stdout, *, otherwise: str = "plain") -> Pen:
     if not stream.isatty():
         return Pen(otherwise)
     return Pen("colours" if wants_colours() else "marks")
+
+
+def summary(result: Result) -> str:
+    """Return one completion's rounds, accepted drafts and rate."""
+    stats = result.stats
+    return (
+        f"{len(result.token_ids)} tokens in {stats['rounds']} rounds, {_drafts(result)}, "
+        f"{stats['tokens_per_second']:.0f} tokens/s"
+    )
+
+
+def _drafts(result: Result) -> str:
+    accepted, drafted = result.stats["accepted_tokens"], result.stats["draft_tokens"]
+    if not drafted:
+        return "nothing drafted"
+    return f"{accepted} of {drafted} checked drafts accepted ({result.stats['acceptance_rate']:.0%})"

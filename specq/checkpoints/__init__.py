@@ -5,8 +5,7 @@ parts.
                      metadata
     draft_form       what a draft model of our own form says and holds, autoregressive or parallel
     gguf_file        the header of a GGUF file
-    gguf_ends        the tokens that end a text, by its metadata
-    gguf_config      its metadata as config.json
+    gguf_config      its metadata as config.json, and the tokens that end a text
     gguf_tokenizer   its metadata as tokenizer.json
     gguf_tensors     its tensors, dequantised, as transformers names them
 
@@ -16,7 +15,7 @@ In: a path. Out: texts, numbers. Nothing here needs torch, and nothing is writte
 from __future__ import annotations
 
 from specq.checkpoints.files import read_config, read_json, read_text, weight_bytes
-from specq.checkpoints.gguf_ends import gguf_ends
+from specq.checkpoints.gguf_config import gguf_ends
 from specq.checkpoints.gguf_file import GgufFile, gguf_in, gguf_name, gguf_parts, is_gguf, read_gguf
 
 __all__ = [

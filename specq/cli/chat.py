@@ -1,11 +1,14 @@
-"""`specq chat`: a conversation with a model in the terminal."""
+"""`specq chat`: a conversation with a model in the terminal.
+
+A broker runs, but serves other models than the one that `specq chat` was asked for: the user chooses.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,14 +16,41 @@ from typing import Any, NamedTuple
 import click
 
 from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
-from specq.cli.choosing import choose
 from specq.cli.options import section_options
 from specq.cli.parameters import given
 from specq.cli.standard_input import is_terminal, read_all, read_piped
 from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
 from specq.config import DEFAULT_BROKER, ClientConfig, Config, load, override
-from specq.protocol import JobError
+from specq.protocol import ConfigError, JobError
+
+
+def choose(model: str, served: Sequence[str], address: str) -> str:
+    """Return which of the served models to use; "" to start processes for `model`.
+
+    Raises click.Abort for a user who gives up. Raises ConfigError where standard input is no terminal, and where no
+    verifier could have a model of this name.
+    """
+    note = served_instead(model, served, address)
+    if not is_terminal():
+        raise ConfigError(
+            f"the model {model!r} is not served by the broker at {address}; {note}. Use one: --model {served[0]}. "
+            f"Or start {model} beside it: specq up --model {model} --broker tcp://127.0.0.1:PORT, then specq chat with "
+            "the same --broker"
+        )
+    choices = [
+        f"start {model} for this chat, in processes that share this machine with those of the broker",
+        *(f"chat with {name}, which is served" for name in served),
+        "give up",
+    ]
+    click.echo(f"specq: the model {model!r} is not served by the broker at {address}; {note}", err=True)
+    for number, text in enumerate(choices, 1):
+        click.echo(f"  {number}  {text}", err=True)
+    said: int = click.prompt("Which", type=click.IntRange(1, len(choices)), err=True)
+    if said == len(choices):
+        raise click.Abort
+    return ["", *served][said - 1]
+
 
 PROBE_S = 1.0  # for a broker at the usual address to answer
 STDIN = "-"
@@ -160,8 +190,7 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
-    from specq.processes.deployment import absent_sources, notes, placed, without_draft_model
-    from specq.processes.missing import check_can_start
+    from specq.processes.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
     from specq.processes.servers import Servers, on_free_port  # here, since `--help` needs none of it
     from specq.processes.up import telling
 

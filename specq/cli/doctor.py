@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from specq.cli.options import config_option, key_options, own_key_options
-from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
+from specq.cli.options import OWN, OWN_NAMES, RUNNING, config_option, key_options, own_key_options
 from specq.config import ClientConfig, TargetConfig, load, override, with_own
 from specq.runtime import log
 

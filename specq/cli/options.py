@@ -1,4 +1,7 @@
-"""Options that follow from the configuration: one for each key of a section, with its type, help and default."""
+"""Options that follow from the configuration: one for each key of a section, with its type, help and default.
+
+Options of the engines and proposers that come with specq, by section. Others have `--engine-option`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
+from specq.drafting import PROPOSERS
+from specq.engines import ENGINES
 from specq.runtime import Number, OutFile, log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,3 +172,16 @@ def log_options(default: str) -> Callable[[F], F]:
         return level(as_json(command))
 
     return decorate
+
+
+RUNNING = ("engine", "engine_options")  # keys of [target]: what runs the model
+OWN = {
+    "target": [ENGINES.resolve(name).options for name in ENGINES],
+    "draft": [PROPOSERS.resolve(name).options for name in PROPOSERS],
+}
+OWN_NAMES = {
+    name
+    for section, types in OWN.items()
+    for kind in types
+    for name in (*(f.name for f in fields(kind)), *RENAMED.get(f"{section}.{kind.LABEL}", ()))
+}

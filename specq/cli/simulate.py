@@ -58,7 +58,7 @@ def _write(tables: dict[str, Any], outcomes: list[Outcome], out: Path) -> None:
 
 def _draw(outcomes: list[Outcome], out: Path) -> None:
     """Draw, or say why not: the figures are in the JSON in any case."""
-    from specq.simulate.plots import draw
+    from specq.simulate.report import draw
 
     try:
         draw(outcomes, out)

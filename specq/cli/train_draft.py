@@ -29,8 +29,7 @@ def draft(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
     """
     found = checked(stage, DRAFT_STAGES, target, options)
-    from specq.training.draft_settings import DraftSettings
-    from specq.training.settings import choose_device
+    from specq.training.settings import DraftSettings, choose_device
 
     settings = DraftSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, DRAFT_STAGES, settings)

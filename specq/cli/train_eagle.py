@@ -45,8 +45,7 @@ def eagle3(stage: str, *, target: str, device: str, **options: Any) -> None:
     `head` goes on where a run with the same settings was cut off.
     """
     found = checked(stage, EAGLE_STAGES, target, options)
-    from specq.training.draft_settings import EagleSettings
-    from specq.training.settings import choose_device
+    from specq.training.settings import EagleSettings, choose_device
 
     settings = EagleSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, EAGLE_STAGES, settings)

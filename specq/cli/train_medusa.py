@@ -38,8 +38,7 @@ def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     `heads` goes on where a run with the same settings was cut off.
     """
     found = checked(stage, MEDUSA_STAGES, target, options)
-    from specq.training.draft_settings import MedusaSettings
-    from specq.training.settings import choose_device
+    from specq.training.settings import MedusaSettings, choose_device
 
     settings = MedusaSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, MEDUSA_STAGES, settings)

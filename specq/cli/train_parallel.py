@@ -64,8 +64,7 @@ def parallel(stage: str, *, target: str, start: str, device: str, **options: Any
         raise ConfigError(f"no draft model comes with {target}; name the one to start from by --draft")
     found = checked(stage, PARALLEL_STAGES, target, options)
     draft = Path(resolve_model(named, "draft"))
-    from specq.training.draft_settings import ParallelSettings
-    from specq.training.settings import choose_device
+    from specq.training.settings import ParallelSettings, choose_device
 
     settings = ParallelSettings(**found, draft=draft, device=choose_device(device, compiled=False))
     run_stages(stage, PARALLEL_STAGES, settings)

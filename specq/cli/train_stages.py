@@ -66,7 +66,7 @@ def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping
 
 
 def run_options(out: str, made: str) -> Callable[[F], F]:
-    """Add the options of `specq.training.draft_settings.RunSettings` whose defaults are the same for all methods;
+    """Add the options of `specq.training.settings.RunSettings` whose defaults are the same for all methods;
     `made`, into the folder `out`: what such a method makes."""
     options = [
         click.option(

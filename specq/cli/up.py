@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from specq.cli.options import key_options, log_options, own_key_options, section_options
-from specq.cli.own_keys import OWN, OWN_NAMES, RUNNING
+from specq.cli.options import OWN, OWN_NAMES, RUNNING, key_options, log_options, own_key_options, section_options
 from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
 
 # Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role

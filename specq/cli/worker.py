@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from specq.cli.options import log_options, section_options
-from specq.cli.own_keys import OWN, OWN_NAMES
+from specq.cli.options import OWN, OWN_NAMES, log_options, section_options
 from specq.config import DraftConfig, TargetConfig, load, override, with_own
 from specq.runtime import log, resolve
 

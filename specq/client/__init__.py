@@ -1,31 +1,26 @@
 """The client: prompts in, text out, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
-    requests, pending, stops, tokenizer_pieces   what the core waits for, sends again, stops and puts together
-    link, connection      the I/O thread that drives it, and what goes over it
+    pending               what the core waits for, sends again and stops
+    tokenizer_files       large tokenizers: put together, and kept on disk
+    link                  the I/O thread that drives it, and what goes over it
     tracing               what is noted of jobs that ask to be traced
-    cache                 large tokenizers on disk
-    request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its
-                          parts
-    batch                 several prompts in one call
-    completions, result   events to pieces and results
-    base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
-    prepared              `AsyncClient` in two steps, for a gateway
+    request, parameters   the arguments of a call, read from top to bottom
+    completions, result   events to pieces and results, for one prompt or several
+    base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`, for a gateway in two steps
     detached              jobs that nobody waits for, over the same core and link
-    prompt_files, detached_files, results_file   files of prompts to files of results
+    prompt_files, results_file   files of prompts to files of results
 
 In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 """
 
-from specq.client.aio import AsyncClient, AsyncJob
+from specq.client.aio import AsyncClient, AsyncJob, PreparedClient
 from specq.client.base import PieceStream, count_ready
-from specq.client.batch import read_requests
+from specq.client.completions import read_requests
 from specq.client.detached import JobDesk, has_ended
-from specq.client.detached_files import detach_lines
 from specq.client.events import Event, FoundJob, NewTokens
-from specq.client.job_options import id_of
-from specq.client.prepared import PreparedClient
-from specq.client.prompt_files import PromptLine, read_lines, result_line, run_lines
+from specq.client.parameters import id_of
+from specq.client.prompt_files import PromptLine, detach_lines, read_lines, result_line, run_lines
 from specq.client.request import Request, ServedModel, check_values
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile

@@ -7,6 +7,10 @@
 
 What the calls do is in `specq.client.base`. The socket lives in the same I/O thread as that of `Client`; events go from
 there to the loop of the caller.
+
+The client for asyncio in two steps, for whoever serves others: requests are read first, and sent later.
+
+Rule: `read_requests` may run in a thread, so that a long prompt holds up nobody; what is sent here is sent at once.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
-from specq.client.base import BaseClient, BaseJob
+from specq.client.base import BaseClient, BaseJob, PieceStream
 from specq.client.events import Event
 from specq.client.request import Request, ServedModel
 from specq.client.result import Piece, Result
@@ -233,3 +237,15 @@ class AsyncClient(BaseClient):
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class PreparedClient(AsyncClient):
+    """A connection to a broker; arguments and errors as of `specq.Client`."""
+
+    async def run(self, requests: Sequence[Request], served: ServedModel) -> list[list[Result]]:
+        """Return the results of each request; errors as of `generate`."""
+        return await self._run(requests, served)
+
+    def open_stream(self, requests: Sequence[Request], served: ServedModel, known: Sequence[int] = ()) -> PieceStream:
+        """Start requests and return their pieces; `known` as `resume_from` of `stream`. The caller closes it."""
+        return self._open_stream(requests, served, known)

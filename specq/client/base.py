@@ -17,10 +17,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from specq.client.batch import read_requests
-from specq.client.completions import Completions
-from specq.client.connection import Connection
+from specq.client.completions import Completions, read_requests
 from specq.client.events import AwaitedModel, Event, NewTokens
+from specq.client.link import Connection
 from specq.client.request import Request, ServedModel, read_request
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER

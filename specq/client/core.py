@@ -31,10 +31,8 @@ from specq.client.events import (
     TokenizerReady,
     TraceReport,
 )
-from specq.client.pending import Pending, own_job, search
-from specq.client.requests import OpenRequests
-from specq.client.stops import Stops
-from specq.client.tokenizer_pieces import Recall, TokenizerPieces
+from specq.client.pending import OpenRequests, Pending, Stops, own_job, search
+from specq.client.tokenizer_files import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
 from specq.protocol import (
     Accepted,

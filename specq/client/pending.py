@@ -1,13 +1,21 @@
-"""A request that waits for its answer, and the order in which requests for jobs are sent."""
+"""A request that waits for its answer, and the order in which requests for jobs are sent.
+
+The requests that wait for their answer, by key, and what is to be sent for them.
+
+Jobs that are to stop: `Cancel` is sent again until the broker says that the job has ended.
+
+Rule: for a job that nobody waits for any more it is sent MAX_TRIES times at most; the job may have ended before, and
+then the broker does not answer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from specq.client.events import Event, FoundJob, ReceivedTranscript, RequestFailed
-from specq.protocol import Follow, JobError, JobInfo, LogprobRecord, Message, Submit
+from specq.protocol import Cancel, Failed, Follow, JobError, JobInfo, LogprobRecord, Message, Submit, Tokens
 
 MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
 
@@ -142,3 +150,121 @@ class Turns:
         """Note that nobody asks for a job any more."""
         self._waiting.pop(job_id, None)
         self._unanswered.discard(job_id)
+
+
+class OpenRequests(dict[int | str, Pending]):
+    """Requests for jobs (by job id) wait for their turn; others (by name) are sent at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = Turns()
+        self.outbox: list[Message] = []
+
+    def ask(self, key: int | str, request: Pending, now: float) -> None:
+        """Send a request at once."""
+        self[key] = request
+        request.started = request.sent = now
+        self.outbox.append(request.message())
+
+    def queue(self, job_id: int, request: Pending, now: float) -> None:
+        """Send a request for a job when its turn comes."""
+        self[job_id] = request
+        self._turns.add(job_id)
+        self.send_waiting(now)
+
+    def send_waiting(self, now: float) -> None:
+        """Send the requests whose turn has come."""
+        while (job_id := self._turns.next()) is not None:
+            self.send_now(job_id, now)
+
+    def send_now(self, job_id: int, now: float) -> None:
+        """Send a request for a job before its turn comes."""
+        self._turns.sent(job_id)
+        self.ask(job_id, self[job_id], now)
+
+    def is_unsent(self, job_id: int) -> bool:
+        """Return whether a request for a job still waits for its turn."""
+        return job_id in self._turns
+
+    def answered(self, job_id: int, now: float) -> None:
+        """Note that the broker has answered a request for a job."""
+        request = self.get(job_id)
+        if request is not None:
+            request.progress = now
+            self._turns.answered(job_id)
+
+    def leave(self, key: int | str) -> None:
+        """Wait for a job no longer than until the broker has it."""
+        request = self[key]
+        request.transcript, request.is_own = None, False
+        if request.progress is not None:
+            self.forget(key)
+
+    def forget(self, key: int | str) -> None:
+        """Drop a request."""
+        self.pop(key, None)
+        if isinstance(key, int):
+            self._turns.forget(key)
+
+    def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
+        """End the requests that got no answer in time; the broker at `address` was `heard` last then. If it has been
+        silent for as long, those that wait for their turn end with them: each would wait as long."""
+        late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
+        if late and (heard is None or now >= heard + timeout_s):
+            late += [(key, request) for key, request in self.items() if request.started == math.inf]
+        events: list[Event] = []
+        for key, request in late:
+            self.forget(key)
+            code, reason = request.silence(address, timeout_s, heard, now)
+            events.append(RequestFailed(key, JobError(reason, code)))
+        return events
+
+
+MAX_TRIES = 6
+RETRY_S = 0.25  # at first; then twice as long each time
+
+
+@dataclass(slots=True)
+class _Stop:
+    due: float
+    patience: float
+    tries: int = 1
+
+
+class Stops:
+    """The jobs that are to stop, and when `Cancel` is next sent for each; the longest pause is `longest_s`."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._stops: dict[int, _Stop] = {}
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def add(self, job_id: int, now: float) -> Cancel:
+        """Return the first `Cancel` of a job, or another at once."""
+        patience = min(RETRY_S, self._longest_s)
+        self._stops.setdefault(job_id, _Stop(now + patience, patience))
+        return Cancel(job_id=job_id)
+
+    def forget(self, job_id: int) -> None:
+        """Do not stop a job after all: it was submitted again."""
+        self._stops.pop(job_id, None)
+
+    def take(self, message: Message) -> None:
+        """Note the end of a job; a broker that has no verifier for it has not ended it."""
+        match message:
+            case Tokens(finish="") | Failed(code="no_verifier"):
+                return
+            case Tokens() | Failed():
+                self._stops.pop(message.job_id, None)
+
+    def due(self, now: float, awaited: Container[int | str]) -> list[Cancel]:
+        """Return the messages to send again; `awaited` are the jobs whose end somebody waits for."""
+        for job_id in [i for i, stop in self._stops.items() if stop.tries >= MAX_TRIES and i not in awaited]:
+            del self._stops[job_id]
+        due = [(job_id, stop) for job_id, stop in self._stops.items() if now >= stop.due]
+        for _, stop in due:
+            stop.tries, stop.patience = stop.tries + 1, min(2 * stop.patience, self._longest_s)
+            stop.due = now + stop.patience
+        return [Cancel(job_id=job_id) for job_id, _ in due]

@@ -1,19 +1,26 @@
 """A request, read from top to bottom: the arguments of a call in, a `Submit` for each completion out.
 
-Several prompts in one call: `specq.client.batch`.
+Several prompts in one call: `specq.client.completions`.
 
 The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options
-(`specq.client.job_options`) and parameters (`specq.client.parameters`); None means not given. To add one: its reader in
+(`specq.client.parameters`) and parameters (`specq.client.parameters`); None means not given. To add one: its reader in
 one of these two modules.
 
 Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and
 what is allowed. It is raised before anything is sent.
+
+Bad words, as the token sequences that a verifier never completes.
+
+Tokens are banned, not text. Each word is banned as the tokenizer spells it alone and as it spells it after a space.
+vLLM does the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if its number of
+tokens differs. The same letters may still appear in another way: cut into other tokens, across the end of a token that
+also holds the text before or after, or in capitals. And the tokens are banned everywhere, also within a longer word.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +28,26 @@ from typing import Any
 
 import numpy as np
 
-from specq.client.bad_words import bad_word_ids
-from specq.client.job_options import OPTION_NAMES, JobOptions, label_of, read_job_options
-from specq.client.parameters import Parameters, read_parameters
+from specq.client.parameters import OPTION_NAMES, JobOptions, Parameters, label_of, read_job_options, read_parameters
 from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, shown, too_large
 from specq.text import TextCodec
 from specq.verification import derived_seed
+
+TokenIds = tuple[int, ...]
+
+
+def bad_word_ids(words: Iterable[str], codec: TextCodec) -> tuple[TokenIds, ...]:
+    """Return the token sequences of the words, each once; raises JobError for a word that has no tokens."""
+    return tuple(dict.fromkeys(spelling for word in words for spelling in _spellings(word.lstrip(" "), codec)))
+
+
+def _spellings(word: str, codec: TextCodec) -> list[TokenIds]:
+    """Return a word's tokens, and those of the word after a space unless they end with the first ones."""
+    alone, spaced = tuple(codec.encode_part(word)), tuple(codec.encode_part(" " + word))
+    if not alone:
+        raise JobError(f"bad_words has {shown(word)}, for which the tokenizer has no tokens", field="bad_words")
+    return [alone] if spaced[-len(alone) :] == alone else [alone, spaced]
+
 
 SOURCES = ("prompt", "messages", "token_ids")
 CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messages`: tools, add_generation_prompt, ...

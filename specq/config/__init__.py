@@ -2,32 +2,35 @@
 
     sections         one dataclass for each role; every key is also an option of the command
     options          a field of a section: its default, help text, what its value may be
-    loading          reads the file and the environment; the only module that does
+    loading          reads the file and the environment, the only module that does; keys of one engine or proposer;
+                     old names of keys
     engine_options   options as name=value, values in JSON
-    own_options      options that only one engine or proposer knows, declared beside it
-    renamed          old names of keys, which are aliases for one version
-    trees            trees of drafts as people write them down
-    addresses        which addresses a configuration may name
+    values           addresses and trees of drafts, as people write them down
 
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its
 section.
 """
 
-from specq.config.addresses import check_bind, check_connect, connect_address, free_address
-from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
 from specq.config.loading import (
+    RENAMED,
+    OwnOptions,
     cache_dir,
     environment_of_children,
     journal_address,
     load,
+    of_one,
+    options_of,
     override,
+    own_options,
+    read_own,
     state_dir,
+    to_arguments,
     wants_colours,
+    with_new_names,
+    with_own,
 )
 from specq.config.options import Cores, Texts, hidden, option
-from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
-from specq.config.renamed import RENAMED, with_new_names
 from specq.config.sections import (
     AUTO_DRAFTERS,
     DEFAULT_BROKER,
@@ -43,7 +46,7 @@ from specq.config.sections import (
     kinds,
     section_name,
 )
-from specq.config.trees import read_tree
+from specq.config.values import check_bind, check_connect, connect_address, free_address, read_tree
 
 __all__ = [
     "AUTO_DRAFTERS",

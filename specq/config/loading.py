@@ -8,21 +8,36 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
     SPECQ_STATE    where brokers keep their journals
     NO_COLOR, TERM   whether a terminal gets colours
 
-Rule: this is the only module that reads the environment (`specq.runtime.cpu` and the vllm engine write to it).
+Rule: this is the only module that reads the environment (`specq.runtime.usage` and the vllm engine write to it).
+
+Old names of keys, which users may still have in files and in commands: each is an alias for one version, with a
+warning.
+
+To rename a key: change it in its section and add a line to `RENAMED`; remove the line one version later.
+
+Sections as the arguments of a command, and back: what `specq up` hands to the processes that it starts.
+
+Options of one engine or proposer: keys of its own, declared beside it, in a section of their own.
+
+`[target]` holds what all engines share, `[target.NAME]` what only the engine NAME knows (and `[draft.NAME]` a
+proposer). The configuration does not know their names: it keeps such tables as they are until one is chosen. On the
+command line the same keys are `--engine-option name=value`, or options of their own for what comes with specq; the
+command line wins.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import replace
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specq.config.addresses import check_connect
-from specq.config.options import Tables
-from specq.config.own_options import chosen, gather_own
-from specq.config.renamed import with_new_names
+from specq.config import engine_options
+from specq.config.engine_options import Options, from_table
+from specq.config.options import Tables, Texts
 from specq.config.sections import (
     SECTIONS,
     BrokerConfig,
@@ -33,7 +48,168 @@ from specq.config.sections import (
     kinds,
     section_name,
 )
-from specq.protocol import ConfigError, known_names
+from specq.config.values import check_connect
+from specq.protocol import ConfigError, did_you_mean, known_names
+
+RENAMED: Mapping[str, Mapping[str, str]] = {  # section, or section of an engine or proposer: old name: new name
+    "target": {"backup": "prompt_lookup"},  # since wire version 2
+    "draft": {"law_size": "distribution_size"},  # likewise
+    "target.vllm": {"tensor_parallel": "tensor_parallel_size"},  # `specq bench gpu` had it as --tensor-parallel
+}
+
+
+def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section under their new names; warns of old ones.
+
+    Raises ConfigError for a key that is given under both names.
+    """
+    names = RENAMED.get(section, {})
+    for old in names.keys() & values.keys():
+        new = names[old]
+        if new in values:
+            raise ConfigError(f"{section}.{old} and {section}.{new} are both given; {old} is the old name of {new}")
+        warnings.warn(
+            f"{section}.{old} is now {section}.{new}; the next version does not know the old name",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def to_arguments(section: Section) -> list[str]:
+    """Return the options that make this section of the defaults: what `section_options` reads back."""
+    arguments = []
+    for f in fields(section):
+        value, flag = getattr(section, f.name), f.name.replace("_", "-")
+        if isinstance(section, TargetConfig | DraftConfig) and f.name == "engine_options":
+            value = from_table(options_of(section))
+        if value == f.default or f.metadata["is_hidden"]:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{'' if value else 'no-'}{flag}")
+        elif kinds(type(section))[f.name] in (Options, Texts):
+            arguments += [part for option in value for part in (of_one(f"--{flag}"), option)]
+        else:
+            arguments += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return arguments
+
+
+def of_one(flag: str) -> str:
+    """Return the flag of a key that holds several values, of which each is given by itself."""
+    return flag.removesuffix("s")
+
+
+# Keys that were in the section itself, and whose they are. To be dropped with the next version.
+MOVED = {
+    "target": {
+        "helper_cores": "torch",
+        **dict.fromkeys(("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "quantization"), "vllm"),
+    },
+    "draft": dict.fromkeys(("gpu_memory_utilization", "max_model_len"), "vllm"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions(Section):
+    """Base of the options of an engine or proposer: a frozen dataclass whose fields are made by `option`. One with a
+    field `further` takes names that it does not know, too."""
+
+    LABEL = "options"  # how messages call it
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments that the engine or proposer is made with."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
+    """Return the options of what is chosen, under their new names: from its section of a file, and the command line."""
+    section = f"{section_name(type(config))}.{chosen(config)}"
+    in_file, further = dict(config.own).get(chosen(config), ()), config.engine_options
+    return with_new_names(section, engine_options.parsed(in_file)) | with_new_names(
+        section, engine_options.parsed(further)
+    )
+
+
+def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], known: Collection[str]) -> OwnOptions:
+    """Return the checked options of what is chosen; `known`: all names that could have a section."""
+    for name, _ in config.own:
+        if name not in known:
+            section = section_name(type(config))
+            hint = did_you_mean(name, known)
+            end = f"{hint}{' ' if hint else ''}sections are known for {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown key {section}.{name}; {end}")
+    return read_own(kind, options_of(config), chosen(config))
+
+
+def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") -> OwnOptions:
+    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed. `name`: of
+    the engine or proposer, for one that has none of its own."""
+    names = kinds(kind)
+    further = {name: value for name, value in values.items() if name not in names}
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
+    if further and "further" not in names:
+        whose = name if name and kind is OwnOptions else kind.LABEL
+        unknown = next(iter(further))
+        raise ConfigError(f"{whose} has no option {unknown}; {known_names(unknown, names)}")
+    return kind(**given, **({"further": engine_options.from_table(further)} if further else {}))
+
+
+def chosen(config: TargetConfig | DraftConfig) -> str:
+    """Return the name of the engine or proposer that is chosen."""
+    return config.engine if isinstance(config, TargetConfig) else config.proposer
+
+
+def gather_own(
+    section: str, values: Mapping[str, Any], known: Collection[str], default: str
+) -> tuple[dict[str, Any], Tables]:
+    """Return a file's values without the sections of engines or proposers and keys at former places, and those.
+
+    `default`: who is chosen if the file does not say.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Any] = {}
+    holder = str(values.get("engine", values.get("proposer", default)))
+    for name, value in values.items():
+        if name in MOVED[section]:
+            owner = MOVED[section][name]
+            _note_move(f"{section}.{name}", f"{section}.{owner}.{name}")
+            _add(tables, section, owner, {name: value})
+        elif name == "engine_options":
+            _note_move(f"the section {section}.{name}", f"{section}.{holder}")
+            _add(tables, section, holder, _table(f"{section}.{name}", value))
+        elif name not in known and isinstance(value, dict):
+            _add(tables, section, name, value)
+        else:
+            kept[name] = value
+    return kept, tuple((name, engine_options.from_table(table, f"{section}.{name}")) for name, table in tables.items())
+
+
+def _note_move(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old place goes with the next version", FutureWarning, stacklevel=2)
+
+
+def _table(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}; it must be a table of options")
+    return value
+
+
+def _add(tables: dict[str, dict[str, Any]], section: str, name: str, values: Mapping[str, Any]) -> None:
+    table = tables.setdefault(name, {})
+    for key in table.keys() & values.keys():
+        raise ConfigError(f"{section}.{name}.{key} is given twice")
+    table.update(values)
+
+
+def with_own(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a command's values with those of `names` among its engine options; None means not given."""
+    own = {name: value for name, value in given.items() if name in names and value is not None}
+    kept = {name: value for name, value in given.items() if name not in names}
+    if own:
+        further: Options = kept.get("engine_options") or ()
+        kept["engine_options"] = (*engine_options.from_table(own), *further)
+    return kept
+
 
 S = TypeVar("S", bound=Section)
 ALIKE = 0.65  # of an unknown key and a known one: "engine", which [draft] lacks, is not meant for "engine_options"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from specq.config.addresses import check_bind, check_connect, check_origins, read_address
 from specq.config.engine_options import Options
 from specq.config.options import Cores, Tables, Texts, check_limits, check_type, hidden, option
+from specq.config.values import check_bind, check_connect, check_origins, read_address
 from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"

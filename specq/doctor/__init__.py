@@ -5,7 +5,7 @@ run?
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: are they here and whole, do they fit each other and this machine
     engines       the engine that is chosen: can it run this model here; and what vLLM would take
-    measuring     the pair in this process, without sockets: what steps (curves) and drafts take; watching: what becomes
+    measuring     the pair in this process, without sockets: what steps and drafts take; watching: what becomes
                   of drafts
     neighbours    what else runs on this machine meanwhile
     prediction    what follows from that for each method and number of sessions: computed, not measured

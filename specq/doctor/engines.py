@@ -1,6 +1,6 @@
 """The engines: can the one that is chosen run this model here, and what would vLLM need where another is chosen?
 
-Rule: what keeps an engine from starting comes from `specq.processes.missing`, so `specq up` says the same.
+Rule: what keeps an engine from starting comes from `specq.processes.deployment`, so `specq up` says the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from pathlib import Path
 from specq.checkpoints import read_config
 from specq.config import Config, options_of
 from specq.doctor.checks import NOTE, OK, WRONG, Check
-from specq.engines.vllm.installed import installed_version, lacks_architecture
-from specq.engines.vllm.versions import TESTED, is_tested
-from specq.processes.deployment import placed
-from specq.processes.missing import missing
+from specq.engines.vllm.versions import TESTED, installed_version, is_tested, lacks_architecture
+from specq.processes.deployment import missing, placed
 from specq.protocol import ConfigError
 
 VLLM = "vllm"

@@ -14,7 +14,7 @@ from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
-from specq.engines.vllm.installed import installed_version
+from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, default_model, draft_for, find_model
 from specq.processes.deployment import COLOCATING
 from specq.protocol import SpecqError

@@ -1,7 +1,7 @@
 """The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of
 drafts one at a time.
 
-What a step takes by its rows is measured in turn with help from other cores and without (`curves`), a level of drafts
+What a step takes by its rows is measured in turn with help from other cores and without (`hardware`), a level of drafts
 by its sessions as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly for
 all of them at a time, and with each source of drafts. Each method has a verifier of its own over the one engine, and
 all complete a prompt before the next one, since machines drift.
@@ -17,8 +17,7 @@ from itertools import count
 from typing import Any
 
 from specq.config import Config, options_of
-from specq.doctor.curves import MOST_ROWS, curves_in_turn
-from specq.doctor.hardware import foresight_times, load_proposer, pass_times, pinned, typical
+from specq.doctor.hardware import MOST_ROWS, curves_in_turn, foresight_times, load_proposer, pass_times, pinned, typical
 from specq.doctor.prediction import PLAIN, Costs, PredictedMethod, significant
 from specq.doctor.watching import Prompt, StepWatch, Watched, WatchedRun, opened
 from specq.drafting.draft_model.source import ColocatedDrafter

@@ -114,7 +114,7 @@ class Costs:
     """What was measured of the machine.
 
     step, unhelped_step   seconds of a step by its rows: as the engine is, and while other processes have the other
-                          cores; measured together, and the second never less than the first (`curves`)
+                          cores; measured together, and the second never less than the first (`hardware`)
     host_s, host_more_s   what a round takes besides its step: with one session, and more with each further one
     level                 seconds of a level of the colocated draft model, by sessions; None: there is none
     pass_s                seconds of a draft worker's pass on its own core; 0: there is none

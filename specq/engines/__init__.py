@@ -10,6 +10,8 @@ from __future__ import annotations
 from specq.engines.checkpoint import (
     check_no_gguf,
     describe,
+    ends_told,
+    fingerprint,
     local_checkpoint,
     read_info,
     resolve_checkpoint,
@@ -17,10 +19,18 @@ from specq.engines.checkpoint import (
     tokenizer_files,
 )
 from specq.engines.checks import check_asked, check_works
-from specq.engines.ends import ends_told
-from specq.engines.fingerprint import fingerprint
-from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
-from specq.engines.launching import Computed, even_chains, is_apart, launch, takes_unread, tidy
+from specq.engines.interface import (
+    Computed,
+    Engine,
+    EngineSpec,
+    Launched,
+    OverlappingEngine,
+    even_chains,
+    is_apart,
+    launch,
+    takes_unread,
+    tidy,
+)
 from specq.engines.profiling import prefill, warm_up_steps
 from specq.runtime import Table
 

@@ -1,16 +1,117 @@
-"""What a checkpoint says of its model, whichever engine runs it."""
+"""What a checkpoint says of its model, whichever engine runs it.
+
+The tokens that end a text: those that any file of a checkpoint names, since many name only one of several.
+
+Fine-tunes often add the end of a turn to the tokenizer alone, and leave the base model's end in
+`generation_config.json`. vLLM, SGLang and llama.cpp end a text at any of them. Of a GGUF file: see
+`specq.checkpoints.gguf_config`.
+
+Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and of a GGUF file three keys. A job that
+began under them ends by those tokens (docs/decisions/0016): `added_ends` are the others.
+
+What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the
+same.
+
+It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how
+tensors are quantised, the tokens that end a text, and the options by which a deployment runs the model otherwise than
+its files say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so
+are the keys in `LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the
+fingerprint.
+
+Rule: what may change a text is in it; when in doubt, it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from specq.checkpoints import draft_form, gguf_in, gguf_name, is_gguf, read_config, read_text
-from specq.engines.ends import added_ends, end_tokens, former_ends
-from specq.engines.fingerprint import fingerprint, tensors_hash
+from specq.checkpoints import (
+    draft_form,
+    gguf_ends,
+    gguf_in,
+    gguf_name,
+    gguf_parts,
+    is_gguf,
+    read_config,
+    read_gguf,
+    read_json,
+    read_text,
+)
 from specq.protocol import ConfigError, ModelInfo
-from specq.text import TOKENIZER_FILES, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
+
+MAX_ID = 2**31 - 1
+_CONFIGS = ("generation_config.json", "config.json")
+_TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def end_tokens(model: Path) -> dict[int, str]:
+    """Return the ids of the tokens that end a text, those of older versions first, each with what names it: a file, a
+    key of the metadata."""
+    if is_gguf(model):
+        named = gguf_ends(read_gguf(model))
+    else:
+        named = dict(reversed([*_configured(model), *_of_tokenizer(model)]))
+    before = former_ends(model)
+    return {end: named.get(end, "config.json") for end in (*before, *sorted(named.keys() - {*before}))}
+
+
+def ends_told(model: Path) -> list[str]:
+    """Return a line for each token that ends a text: its text, its id, and what names it. Where no file names one, for
+    the one that ends a chat (`TextCodec.turn_end`)."""
+    files = load_tokenizer_files(model)
+    codec = TextCodec(files) if files else None
+    named = end_tokens(model)
+    if not named and codec and codec.turn_end is not None:
+        named = {codec.turn_end: "the chat template; in chats only"}
+    texts = {end: codec.decode([end], skip_special=False) if codec else "" for end in named}
+    return [f"{texts[end]} {end} ({source})".lstrip() for end, source in named.items()]
+
+
+def added_ends(model: Path) -> tuple[int, ...]:
+    """Return those that older versions did not take for ends."""
+    return tuple(sorted(end_tokens(model).keys() - {*former_ends(model)}))
+
+
+def former_ends(model: Path) -> tuple[int, ...]:
+    """Return what older versions took for ends."""
+    files = ("config.json",) if is_gguf(model) else _CONFIGS
+    return next((found for file in files if (found := _ids(model / file, read_json(model, file))) is not None), ())
+
+
+def _configured(model: Path) -> Iterator[tuple[int, str]]:
+    for file in _CONFIGS:
+        said = read_json(model, file)
+        text_config = said.get("text_config")  # of a model that reads images, too
+        for part in (said, text_config if isinstance(text_config, dict) else {}):
+            yield from ((end, file) for end in _ids(model / file, part) or ())
+
+
+def _of_tokenizer(model: Path) -> Iterator[tuple[int, str]]:
+    tokenizer = read_text(model, "tokenizer.json")
+    for file in _TOKENIZER_CONFIGS if tokenizer else ():
+        token = read_json(model, file).get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        end = token_id(tokenizer or "", text) if isinstance(text, str) else None
+        if end is not None:
+            yield end, file
+
+
+def _ids(file: Path, said: dict[str, Any]) -> tuple[int, ...] | None:
+    """Return the ids that a configuration has for its end, None if it says nothing; ConfigError for what is no id."""
+    value = said.get("eos_token_id")
+    if value is None:
+        return None
+    ids = tuple(value) if isinstance(value, list) else (value,)
+    if not all(type(end) is int and 0 <= end <= MAX_ID for end in ids):
+        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}; it must be a token's id, or a list of ids")
+    return ids
 
 
 def resolve_checkpoint(model: str) -> Path:
@@ -135,3 +236,80 @@ def _tokenizer(checkpoint: Path, vocab_size: int) -> tuple[int, str]:
 
 def _name(checkpoint: Path) -> str:
     return gguf_name(checkpoint) if is_gguf(checkpoint) else checkpoint.name
+
+
+LEFT_OUT = frozenset(
+    {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+)
+QUANTISATION = "quantization_config"  # below it every key counts, `dtype` too
+_FILES = ("config.json", "quantize_config.json", "hf_quant_config.json", "quant_config.json")
+CHUNK_BYTES = 16 << 20
+_MARK = "specq fingerprint 2"
+
+
+def fingerprint(
+    model: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "", ends: Iterable[int] | None = None
+) -> str:
+    """Hash what the text of a checkpoint depends on.
+
+    overrides   options of what runs it that change its text
+    tensors     its `tensors_hash`, where that is known already: to read large weights takes long
+    ends        the tokens that end a text; None: all that its files name
+    """
+    said: dict[str, Any] = {name: _relevant(read_json(model, name)) for name in _FILES}
+    said["eos"] = [*(end_tokens(model) if ends is None else ends)]
+    if overrides:
+        said["overrides"] = dict(overrides)
+    parts = [_MARK, tensors or tensors_hash(model), said]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tensors_hash(model: Path) -> str:
+    """Hash the contents of the weight files, in the order of their names: all that fingerprints covered before."""
+    return TensorsHash(model).result()
+
+
+class TensorsHash:
+    """`tensors_hash` of a checkpoint, computed by threads from now on: beside whatever loads the weights.
+
+    A large model has many files, and hashing leaves the interpreter free but for a moment each CHUNK_BYTES.
+    """
+
+    def __init__(self, model: Path) -> None:
+        files = gguf_parts(model) if is_gguf(model) else _weight_files(model)
+        self._is_cancelled = Event()
+        pool = ThreadPoolExecutor()
+        self._digests = [pool.submit(self._file_digest, path) for path in files]
+        pool.shutdown(wait=False)
+
+    def result(self) -> str:
+        """Wait for all files, and return the hash; OSError for one that cannot be read."""
+        digest = hashlib.sha256()
+        for found in self._digests:
+            digest.update(found.result())
+        return digest.hexdigest()
+
+    def cancel(self) -> None:
+        """Let the threads end soon; nobody may ask for the result."""
+        self._is_cancelled.set()
+
+    def _file_digest(self, path: Path) -> bytes:
+        digest, chunk = hashlib.sha256(), memoryview(bytearray(min(CHUNK_BYTES, max(path.stat().st_size, 1))))
+        with path.open("rb", buffering=0) as file:
+            while (size := file.readinto(chunk)) and not self._is_cancelled.is_set():
+                digest.update(chunk[:size])
+        return digest.digest()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+
+
+def _relevant(value: Any) -> Any:
+    """Return what a configuration says without the keys that are left out, at any depth."""
+    if isinstance(value, list):
+        return [_relevant(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: item if key == QUANTISATION else _relevant(item) for key, item in value.items() if key not in LEFT_OUT}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from specq.client import Piece, Result
-from specq.gateway import sse
-from specq.gateway.calls import Call
-from specq.gateway.details import Details
+from specq.gateway import replies as sse
+from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
-from specq.gateway.shapes import AnswerShape, Json
+from specq.gateway.shapes import AnswerShape, Details, Json
 
 _SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
 

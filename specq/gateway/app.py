@@ -10,10 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specq.gateway.api_keys import ApiKeys
-from specq.gateway.cors import with_cors
 from specq.gateway.endpoint import Parts, of_http
-from specq.gateway.guard import Guard
-from specq.gateway.routes import completions, health, metrics, models, page, responses, tokens
+from specq.gateway.guard import Guard, with_cors
+from specq.gateway.routes.service import health_routes, metrics_routes, page_routes
+from specq.gateway.routes.text import completion_routes, responses_routes
+from specq.gateway.routes.tokens import model_routes, token_routes
 
 
 def make_app(
@@ -43,8 +44,11 @@ def make_app(
 
     routes = [
         route
-        for group in (completions, responses, models, tokens, health, metrics, page)
-        for route in group.routes(parts)
+        for group in (
+            *(completion_routes, responses_routes, model_routes, token_routes),
+            *(health_routes, metrics_routes, page_routes),
+        )
+        for route in group(parts)
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
     guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes, most_in_all)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import (
+from specq.gateway.completion_call import (
     Call,
     job_arguments,
     read_choices,

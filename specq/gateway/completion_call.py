@@ -1,21 +1,128 @@
-"""The body of `/v1/completions` as a `Call`; pure."""
+"""The body of `/v1/completions` as a `Call`; pure.
+
+A request for text, read: what is asked of the client, and how the answer shall look.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from specq.gateway.calls import (
-    MOST_CHOICES,
-    Call,
-    job_arguments,
-    read_choices,
-    read_explain,
-    read_model,
-    read_stream,
-    read_top,
-)
 from specq.gateway.errors import ApiError
-from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check_known, given
+from specq.gateway.fields import (
+    IGNORED,
+    ONLY,
+    REFUSED,
+    SAMPLING,
+    SPECULATION,
+    check,
+    check_known,
+    given,
+    is_count,
+    is_flag,
+    is_object,
+)
+
+MOST_CHOICES = 128  # completions of a request, over all its prompts
+MAX_TOP = 20  # likeliest tokens that are listed for each
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked request.
+
+    arguments      of the client, but for what belongs to the connection (keys, tenants)
+    model          the model's name, "" where none is given
+    stream         whether the text comes piece by piece
+    include_usage  whether the numbers come at the end; continuous_usage: and those so far in each chunk
+    num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
+    num_prompts    how many prompts there are; n: completions of each
+    explain        chunks say where tokens come from, and which drafts were rejected (`specq.gateway.shapes`)
+    repeated       what of the request the answer repeats
+    names          what the endpoint calls arguments of the client, where its name is another
+    """
+
+    arguments: Mapping[str, Any]
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    num_top: int = -1
+    num_prompts: int = 1
+    n: int = 1
+    explain: bool = False
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are specq's own, as the client takes them."""
+    found = {name: fields[name] for name in (*SAMPLING, *SPECULATION) if name in fields}
+    if found.get("top_k") == -1:  # vLLM's word for all
+        del found["top_k"]
+    return {"temperature": 1.0, **found}
+
+
+def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Return whether to stream, whether with usage at the end, and whether with that so far in each chunk, too.
+
+    As in vLLM, the latter is given only together with the former.
+    """
+    stream = check("stream", fields.get("stream", False), is_flag)
+    options = check("stream_options", fields.get("stream_options", {}), is_object)
+    if options and not stream:
+        raise ApiError("stream_options is given without stream", param="stream_options")
+    for name, value in options.items():
+        if name not in _STREAM_OPTIONS:
+            reason = f"unknown field {name[:64]!r} of stream_options"
+            raise ApiError(reason, param="stream_options", code="unknown_parameter")
+        if not (value is None or is_flag(value)):
+            reason = f"stream_options.{name} is {value!r:.40}; it must be true or false"
+            raise ApiError(reason, param="stream_options", code="invalid_type")
+    usage = bool(options.get("include_usage"))
+    return stream, usage, usage and bool(options.get("continuous_usage_stats"))
+
+
+def read_explain(fields: Mapping[str, Any]) -> bool:
+    """Return whether a stream says what became of drafts."""
+    explain = bool(check("explain", fields.get("explain", False), is_flag))
+    if explain and not fields.get("stream"):
+        raise ApiError("explain is given without stream: it tells of a text as it grows", param="explain")
+    return explain
+
+
+def read_count(name: str, value: Any, most: int) -> int:
+    """Return a number from 1 to `most`."""
+    if not is_count(value) or not 1 <= value <= most:
+        raise ApiError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most}", param=name)
+    return int(value)
+
+
+def read_top(name: str, fields: Mapping[str, Any]) -> int:
+    """Return how many likeliest tokens a field asks for, 0 if it is not there."""
+    num_top = check(name, fields.get(name, 0), is_count)
+    if num_top > MAX_TOP:
+        raise ApiError(f"{name} is {num_top}; it must be at most {MAX_TOP}", param=name)
+    return int(num_top)
+
+
+def read_choices(fields: Mapping[str, Any], num_prompts: int) -> int:
+    """Return how many completions of each prompt are wanted."""
+    n = read_count("n", fields.get("n", 1), MOST_CHOICES)
+    if n * num_prompts > MOST_CHOICES:
+        raise ApiError(f"{num_prompts} prompts with n = {n} are more than {MOST_CHOICES} completions", param="n")
+    return n
+
+
+def read_model(fields: Mapping[str, Any]) -> str:
+    """Return the model's name, or "" for the only one."""
+    model = fields.get("model", "")
+    if not isinstance(model, str):
+        raise ApiError("model is not a string", param="model", code="invalid_type")
+    return model
+
 
 MAX_TOKENS = 16  # where the request names none, as at OpenAI
 KNOWN = (

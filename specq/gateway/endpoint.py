@@ -13,7 +13,7 @@ from starlette.responses import Response
 from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.metrics import Metrics
 from specq.gateway.replies import BodyLimits, ClientGoneError, error_response
-from specq.gateway.upstream import Upstream
+from specq.gateway.serving import Upstream
 from specq.protocol import JobError
 from specq.runtime import traced
 

@@ -1,19 +1,67 @@
-"""Who gets in, and how much of it: the host's name, the API key, and how many requests of a key are under way."""
+"""Who gets in, and how much of it: the host's name, the API key, and how many requests of a key are under way.
+
+CORS: which foreign pages may ask from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
+
+Rule: it stands before the guard, since a browser asks without a key whether it may send one, and a page must be able to
+read why it was refused. It opens nothing to those who are no browser: keys, names of hosts and limits are the guard's.
+
+The `Host` header: by which names clients may call the gateway; pure.
+
+A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be
+known; addresses are safe, since no name stands behind them.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterator
 
 import structlog
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specq.gateway.api_keys import NOBODY, ApiKeys, Caller
 from specq.gateway.errors import ApiError
-from specq.gateway.hosts import is_known
 from specq.gateway.replies import error_response
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, split_host
+
+METHODS = ("GET", "POST")
+EXPOSED = ("retry-after", "www-authenticate")
+PREFLIGHT_S = 600  # for which a browser need not ask again
+
+
+def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Return the application for pages of these origins (`*`: all); as it is where there are none."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=["*"] if "*" in origins else [*origins],
+        allow_methods=METHODS,
+        allow_headers=["*"],
+        expose_headers=EXPOSED,
+        max_age=PREFLIGHT_S,
+    )
+
+
+LOCAL = ("localhost",)
+
+
+def is_known(host: str, names: Collection[str]) -> bool:
+    """Return whether a `Host` header (a name or an address, perhaps with a port) is one of ours."""
+    name, _ = split_host(host.strip().lower())
+    return name in names or name in LOCAL or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 log = structlog.get_logger(__name__)
 

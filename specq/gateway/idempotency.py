@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from specq.gateway import sse
-from specq.gateway.calls import Call
+from specq.gateway import replies as sse
+from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
 
 KEY_HEADER, POSITION_HEADER = "idempotency-key", "last-event-id"

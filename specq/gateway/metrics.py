@@ -2,20 +2,173 @@
 pipeline.
 
 Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. To add a metric: a
-line here, or in `specq.gateway.pipeline_metrics`, and one in docs/observability.md.
+line here, or in `specq.gateway.metrics`, and one in docs/observability.md.
+
+The metrics of the pipeline behind the gateway, of a report of its broker: one table.
+
+To add one: a line here, and one in docs/observability.md. What is read of a report is in `specq.gateway.report_series`.
+Names follow Prometheus' conventions; those that begin with `vllm:` are what vLLM has, for tools that read it, as far as
+they mean the same here.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specq.client import Result
-from specq.gateway.pipeline_metrics import VLLM, PipelineMetrics
-from specq.gateway.report_series import Report
+from specq.gateway import report_series as series
+from specq.gateway.report_series import Buckets, Labels, Read, Report, Sample, Total
+from specq.protocol import ROW_LIMITS, STEP_LIMITS_US
+
+Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily] | type[SummaryMetricFamily]
+
+MODEL, WORKER = ("model",), ("worker",)
+SOURCE, DEPTH, ARM = (*WORKER, "source"), (*WORKER, "depth"), (*WORKER, "load", "sources")
+VLLM = ("model_name", "engine")  # of a model's verifiers together, whom vLLM would number
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+DROPPED = (
+    *("dropped_front", "dropped_back", "limited_requests", "limited_drafts", "late_drafts", "late_verdicts"),
+    *("misfit_verdicts", "forbidden", "undelivered"),
+)
+
+
+class MetricLine(NamedTuple):
+    """One metric; a counter's name ends in `_total` where it is shown."""
+
+    family: Family
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    read: Read
+
+
+def _ratio(gain: float) -> float:
+    """Return the ratio of which workers send the logarithm."""
+    return math.exp(max(min(gain, 100.0), -100.0))
+
+
+C, G, H, S = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+
+TABLE = (
+    MetricLine(G, "specq_broker_up", "Whether the broker answers.", (), series.is_up),
+    # rounds of all sessions of a model, by the verdicts that the broker took
+    MetricLine(
+        C, "specq_rounds", "Rounds: steps of one session, plain ones included.", MODEL, series.of_rounds("rounds")
+    ),
+    MetricLine(C, "specq_drafted_rounds", "Rounds that verified drafts.", MODEL, series.of_rounds("drafted_rounds")),
+    MetricLine(C, "specq_prompt_tokens", "Tokens of the prompts of jobs.", MODEL, series.of_rounds("prompt_tokens")),
+    MetricLine(C, "specq_completion_tokens", "Tokens that were committed.", MODEL, series.of_rounds("tokens")),
+    MetricLine(C, "specq_draft_tokens", "Draft tokens that were verified.", MODEL, series.of_rounds("draft_tokens")),
+    MetricLine(
+        C, "specq_accepted_tokens", "Draft tokens that were accepted.", MODEL, series.of_rounds("accepted_tokens")
+    ),
+    MetricLine(H, "specq_accepted_length", "Accepted tokens of a drafted round.", MODEL, series.accepted_lengths),
+    # jobs and queues
+    MetricLine(G, "specq_jobs_waiting", "Jobs that no verifier has.", MODEL, series.of_loads("waiting")),
+    MetricLine(G, "specq_jobs_running", "Jobs that a verifier has.", MODEL, series.of_loads("running")),
+    MetricLine(C, "specq_jobs_submitted", "Jobs that were taken.", (), series.of_counts("jobs")),
+    MetricLine(C, "specq_jobs_ended", "Jobs that ended, by why.", ("finish",), series.jobs_ended),
+    MetricLine(C, "specq_jobs_moved", "Sessions that went to another verifier.", (), series.of_counts("moved")),
+    MetricLine(C, "specq_broker_dropped", "What the broker dropped, by why.", ("what",), series.of_counts(*DROPPED)),
+    # the journal
+    MetricLine(S, "specq_journal_commit_seconds", "Groups of records written.", (), series.journal_commits),
+    MetricLine(C, "specq_journal_records", "Records for the journal.", (), series.of_journal("records")),
+    MetricLine(
+        G, "specq_journal_records_waiting", "Records not written yet.", (), series.of_journal("records_waiting")
+    ),
+    MetricLine(G, "specq_journal_trouble", "Whether the journal cannot be written.", (), series.journal_trouble),
+    # workers
+    MetricLine(C, "specq_workers_registered", "Workers that registered.", (), series.of_counts("workers_registered")),
+    MetricLine(C, "specq_workers_lost", "Workers that fell silent or hung.", (), series.of_counts("workers_lost")),
+    MetricLine(C, "specq_workers_revoked", "Workers whose key was removed.", (), series.of_counts("workers_revoked")),
+    MetricLine(G, "specq_worker_info", "A worker, always 1.", (*WORKER, "role", "model", "engine"), series.worker_info),
+    MetricLine(G, "specq_worker_ready", "Whether it takes work.", WORKER, series.worker_ready),
+    MetricLine(G, "specq_worker_silent_seconds", "Since its last message.", WORKER, series.of_workers("heard_s_ago")),
+    MetricLine(G, "specq_worker_jobs", "Jobs that it has.", WORKER, series.of_workers("jobs")),
+    MetricLine(
+        C, "specq_worker_steps", "Steps of a verifier, passes of a drafter.", WORKER, series.of_workers("steps")
+    ),
+    MetricLine(C, "specq_worker_reconnects", "Registrations but the first.", WORKER, series.of_metrics("reconnects")),
+    MetricLine(
+        C, "specq_worker_messages_dropped", "Messages not taken.", WORKER, series.of_metrics("messages_dropped")
+    ),
+    # verifiers: steps
+    MetricLine(
+        H, "specq_step_seconds", "Times of a step's phases.", (*WORKER, "phase"), series.step_seconds(STEP_LIMITS_US)
+    ),
+    MetricLine(H, "specq_step_rows", "Rows of a step.", WORKER, series.histogram("step_rows", ROW_LIMITS)),
+    MetricLine(H, "specq_step_sessions", "Sessions of a step.", WORKER, series.histogram("step_sessions", ROW_LIMITS)),
+    MetricLine(G, "specq_kv_slots", "KV slots that it has.", WORKER, series.of_workers("kv_slots", "target")),
+    MetricLine(G, "specq_kv_slots_free", "KV slots that are free.", WORKER, series.of_workers("free_slots", "target")),
+    # verifiers: drafts
+    MetricLine(C, "specq_source_sent_tokens", "Tokens drafted.", SOURCE, series.by_label("sent")),
+    MetricLine(C, "specq_source_verified_tokens", "Draft tokens verified.", SOURCE, series.by_label("judged", 0)),
+    MetricLine(C, "specq_source_accepted_tokens", "Draft tokens accepted.", SOURCE, series.by_label("judged", 1)),
+    MetricLine(C, "specq_depth_verified_tokens", "Draft tokens verified.", DEPTH, series.by_depth("verified_at")),
+    MetricLine(C, "specq_depth_accepted_tokens", "Draft tokens accepted.", DEPTH, series.by_depth("accepted_at")),
+    MetricLine(
+        C, "specq_stale_tokens", "Drafted, and contradicted before verified.", WORKER, series.of_metrics("stale")
+    ),
+    MetricLine(C, "specq_orphan_tokens", "Drafted below an unknown parent.", WORKER, series.of_metrics("orphans")),
+    MetricLine(C, "specq_drafts_dropped", "Drafts without time or room.", WORKER, series.of_metrics("drafts_dropped")),
+    MetricLine(C, "specq_round_hits", "Rounds that began with drafts.", WORKER, series.of_metrics("hits")),
+    MetricLine(C, "specq_round_misses", "Rounds that began without.", WORKER, series.of_metrics("misses")),
+    # verifiers: which sources pay
+    MetricLine(G, "specq_arm_used", "Whether these sources are in use at this load.", ARM, series.by_label("arms", 0)),
+    MetricLine(
+        G, "specq_arm_speed_ratio", "Speed over that of the arm in use.", ARM, series.by_label("arms", 1, of=_ratio)
+    ),
+    MetricLine(C, "specq_arm_trials", "Trials of other sources.", (*WORKER, "load"), series.by_label("arm_trials")),
+    # drafters
+    MetricLine(C, "specq_drafter_drafts", "Drafts that it sent.", WORKER, series.of_metrics("drafts")),
+    MetricLine(C, "specq_drafter_tokens", "Draft tokens that it sent.", WORKER, series.of_metrics("draft_nodes")),
+    # as vLLM names them
+    MetricLine(G, "vllm:num_requests_running", "Jobs that a verifier has.", VLLM, series.of_loads("running")),
+    MetricLine(G, "vllm:num_requests_waiting", "Jobs that no verifier has.", VLLM, series.of_loads("waiting")),
+    MetricLine(G, "vllm:kv_cache_usage_perc", "KV slots in use; 1 is all.", VLLM, series.kv_use),
+    MetricLine(C, "vllm:prompt_tokens", "Tokens of prompts.", VLLM, series.of_rounds("prompt_tokens")),
+    MetricLine(C, "vllm:generation_tokens", "Tokens that were committed.", VLLM, series.of_rounds("tokens")),
+    MetricLine(C, "vllm:spec_decode_num_drafts", "Drafted rounds.", VLLM, series.of_rounds("drafted_rounds")),
+    MetricLine(C, "vllm:spec_decode_num_draft_tokens", "Draft tokens.", VLLM, series.of_rounds("draft_tokens")),
+    MetricLine(C, "vllm:spec_decode_num_accepted_tokens", "Accepted ones.", VLLM, series.of_rounds("accepted_tokens")),
+    MetricLine(C, PER_POSITION, "Rounds that accepted this far.", (*VLLM, "position"), series.accepted_by_position),
+)
+
+
+class PipelineMetrics(Collector):
+    """The metrics of the report that was set last; of none, their names alone."""
+
+    def __init__(self) -> None:
+        self.report: Report = {}
+
+    def collect(self) -> Iterable[Metric]:
+        return map(self._metric, TABLE)
+
+    def _metric(self, line: MetricLine) -> Metric:
+        metric: Any = line.family(line.name, line.text, labels=line.labels)
+        for labels, value in _labelled(line, line.read(self.report)):
+            metric.add_metric(labels, *(value if isinstance(value, Buckets | Total) else (value,)))
+        return cast("Metric", metric)
+
+
+def _labelled(line: MetricLine, samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield the samples with a value for each label, each series once; what has another number of labels is left
+    out."""
+    seen = set[Labels]()
+    for labels, value in samples:
+        full = (labels[0], "0", *labels[1:]) if line.labels[:2] == VLLM else labels
+        if len(full) == len(line.labels) and full not in seen:
+            seen.add(full)
+            yield full, value
+
 
 PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),

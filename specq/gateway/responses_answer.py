@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from specq.client import Piece, Result
-from specq.gateway import sse
+from specq.gateway import replies as sse
 from specq.gateway.answers import EventSource, Head, usage
-from specq.gateway.calls import Call
+from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
 from specq.gateway.shapes import ChatShape, Json
 

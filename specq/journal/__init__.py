@@ -1,9 +1,7 @@
 """The journal: what the broker must not forget.
 
-    interface      what a kind of journal must do, and the table of kinds
-    clock          the journal's time, which is stored with jobs
+    interface      what a kind of journal must do, and the table of kinds; its time, which is stored with jobs
     records        what is written: jobs, their tokens, their ends; and what is read back
-    logprob_rows   log-probabilities as bytes
     threads        the two threads that keep the disk out of the broker's loop
     sqlite/        the journal in a SQLite file
 
@@ -13,9 +11,19 @@ Rules: a group of records is journaled whole or not at all, and only by the brok
 count by position, so tokens that are written twice change nothing.
 """
 
-from specq.journal.clock import Clocks, MachineClock, Noted, offset_of, read_clocks
-from specq.journal.interface import EPOCHS, Journal, JournalReader, Kept, Opening, open_journal
-from specq.journal.logprob_rows import pack, unpack
+from specq.journal.interface import (
+    EPOCHS,
+    Clocks,
+    Journal,
+    JournalReader,
+    Kept,
+    MachineClock,
+    Noted,
+    Opening,
+    offset_of,
+    open_journal,
+    read_clocks,
+)
 from specq.journal.records import (
     NO_CRASHES,
     Crashes,
@@ -28,6 +36,8 @@ from specq.journal.records import (
     Record,
     StoredJob,
     TokensAdded,
+    pack,
+    unpack,
 )
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import structlog
 
-from specq.journal.clock import NOTE_S, Noted, read_machine
-from specq.journal.interface import Journal, JournalReader
+from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
 from specq.journal.records import Record, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 

@@ -3,14 +3,21 @@ filter.
 
 Rules: one thread asks the broker, so that keys are answered at once while it is silent. What is shown is readable
 without colours. The terminal is given back as it was: at the end, on Ctrl-C, on SIGTERM and on an error.
+
+Keys as they are typed, without Enter. The terminal is put back as it was, whatever happens meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
+import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -19,10 +26,45 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from specq.observe.keyboard import Keyboard, keyboard
 from specq.observe.report import Report, Snapshot
 from specq.observe.sections import SORTS, View, ViewSection, clean, headline, queues, sections, wrapped
 from specq.protocol import JobError
+
+_SEQUENCES = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down", b"\x1b": "escape"}
+_NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", "\x04": "q"}
+
+
+class Keyboard:
+    """The terminal that standard input is."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def keys(self, timeout_s: float) -> list[str]:
+        """Wait for keys at most so long; return what was typed: characters, or the names of other keys."""
+        if not select.select([self._fd], [], [], timeout_s)[0]:
+            return []
+        typed = os.read(self._fd, 1024)
+        if not typed:  # the terminal is gone
+            return ["q"]
+        if typed in _SEQUENCES:
+            return [_SEQUENCES[typed]]
+        if typed.startswith(b"\x1b"):
+            return []
+        return [_NAMES.get(one, one) for one in typed.decode("utf-8", "replace")]
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[Keyboard]:
+    """Read keys one by one, and do not show them."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield Keyboard(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
 
 KEY_S = 0.1
 KEYS = "q quit  s sort  r reverse  f filter  p pause"

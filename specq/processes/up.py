@@ -35,8 +35,7 @@ from specq.config import (
     to_arguments,
 )
 from specq.drafting import PROPOSERS, SAME
-from specq.processes.deployment import divide_cores, notes, placed, this_machine, with_helpers
-from specq.processes.missing import check_can_start
+from specq.processes.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
 from specq.protocol import ConfigError, EngineError, JobError, parse_address
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, listener, listens, own_keys

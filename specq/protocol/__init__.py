@@ -10,14 +10,12 @@
     wire            messages to frames and back
     versions        which versions of all this are read, and what a peer can do
     bounds          what any number or text from outside may be
-    nesting         how deep JSON from outside may be nested
     draft_checks    what a draft must satisfy before it reaches a draft tree
     status_report   a broker's report as a `Status`, and back
     trace_events    what happens to a traced job, as numbers, and back
-    worker_metrics  what workers count, as heartbeats carry it
+    stats           what verifiers and workers count
     addresses       where processes listen, and how that is written
-    errors          the exceptions that specq raises
-    near_names      what is said of a name that is unknown
+    errors          the exceptions that specq raises; what is said of a name that is unknown
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in
 `MESSAGES`.
@@ -66,8 +64,7 @@ from specq.protocol.bounds import (
     TOKEN_IDS,
     shown,
 )
-from specq.protocol.draft_checks import reason_against, stripped
-from specq.protocol.draft_distributions import pack_distributions, stacked
+from specq.protocol.draft_checks import fits, mismatch, pack_distributions, reason_against, stacked, stripped
 from specq.protocol.errors import (
     BROKER_GONE,
     ConfigError,
@@ -78,9 +75,11 @@ from specq.protocol.errors import (
     JournalLostError,
     ProtocolError,
     SpecqError,
+    did_you_mean,
+    known_names,
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
-from specq.protocol.fitting import fits, mismatch
+from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
 from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -120,8 +119,6 @@ from specq.protocol.messages import (
     Verdicts,
     Welcome,
 )
-from specq.protocol.near_names import did_you_mean, known_names
-from specq.protocol.nesting import MOST_LEVELS, is_too_deep
 from specq.protocol.origins import (
     COLOCATED,
     COLOCATED_LANE,
@@ -151,7 +148,7 @@ from specq.protocol.origins import (
     origin_names,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
-from specq.protocol.session_stats import RenamedCounts, SessionStats
+from specq.protocol.stats import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
 from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap
 from specq.protocol.types import (
@@ -184,7 +181,6 @@ from specq.protocol.wire import (
     too_large,
     type_of,
 )
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
     "BF16",

@@ -4,11 +4,17 @@ A draft that breaks these rules is dropped as a whole and counted, before it rea
 on them. They do not detect a false draft distribution, one that the tokens were not drawn from, which biases the text
 of `probabilistic`. That is why the drafts of untrusted drafters are reduced to point masses (`stripped`), which are
 exact always.
+
+Whether one model's drafts can be hints for another.
+
+How draft distributions become the arrays of a `Draft` or of a tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +22,42 @@ from specq.protocol.arrays import Int32Array, UInt16Array
 from specq.protocol.bounds import MAX_INT32
 from specq.protocol.messages import Draft
 from specq.protocol.origins import LEAST_OWN_LANE
-from specq.protocol.types import NO_TOKENS, NO_WEIGHTS
+from specq.protocol.types import NO_TOKENS, NO_WEIGHTS, DraftDistribution, ModelInfo
+
+
+def fits(draft: ModelInfo, target: ModelInfo) -> bool:
+    """Can drafts of one model be hints for the other?"""
+    return draft.tokenizer_hash in ("", target.tokenizer_hash)
+
+
+def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> str:
+    """Return why a draft model fits none of the targets, naming both sides, and what can be done. `shared`: how many
+    tokens both have, where that is known."""
+    served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
+    return (
+        f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "
+        f"the tokenizer of any target: {served}. Vocabulary, merges and added tokens must be equal, or a way "
+        f"chosen by --vocabulary (a draft worker's needs --target): shared drafts only tokens that both have"
+        f"{shared and f' ({shared})'}; text turns its drafts into text, and that into tokens of the target"
+    )
+
+
+def pack_distributions(distributions: Sequence[DraftDistribution], rows: Sequence[int]) -> dict[str, Any]:
+    """Return the arrays of a `Draft` whose node i was drawn from distributions[rows[i]]; -1: a point mass."""
+    if not distributions:
+        return {}
+    ids, weights = stacked(distributions)
+    return {"q_ids": ids.reshape(-1), "q_weights": weights.reshape(-1), "q_rows": np.array(rows, np.int32)}
+
+
+def stacked(distributions: Sequence[DraftDistribution]) -> tuple[Int32Array, UInt16Array]:
+    """Return (ids i32[g, k], weights u16[g, k]), padded to the longest distribution."""
+    width = max(len(distribution.ids) for distribution in distributions)
+    ids, weights = np.full((len(distributions), width), -1, np.int32), np.zeros((len(distributions), width), np.uint16)
+    for row, distribution in enumerate(distributions):
+        ids[row, : len(distribution.ids)] = distribution.ids
+        weights[row, : len(distribution.ids)] = distribution.weights
+    return ids, weights
 
 
 def reason_against(draft: Draft, vocab_size: int) -> str:

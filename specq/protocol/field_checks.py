@@ -4,6 +4,9 @@ it.
 Rule: checks are made once, when a module is loaded. A field without a bound is an error then, so that none is
 forgotten. A check takes a value of the JSON header and returns the field's value, or raises OutOfBoundsError,
 TypeError, ValueError or JobError.
+
+How deep lists and objects of JSON from outside may be nested: what writes it again, or shows it, allows for some 250
+levels.
 """
 
 from __future__ import annotations
@@ -15,6 +18,23 @@ from typing import Any
 from specq.protocol.bounds import Bound, Items, Range, shown
 from specq.protocol.params import Values
 from specq.protocol.types import ModelInfo
+
+MOST_LEVELS = 100
+
+
+def is_too_deep(data: bytes, value: Any) -> bool:
+    """Return whether JSON, `value` as it was read from `data`, has lists and objects in more than MOST_LEVELS
+    levels."""
+    if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
+        return False
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        inner = [one for one in level if type(one) in (dict, list)]
+        level = [entry for one in inner for entry in (one.values() if type(one) is dict else one)]
+        if not inner:
+            return False
+    return True
+
 
 Check = Callable[[Any], Any]
 

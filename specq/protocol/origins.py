@@ -27,7 +27,7 @@ LOOKAHEAD, MEDUSA, EAGLE = "lookahead", "medusa", "eagle3"  # likewise
 LOOKUP = "lookup"  # an accepted draft of prompt lookup, which verifiers had before SUFFIX
 
 ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE)
-REMOTE = "remote"  # draft workers, as what verifiers count names them (`specq.protocol.worker_metrics`)
+REMOTE = "remote"  # draft workers, as what verifiers count names them (`specq.protocol.stats`)
 SHOWN = {
     DRAFT_WORKER: "draft worker",
     REMOTE: "draft worker",

@@ -3,6 +3,9 @@
 The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Beside each library
 is a hash of its bytes: one that a loss of power or a full disk left in part is built again, since to load it would kill
 the process. Without a C compiler there is no library, and whoever asked takes its portable path.
+
+Arrays whose addresses are known, for calls of C: to ask NumPy for an address takes longer than to copy some hundred
+numbers.
 """
 
 from __future__ import annotations
@@ -14,11 +17,39 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from specq.config import cache_dir
 from specq.runtime.whole_files import whole_file
+
+LEAST = 64  # places
+
+
+class Buffer:
+    """An array that grows, and its address."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self.array: npt.NDArray[Any] = np.empty(0, dtype)
+        self.address = 0
+
+    def room(self, size: int) -> npt.NDArray[Any]:
+        """Return the first `size` places; where there are not as many yet, what was there is lost."""
+        if size > len(self.array) or not self.address:
+            self.array = np.empty(max(LEAST, 2 * size), self.array.dtype)
+            self.address = self.array.ctypes.data
+        return self.array[:size]
+
+    def take(self, values: npt.ArrayLike, size: int) -> int:
+        """Copy values in; return the address."""
+        self.room(size)[:] = values
+        return self.address
+
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0

@@ -8,6 +8,10 @@ entry point of the table's group can be chosen too, as in that package's pyproje
     cautious = "their_package.module:Cautious"
 
 Rule: our own names come first, and no entry point replaces one.
+
+Packages that specq does without until something needs them: the extras of its own that bring them.
+
+To add one: a line in `EXTRAS`, and the extra in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -24,6 +28,16 @@ from specq.protocol import ConfigError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
+
+
+def how_to_install(package: str) -> str:
+    """Return what is said where a package is not installed."""
+    extra = EXTRAS.get(package)
+    hint = f"; in a clone of specq: .venv/bin/pip install -e '.[{extra}]'" if extra else ""
+    return f"this needs {package}, which is not installed{hint}"
+
 
 log = structlog.get_logger(__name__)
 

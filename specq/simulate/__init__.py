@@ -1,16 +1,15 @@
 """The real broker, verifiers and drafters under a virtual clock, with models and networks that only take time.
 
-    events        the clock and the queue of what happens
-    network       a line between two processes: delay, jitter, bandwidth, loss
-    machine       cores, memory and cache that processes share, and help: how long they compute beside each other
+    machine       the clock and the queue of what happens; lines between processes: delay, jitter, bandwidth, loss;
+                  cores, memory and cache that processes share, and help: how long they compute beside each other
     processes     a verifier's, a drafter's and a client's process: when it hears, computes and sends
     world         a broker, its workers, and the lines between them
     stub_text     what the stub target says, and which of a stub drafter's choices is right
-    engine, proposer   the stubs: how long a step or a pass takes, and what comes of it
+    stubs         a target and a draft model: how long a step or a pass takes, and what comes of it
     settings      a scenario: hardware, network, traffic
     traffic       jobs: so many at a time, or so many a second
     run           a scenario to its figures
-    sweep, report, plots   a TOML file to many scenarios, a table, JSON and PNG
+    sweep, report   a TOML file to many scenarios, a table, JSON and PNG
     calibration   measured figures to a scenario
 
 Rule: everything that decides is the code that serves; here is only what hardware, networks and users do. A scenario and

@@ -56,7 +56,7 @@ class Figures:
     goodput             tokens that reached users, a second
     mean_accepted_length   tokens of a round, the target's own included; 1.0 is plain decoding
     acceptance_rate     accepted of the verified nodes; wasted_rows: verified nodes that were not accepted
-    hits, stale, orphans   of the jobs that finished meanwhile, as `specq.protocol.session_stats.SessionStats` counts
+    hits, stale, orphans   of the jobs that finished meanwhile, as `specq.protocol.stats.SessionStats` counts
                            them; hit_rate:
                         rounds that began with live nodes
     time_to_first_token_ms, token_ms (between a job's tokens), job_ms   of the jobs that finished meanwhile

@@ -9,12 +9,122 @@ kept from, the step's own core does.
 A process that computes has been told when it will be done, and that does not change. Who begins later knows of it, and
 is slowed by it; what this takes from the earlier one is owed to it, and added to its next work. So work is conserved:
 over a while, each process gets done what it would in lockstep with the others.
+
+A virtual clock and the queue of what is going to happen: one event at a time, in the order of time, then of
+asking.
+
+A line between two processes, one way: when does what is sent now arrive?
+
+No I/O and no clock: times are arguments, so that the simulator and bench.delay_proxy delay by the same rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from specq.protocol import ConfigError, EngineError
+
+
+class EventQueue:
+    """Runs actions at their virtual times; `now` is in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_events = 0  # run so far
+        self._num_asked = 0
+        self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+
+    def at(self, time: float, action: Callable[..., object], *arguments: Any) -> None:
+        """Call `action` at a time; what lies in the past happens now."""
+        self._num_asked += 1
+        heapq.heappush(self._events, (max(time, self.now), self._num_asked, action, arguments))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self._next()
+        self.now = end
+
+    def run_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Let time pass until the condition holds; raises EngineError if it does not within the limit."""
+        end = self.now + limit_s
+        while not condition():
+            if not self._events or self._events[0][0] > end:
+                raise EngineError(f"what was waited for did not happen within {limit_s:g} s of virtual time")
+            self._next()
+
+    def _next(self) -> None:
+        self.now, _, action, arguments = heapq.heappop(self._events)
+        self.num_events += 1
+        action(*arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class LineSettings:
+    """How a line delays and loses messages.
+
+    delay_s       one way; jitter_s: mean of an exponentially distributed addition to it
+    bytes_per_s   a message waits until those before it have left; 0: unlimited
+    loss, double  chance that a message is lost, or arrives twice
+    in_order      as TCP: nothing overtakes what was sent before it
+    """
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+    loss: float = 0.0
+    double: float = 0.0
+    in_order: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("delay_s", "jitter_s", "bytes_per_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
+        for name in ("loss", "double"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a chance, from 0 to 1")
+
+
+class DelayLine:
+    """One direction of a connection."""
+
+    __slots__ = ("_busy_until", "_last", "_random", "num_bytes", "num_lost", "num_messages", "settings")
+
+    def __init__(self, settings: LineSettings, seed: int | str = 0) -> None:
+        """`seed` keys jitter, loss and doubling."""
+        self.settings = settings
+        self.num_messages = self.num_bytes = self.num_lost = 0
+        self._random = random.Random(seed)
+        self._busy_until = 0.0  # the last message's last byte has left
+        self._last = 0.0  # the last arrival
+
+    def arrivals(self, now: float, num_bytes: int) -> list[float]:
+        """Return when a message that is sent now arrives: once, twice, or never; in order of asking."""
+        settings = self.settings
+        self.num_messages += 1
+        self.num_bytes += num_bytes
+        if settings.bytes_per_s:
+            self._busy_until = max(now, self._busy_until) + num_bytes / settings.bytes_per_s
+            now = self._busy_until
+        if settings.loss and self._random.random() < settings.loss:
+            self.num_lost += 1
+            return []
+        copies = 2 if settings.double and self._random.random() < settings.double else 1
+        return [self._arrival(now) for _ in range(copies)]
+
+    def _arrival(self, left: float) -> float:
+        settings = self.settings
+        time = left + settings.delay_s
+        if settings.jitter_s:
+            time += self._random.expovariate(1 / settings.jitter_s)
+        if settings.in_order:
+            self._last = time = max(time, self._last)
+        return time
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from specq.drafting.worker import Drafter
 from specq.protocol import SUFFIX, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
-from specq.simulate.events import EventQueue
-from specq.simulate.machine import SimulatedMachine, Tenant
+from specq.simulate.machine import EventQueue, SimulatedMachine, Tenant
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specq.protocol import ModelInfo, Speculation
-from specq.simulate.engine import TimedEngine
 from specq.simulate.figures import Counts, Figures, figures
-from specq.simulate.network import LineSettings
-from specq.simulate.proposer import TimedProposer
+from specq.simulate.machine import LineSettings
 from specq.simulate.settings import NetworkSettings, Scenario, TrafficSettings
 from specq.simulate.stub_text import Choices, RecordedGuesses, RecordedText, StubGuesses, StubText, Texts
+from specq.simulate.stubs import TimedEngine, TimedProposer
 from specq.simulate.traffic import CLIENT, Users
 from specq.simulate.world import World
 from specq.verifier import step_curves

@@ -14,9 +14,7 @@ from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.drafting.worker import Drafter
 from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
-from specq.simulate.events import EventQueue
-from specq.simulate.machine import SimulatedMachine, Tenant
-from specq.simulate.network import DelayLine, LineSettings
+from specq.simulate.machine import DelayLine, EventQueue, LineSettings, SimulatedMachine, Tenant
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings, MachineSettings
 from specq.verifier import DraftSource, StepCurve, Verifier

@@ -33,7 +33,7 @@ from specq.protocol import (
     decode,
     encode,
 )
-from specq.simulate.network import LineSettings
+from specq.simulate.machine import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.simulate.world import World as SimulatedWorld
 from specq.testing.toy import ToyEngine, ToyProposer

@@ -1,15 +1,13 @@
 """Text to token ids and back, without torch or transformers.
 
-    token_texts        what each token is: its spelling, bytes and text
+    token_texts        what each token is: its spelling, bytes and text; a tokenizer's files as messages
     codec              the tokenizer of one model
     byte_codec         the same between bytes and ids, for pieces of a text
     vocabularies       two of them: what both have, and a text of the one in tokens of the other
     detokenizer        tokens to text piece by piece, up to a stop string
     stop_strings       where stop strings begin and end in a text that grows
-    messages           conversations as clients send them, in the one form that templates receive
-    chat_template      conversations to prompts, by the model's own template
+    messages           conversations as clients send them, in the one form that templates receive, and these to prompts
     template_limits    the sandbox of templates, with limits of time and size
-    tokenizer_chunks   a tokenizer's files as messages
 
 In: text, conversations, token ids. Out: token ids, text.
 """
@@ -18,7 +16,7 @@ from specq.text.byte_codec import ByteCodec, whole_characters
 from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, token_id, tokenizer_hash
 from specq.text.detokenizer import Detokenizer, PromptIds, StopMatcher
 from specq.text.messages import MissingContentError, UnsupportedPartError, read_content
-from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
+from specq.text.token_texts import join_chunks, tokenizer_chunks
 from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
 
 __all__ = [

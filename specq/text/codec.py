@@ -137,7 +137,7 @@ class TextCodec:
 
         Where tools are given, the template that is called `tool_use` goes before `default`, as in transformers.
         """
-        from specq.text.chat_template import render
+        from specq.text.messages import render
 
         names = ("tool_use", "default") if variables.get("tools") is not None else ("default",)
         template = next((self._templates[name] for name in names if name in self._templates), "")

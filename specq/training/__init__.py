@@ -8,7 +8,7 @@ in the work directory, so that a run can stop and go on at any of them:
     target      pretrain       next-token training
     rollouts    rollouts       the target's answers to prompts of the corpus
     draft       distil         the draft learns the target's distributions
-    evaluate    acceptance     losses, and how often the target accepts the draft
+    evaluate    report         losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
 `draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in
@@ -20,8 +20,8 @@ foresees one.
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
 To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
-`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `ranks` all
-that is trained for a target that exists, but `draft`; `foresight` the heads.
+`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `foresight` all
+that is trained for a target that exists, but `draft`.
 """
 
 DRAFT_STAGES = {  # in order

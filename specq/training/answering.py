@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.chat_prompts import PromptFormat, corpus_prompts
 from specq.training.decoding import generate
 from specq.training.draft import load_target
-from specq.training.draft_settings import RunSettings
 from specq.training.progress import Progress
+from specq.training.report import SAMPLED_TEMPERATURE
 from specq.training.rollouts import load_rollouts, save_rollouts
+from specq.training.settings import RunSettings
 
 FEW_ROWS = 8  # prompts in a batch on a CPU, at least, and of the pass that is timed
 MOST_ROWS = 128  # on a CPU, where more rows take as much longer

@@ -19,8 +19,8 @@ import numpy as np
 from specq.protocol import ConfigError
 from specq.text import TextCodec, load_tokenizer_files
 from specq.training.corpus import dialogue_turns
-from specq.training.draft_settings import RunSettings
 from specq.training.records import PROMPTS, prompt_paths, read_questions, read_records
+from specq.training.settings import RunSettings
 
 LONGEST_PROMPT = 256
 HELD_OUT_EVERY = 4

@@ -24,16 +24,15 @@ from specq.checkpoints import draft_form
 from specq.engines.torch import load_network
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
-from specq.training.acceptance import SAMPLED_TEMPERATURE, measure
 from specq.training.architecture import ROPE_THETA, fuse_norms, hidden_states
 from specq.training.chat_prompts import PromptFormat, bench_prompts, chat_of
 from specq.training.distil import RolloutBatch, distil_loss, rollout_batches
 from specq.training.draft_network import build_draft, save_draft
-from specq.training.draft_settings import DraftSettings, RunSettings
 from specq.training.optimizer import apply_gradients, build_optimizers, check_losses
 from specq.training.records import bench_paths, rollout_paths
-from specq.training.report import conditions
+from specq.training.report import SAMPLED_TEMPERATURE, conditions, measure
 from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts
+from specq.training.settings import DraftSettings, RunSettings
 
 TARGETS = ("llama", "qwen2")  # what `decoding` runs
 MAX_POSITIONS = 8192

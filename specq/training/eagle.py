@@ -27,13 +27,12 @@ from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
 from specq.training.distil import ROW_LENGTHS, RolloutBatch, make_batch, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
-from specq.training.draft_settings import EagleSettings
 from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, start_eagle, trained_states
-from specq.training.foresight import info_of, measure_heads
+from specq.training.foresight import CHAIN, TREE, info_of, measure_heads
 from specq.training.optimizer import build_optimizers
-from specq.training.ranks import CHAIN, TREE
 from specq.training.rollouts import Rollouts
 from specq.training.runs import TrainingRun, depth_weights
+from specq.training.settings import EagleSettings
 from specq.training.teaching import mean_loss, teach
 
 __all__ = ["evaluate", "train_head"]

@@ -3,25 +3,121 @@
 What a head says at each place of a text, given the text up to there, is compared with what came. In a round a tree of
 its choices is accepted down to the first place whose token is not among those of the tree; up to there it was given the
 text's own tokens.
+
+How many of a target's tokens are foreseen by what says at once, of several places, which tokens are likely there.
+
+Ranks i64[tokens, places] are of one text: from 0, how likely its token at each place was thought, in a round that
+begins there; UNKNOWN and BEYOND besides. A round speaks once, so a tree of its choices is accepted down to the first
+place whose token is not among those of the tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import numpy as np
 import torch
 
 from specq.engines import describe
 from specq.protocol import Int32Array, Int64Array, ModelInfo
-from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.chat_prompts import PromptFormat, bench_prompts
+from specq.training.decoding import generate
 from specq.training.draft import keep_report
-from specq.training.draft_settings import RunSettings
-from specq.training.ranks import BEYOND, TREES, Trees, answer_with_noise, rank_figures, ranks_of, show_figures
+from specq.training.progress import Progress
 from specq.training.records import bench_paths
-from specq.training.report import conditions
+from specq.training.report import SAMPLED_TEMPERATURE, PlayedRounds, conditions
+from specq.training.settings import RunSettings
+
+UNKNOWN = 1 << 30  # the rank of a token of which nothing is said
+BEYOND = -1  # the rank of what stands behind the text's end
+# A tree has the paths for which the product of all (rank + 1) is at most its width; 1: the chain of first choices.
+CHAIN, TREE = 1, 10
+Trees = Mapping[str, tuple[int, int | None]]
+TREES: Trees = {"chain": (CHAIN, None), "tree": (TREE, None)}
+SHOWN_RANKS = (1, 3, 10)
+
+
+def answer_with_noise(
+    target: Any, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
+) -> tuple[list[list[int]], torch.Tensor | None]:
+    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose
+    them."""
+    noise = None
+    if temperature > 0:
+        vocab = target.lm_head.weight.shape[0]
+        noise = -torch.empty(len(prompts), num_new, vocab, device=target.device).exponential_().log()
+    answers = generate(
+        target,
+        prompts,
+        num_new=num_new,
+        temperatures=[temperature] * len(prompts),
+        stops=chat.stops,
+        pad_id=chat.stops[0],
+        noise=noise,
+        goes_on=Progress().of_answers(len(prompts), num_new),
+    )
+    return answers, noise
+
+
+def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], noise: torch.Tensor | None) -> Int64Array:
+    """Return i64[n]: the rank of each token among scores [n, columns], which speak of the tokens `known`, ascending;
+    `noise` [any, vocab] is added to these."""
+    columns = torch.from_numpy(np.searchsorted(known, token_ids).clip(max=len(known) - 1)).to(scores.device)
+    is_known = torch.from_numpy(np.isin(token_ids, known)).to(scores.device)
+    if noise is not None:
+        scores = scores + noise[: len(scores)][:, torch.from_numpy(known).long().to(noise.device)]
+    ranks = (scores > scores.gather(1, columns[:, None])).sum(1)
+    found: Int64Array = torch.where(is_known, ranks, UNKNOWN).cpu().numpy()
+    return found
+
+
+def rank_figures(ranks: list[Int64Array], trees: Trees = TREES) -> dict[str, Any]:
+    """Return the figures of a report: rounds by the trees of some names, each a width and a depth, None: of all places;
+    and how often the token is among the first choices."""
+    rounds = {
+        name: count_rounds([of_text[:, :depth] for of_text in ranks], width).summary()
+        for name, (width, depth) in trees.items()
+    }
+    return {**rounds, "among_first": among_first(ranks)}
+
+
+def show_figures(name: str, temperature: float, figures: dict[str, Any]) -> None:
+    """Print the figures of one benchmark at one temperature."""
+    lengths = {
+        kind: found["mean_accepted_length"] for kind, found in figures.items() if "mean_accepted_length" in found
+    }
+    depths = figures["chain"]["acceptance_by_position"]
+    click.echo(f"{name} T={temperature:g}: tokens a round {lengths}, accepted by depth {depths}")
+
+
+def count_rounds(ranks: list[Int64Array], width: int) -> PlayedRounds:
+    """Play rounds with the tree of a width, over texts; the first token of each is the target's alone."""
+    accepted, full, num_tokens = [], [], 0
+    for of_text in ranks:
+        place, last = 0, len(of_text) - 1
+        num_tokens += max(last, 0)
+        while place < last:
+            fits = np.cumprod(np.minimum(of_text[place] + 1.0, UNKNOWN)) <= width
+            is_there = of_text[place] != BEYOND
+            run = int((fits & is_there).cumprod().sum())
+            accepted.append(run)
+            if is_there.all() or (~fits & is_there).any():
+                full.append(run)
+            place += run + 1
+    return PlayedRounds(ranks[0].shape[1] if ranks else 0, num_tokens, tuple(accepted), tuple(full))
+
+
+def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:
+    """Return for some numbers how often, depth by depth, the target's token is among so many first choices, over all
+    places; None where no text goes so far."""
+    known = [of_depth[of_depth != BEYOND] for of_depth in np.concatenate(ranks).T]
+    return {
+        str(count): [round(float((own < count).mean()), 4) if len(own) else None for own in known]
+        for count in SHOWN_RANKS
+    }
 
 
 class Foresight(Protocol):

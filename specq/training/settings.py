@@ -1,4 +1,7 @@
-"""Sizes, rates and places of a training run, in one frozen value that every stage takes."""
+"""Sizes, rates and places of a training run, in one frozen value that every stage takes.
+
+Settings of the methods that train a drafter for a target that exists, in one frozen value that every stage takes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Protocol
 import torch
 
 from specq.engines.torch import pick_device
+from specq.training.records import ROLLOUTS
 
 
 def choose_device(name: str, *, compiled: bool) -> torch.device:
@@ -91,3 +95,98 @@ class PairSettings:
     def autocast(self) -> torch.autocast:
         """Return the context in which losses are computed: bfloat16 on a GPU, plain float32 on a CPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What all such methods share; `specq train METHOD --help` explains each."""
+
+    target: Path
+    corpus: Path
+    bench: Path
+    work: Path
+    out: Path
+    results: Path | None
+    rollouts: tuple[Path, ...]
+    device: torch.device
+    seed: int
+    limit: int | None
+    seconds: float
+    rollout_seconds: float
+    rollout_rows: int
+    rollout_tokens: int
+    head_size: int
+    batch_tokens: int
+    lr: float
+    matrix_lr: float
+    hard_weight: float
+    bench_prompts: int
+    bench_tokens: int
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prompts and benchmarks are the same files: then some records are for `evaluate` alone, see
+        `chat_prompts`."""
+        return self.corpus.resolve() == self.bench.resolve()
+
+    @property
+    def rollouts_folder(self) -> Path:
+        """The answers that this run made, in parts."""
+        return self.work / ROLLOUTS
+
+    @property
+    def report_file(self) -> Path:
+        """The figures of the evaluation."""
+        return self.work / "results.json"
+
+    @property
+    def state_file(self) -> Path:
+        """What a run that was cut off goes on from."""
+        return self.work / "training.pt"
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which losses are computed: bfloat16 on a GPU, plain float32 on a CPU."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class DraftSettings(RunSettings):
+    """Those of `specq train draft`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    head_dim: int
+    embedding_rank: int
+
+
+@dataclass(frozen=True)
+class MedusaSettings(RunSettings):
+    """Those of `specq train medusa`."""
+
+    num_heads: int
+    num_layers: int
+    own_output: bool
+    depth_decay: float
+
+
+@dataclass(frozen=True)
+class EagleSettings(RunSettings):
+    """Those of `specq train eagle3`; start: a head that was written before; intermediate_size 0: the target's."""
+
+    start: Path | None
+    num_steps: int
+    intermediate_size: int
+    depth_decay: float
+
+
+@dataclass(frozen=True)
+class ParallelSettings(RunSettings):
+    """Those of `specq train parallel`."""
+
+    draft: Path
+    share: bool
+    num_places: int
+    keep: float
+    least_keep: float
+    depth_decay: float

@@ -1,9 +1,8 @@
 """Transport: ZeroMQ sockets, the keys that protect them, and the loops and links around them.
 
-    sockets       bounded, non-blocking sockets
+    sockets       bounded, non-blocking sockets; who may connect; signals and intervals, for every process
     network       what addresses stand for, and what is wrong with them
-    keys, zap     CURVE keys, their roles, and who may connect
-    loop          signals and intervals, for every process
+    keys          CURVE keys, and their roles
     broker_link   a worker's registration and heartbeats
 
 In: addresses, keys, frames. Out: frames. Nothing here knows what a job is.
@@ -22,10 +21,18 @@ from specq.transport.keys import (
     make_keys,
     own_keys,
 )
-from specq.transport.loop import Beat, Stop, calm_collector
 from specq.transport.network import listener, listens, why_unreachable
-from specq.transport.sockets import bind_router, connect_dealer, drain, drain_named, try_send
-from specq.transport.zap import Zap
+from specq.transport.sockets import (
+    Beat,
+    Stop,
+    Zap,
+    bind_router,
+    calm_collector,
+    connect_dealer,
+    drain,
+    drain_named,
+    try_send,
+)
 
 __all__ = [
     "CLIENT_ROLES",

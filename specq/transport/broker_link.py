@@ -24,9 +24,8 @@ from specq.protocol import (
     version_spoken,
 )
 from specq.transport.keys import Curve
-from specq.transport.loop import Beat
 from specq.transport.network import why_unreachable
-from specq.transport.sockets import choose_family, connect_dealer, drain, try_send
+from specq.transport.sockets import Beat, choose_family, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 

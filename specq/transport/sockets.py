@@ -11,19 +11,78 @@ What the options are for (measured on libzmq 4.3.5):
                 alone
 
 Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys`
-and `specq.transport.zap`.
+and `specq.transport.sockets`.
+
+Who may connect: libzmq asks this handler before it accepts a CURVE connection (ZAP, rfc.zeromq.org/27).
+
+The handler is one more socket in a process's Poller loop; there is no thread. Its answer for a key
+(`AllowList.user_id`) becomes the `User-Id` of every message of that connection (`specq.transport.sockets.drain_named`).
+libzmq asks once for each connection, so the receiver of a message asks `AllowList.who` whether the key still is on the
+list.
+
+Rule: make the handler before a socket is bound; a CURVE socket without it admits nobody.
+
+What the main loop of each process needs: a flag that signals set, and a timer.
 """
 
 from __future__ import annotations
 
+import gc
 import secrets
+import signal
+import time
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
+import structlog
 import zmq
+from zmq.utils import z85
 
 from specq.protocol import MAX_ARRAY, ConfigError, parse_address
-from specq.transport.keys import Curve, KeyPair
+from specq.transport.keys import AllowList, Curve, KeyPair
 from specq.transport.network import needs_ipv6, why_not_bound, why_unreachable
+
+log = structlog.get_logger(__name__)
+
+ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the protocol
+_VERSION = b"1.0"
+
+
+class Zap:
+    """The one handler of a context; `socket` is readable when there are requests to `answer`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: AllowList) -> None:
+        self.allowed = allowed
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(ENDPOINT)
+
+    def refresh(self) -> None:
+        """Read the allow-list again if it has changed; a malformed one changes nothing."""
+        try:
+            self.allowed.refresh()
+        except ConfigError as error:
+            log.warning("allow_list_unreadable", reason=str(error))
+
+    def answer(self) -> None:
+        """Admit or refuse the keys of the waiting requests."""
+        self.refresh()
+        while self.socket.poll(0, zmq.POLLIN):
+            request = self.socket.recv_multipart()
+            request_id, user_id = request[1] if len(request) > 1 else b"", self._user_id(request)
+            status = [b"200", b"OK", user_id.encode()] if user_id else [b"400", b"unknown key", b""]
+            self.socket.send_multipart([_VERSION, request_id, *status, b""])
+
+    def _user_id(self, request: list[bytes]) -> str:
+        """Return the mark of a request's key, "" if it is not on the list; frames: version, id, domain, address,
+        identity, mechanism, public key."""
+        if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
+            return ""
+        user_id = self.allowed.user_id(z85.encode(request[6]))
+        if not user_id:
+            log.warning("key_refused", address=request[3].decode("ascii", "replace"))
+        return user_id
+
 
 HIGH_WATER_MARK = 10_000
 LINGER_MS = 500
@@ -52,7 +111,7 @@ def bind_router(
 ) -> tuple[zmq.Socket[bytes], str]:
     """Return a ROUTER bound to `endpoint` and the address that it got; raises ConfigError if it cannot be bound.
 
-    With keys (`own`), it admits the peers that the context's `specq.transport.zap.Zap` allows.
+    With keys (`own`), it admits the peers that the context's `specq.transport.sockets.Zap` allows.
     """
     socket = _prepare(context.socket(zmq.ROUTER), most_queued)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -163,3 +222,54 @@ def _rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[bytes]:
         frame = socket.recv(_NOBLOCK, copy=False)
         frames.append(frame.bytes)
     return frames
+
+
+def calm_collector() -> None:
+    """Run Python's cycle collector rarely: it took a third of a broker's time, and there are hardly any cycles.
+
+    Call it after everything long-lived has been made.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+class Stop:
+    """True once the process was asked to stop (SIGTERM, SIGINT); `asked_again`: it must not drain.
+
+    While `at_once` is set, a signal ends the process at once, with status 0: there is nothing yet that could be lost.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
+        self.asked = self.asked_again = False
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.at_once:
+            raise SystemExit(0)
+        self.asked, self.asked_again = True, self.asked
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+class Beat:
+    """A timer for something periodic."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_s = interval_ms / 1000
+        self._next = time.monotonic()
+
+    def due(self) -> bool:
+        """Return True once in each interval."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.interval_s
+        return True
+
+    def remaining_ms(self) -> int:
+        """Return the milliseconds until it is due, at least 0."""
+        return max(0, int((self._next - time.monotonic()) * 1000) + 1)

@@ -22,9 +22,9 @@ from specq.verification.device_tokens import (
     places_of,
     without_handles,
 )
+from specq.verification.host_kernels import ROW, Rows, make_rows
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
-from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
 

@@ -18,12 +18,12 @@ import torch
 from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
-from specq.verification.faults import judge_each
+from specq.verification.host_kernels import Rows
+from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
-from specq.verification.logprobs import BegunLogprobs
 from specq.verification.packing import Packed, Placed, pack, place
 from specq.verification.processors import shaped
-from specq.verification.row_params import Rows
+from specq.verification.sampling import BegunLogprobs
 from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
 from specq.verification.target_rows import check_numbers
 from specq.verification.transfers import Fetched, to_device

@@ -5,18 +5,56 @@ node was drawn with those very probabilities. So the distribution is truncated a
 integers.
 
 The drafter's randomness is its own: it must not know the job's seed, which keys the verifier's draws.
+
+The random numbers of `probabilistic`, as an argument of the judge: tests integrate over them.
+
+Each draw is keyed by the job's seed, the position and the token that it is about, so that it does not depend on the
+batch; accepting and residual draws come from domains of their own.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from specq.protocol import Float32Array, Int32Array, SamplingParams, UInt16Array
+from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, SamplingParams, UInt16Array, UInt64Array
+from specq.verification import host_kernels, noise
 from specq.verification.sampling import target_probs
+from specq.verification.seeds import Domain
+
+
+class HashedDraws:
+    """Fulfils `Draws` by `specq.verification.noise`; what a verifier uses."""
+
+    def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
+        """See `specq.verification.interface.Draws`."""
+        return uniforms(seeds, positions, token_ids, Domain.ACCEPT)
+
+    def residual(self, seeds: UInt64Array, positions: Int64Array) -> Float64Array:
+        """See `specq.verification.interface.Draws`."""
+        return uniforms(seeds, positions, np.zeros_like(positions), Domain.RESIDUAL)
+
+
+def uniforms(seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array, domain: Domain) -> Float64Array:
+    """Return f64[n] in (0, 1), a number for each seed, position and token."""
+    library = host_kernels.kernels()
+    if library is None:
+        keys = noise.row_keys(seeds, positions, domain)
+        return noise.uniforms(noise.hash_tokens(keys, token_ids.astype(np.int32)[:, None]))[:, 0]
+    drawn = np.empty(len(seeds))
+    arrays: list[npt.NDArray[np.generic]] = [np.ascontiguousarray(a) for a in (seeds, positions, token_ids)]
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays, drawn)]
+    library.specq_uniforms(len(seeds), *pointers[:3], int(domain), pointers[3])
+    return drawn
+
+
+HASHED = HashedDraws()
+
 
 FULL = 65535  # the weight of a distribution's likeliest token
 

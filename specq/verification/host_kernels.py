@@ -1,14 +1,26 @@
 """The C kernels of kernels/rows.c: for target logits on a CPU, for draws, and for walks down drafted trees. No
-torch."""
+torch.
+
+What a row of target logits is drawn with, as kernels read it; rows of one kind are handled alike.
+
+The noise of rows that C adds to scores itself, near enough for guesses. No torch.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from specq.protocol import Int32Array, Int64Array, SamplingParams
 from specq.runtime import library
+from specq.verification import seeds
 
 SOURCE = Path(__file__).parent / "kernels" / "rows.c"
 
@@ -31,3 +43,72 @@ def near_scores() -> Any:
     function.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer, number, pointer]
     function.restype = None
     return function
+
+
+# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C
+# and Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
+ROW = np.dtype([
+    ("logit_row", "<i8"),
+    ("position", "<i8"),
+    ("seed", "<u8"),
+    ("top_k", "<i8"),
+    ("top_p", "<f8"),
+    ("temperature", "<f4"),
+    ("log_min_p", "<f4"),
+])  # fmt: skip
+Rows = npt.NDArray[np.void]  # of ROW
+
+# The kinds of rows: T = 0; sampled from all tokens; sampled from those that top-k, top-p and min-p keep.
+GREEDY, FREE, CUT = range(3)
+
+
+def make_rows(
+    params: Sequence[SamplingParams], positions: Sequence[int], logit_rows: Sequence[int] | None = None
+) -> Rows:
+    """Return one row for each of params and positions; by default all that there are."""
+    places = range(len(params)) if logit_rows is None else logit_rows
+    of_rows = [
+        (place, at, p.seed, p.top_k, p.top_p, p.temperature, math.log(p.min_p) if p.min_p else -math.inf)
+        for place, at, p in zip(places, positions, params, strict=True)
+    ]
+    return np.array(of_rows, ROW)
+
+
+def noise_keys(rows: Rows) -> Int32Array:
+    """Return i32[rows, 2]: the keys of the rows' own noise."""
+    return seeds.row_keys(rows["seed"], rows["position"], seeds.Domain.GUMBEL)
+
+
+def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
+    """Yield each kind that occurs, which rows are of it, and those rows."""
+    is_cut = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["log_min_p"] > -np.inf)
+    kinds = np.where(rows["temperature"] == 0, GREEDY, np.where(is_cut, CUT, FREE))
+    for kind in sorted(set(kinds.tolist())):
+        which = np.flatnonzero(kinds == kind)
+        yield kind, which, rows[which]
+
+
+def is_uncut(params: SamplingParams) -> bool:
+    """Whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
+    return params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p)
+
+
+class NearNoise(NamedTuple):
+    """What C needs to add the noise of rows itself, as `near_scores` does.
+
+    function  specq_near_scores of kernels/guess.h; None where there is no library
+    rows      [num_rows] of `row_params.ROW`
+    """
+
+    function: Any
+    rows: Rows
+
+    @staticmethod
+    def is_known() -> bool:
+        """Whether there is a function."""
+        return near_scores() is not None
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], positions: Sequence[int]) -> NearNoise:
+        """Return it for rows with these parameters, whose tokens would stand at these positions."""
+        return cls(near_scores(), make_rows(params, positions))

@@ -16,7 +16,7 @@ import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification.drafted import Drafted
-from specq.verification.row_params import Rows
+from specq.verification.host_kernels import Rows
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 
 # Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.

@@ -2,8 +2,16 @@
 
 Rows are packed step after step: a step's row 0 follows its committed context, row i + 1 follows its node i; node i is
 judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and a
-few numbers a node travel to the host, never logits. `specq.verification.faults` is for callers that serve many
+few numbers a node travel to the host, never logits. `specq.verification.judge` is for callers that serve many
 sessions: there, what cannot be judged spoils no other session's judgement.
+
+Judging for those who serve many sessions: what one of them asks for, or what its logits are, spoils no other's
+judgement.
+
+As long as nothing is wrong this is `judge`, with nothing looked at twice. Where that raises, the logits are judged
+again in halves, down to the session at fault, which gets a judgement with a `Fault`. A row without a token (its logits
+are not numbers, or all are banned) is a fault only where the accepted path leads to it: below a rejected node it is
+what plain decoding never sees, and a draft must not fail a session.
 """
 
 from __future__ import annotations
@@ -11,18 +19,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import structlog
 import torch
 
-from specq.protocol import EngineError, Judgement, Logprobs, SessionStep
+from specq.protocol import NO_TOKENS, EngineError, EngineLostError, Fault, Judgement, Logprobs, SessionStep
+from specq.runtime import traced
 from specq.verification import strategy
-from specq.verification.devices import target_rows
-from specq.verification.draws import HASHED
+from specq.verification.devices import check_alive, target_rows
+from specq.verification.drafting import HASHED
 from specq.verification.interface import Draws
 from specq.verification.judgements import Judgements
-from specq.verification.logprobs import logprobs
 from specq.verification.packing import JudgedStep, Placed, place
 from specq.verification.processors import shaped
-from specq.verification.step_batch import WITH_LOGPROBS
+from specq.verification.sampling import logprobs
+from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
 
 
 def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
@@ -70,3 +80,72 @@ def _logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) ->
     of_tokens = [judged.first_row + node + 1 for node in (-1, *judgement.path)]
     rows = logits[torch.tensor(of_tokens, device=logits.device, dtype=torch.long)]
     return logprobs(rows, judgement.token_ids, judged.step.params.logprobs)
+
+
+log = structlog.get_logger(__name__)
+
+
+def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
+    """Judge as `judge` does, to which arguments and order belong; a step that cannot be judged has a `fault`.
+
+    Raises EngineLostError where the device is in error, which is nobody's fault.
+    """
+    judged = StepBatch.of(steps).judged()
+    try:
+        return judge(judged, logits, draws)
+    except EngineLostError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is: the session at fault is found, and said to be
+        check_alive(logits.device)
+        if len(judged) == 1:
+            return Judgements.of([_judge_alone(judged[0], logits, draws, error)])
+    middle = len(judged) // 2
+    first, second = judged[:middle], judged[middle:]
+    num_rows = middle + int(first.num_nodes.sum())
+    parts = judge_each(first, logits[:num_rows], draws), judge_each(second, logits[num_rows:], draws)
+    return Judgements.of([judgement for part in parts for judgement in part])
+
+
+def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
+    """Judge a step for which `judge` raised this error, with its rows without a token left out; or say what is
+    wrong."""
+    logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
+    try:
+        placed = place([step])
+        with shaped(placed, logits) as rows:
+            highest = rows.amax(-1)  # a NaN is the largest of all
+            is_bad = ~highest.isfinite()
+            found = judge_shaped(placed, rows.masked_fill(is_bad[:, None], 0), draws)
+        (judgement,) = with_logprobs(placed, found, logits)
+    except Exception as again:  # noqa: BLE001 - see above
+        check_alive(logits.device)
+        return _faulty(step, _fault_of(again), again)
+    reached = np.array([0, *(node + 1 for node in judgement.path)])
+    bad = reached[is_bad.cpu().numpy()[reached]]
+    if not len(bad):
+        return judgement
+    row = int(bad[0])
+    return _faulty(step, _fault_of_row(placed[0], logits, row, float(highest[row])), error)
+
+
+def _fault_of(error: Exception) -> Fault:
+    if isinstance(error, EngineError):
+        return Fault(str(error))
+    return Fault(f"the session cannot be judged: {type(error).__name__}: {error}")
+
+
+def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: float) -> Fault:
+    """Return what is wrong with a row of a step, given its plain logits and the highest of its shaped ones."""
+    position = judged.row_positions()[row]
+    if not bool(logits[row].amax().isfinite()):
+        return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
+    if highest == -torch.inf:
+        causes = "bad_token_ids, min_tokens and logit_bias"
+        return Fault(f"every token is banned at position {position}: {causes} leave none")
+    causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"
+    return Fault(f"the logits overflow at position {position}: {causes} are too extreme together")
+
+
+def _faulty(step: SessionStep, fault: Fault, error: Exception) -> Judgement:
+    log.error("session_not_judged", session=step.session_id, **traced(error))
+    return Judgement(step.session_id, (), NO_TOKENS, fault=fault)

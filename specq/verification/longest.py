@@ -15,9 +15,9 @@ import numpy as np
 
 from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array
 from specq.verification import host_kernels
+from specq.verification.host_kernels import Rows
 from specq.verification.judgements import Judgements, NodePaths
 from specq.verification.packing import JudgedStep, Packed, Placed
-from specq.verification.row_params import Rows
 from specq.verification.target_rows import Bars, TargetRows, Trees
 
 ALL = slice(None)

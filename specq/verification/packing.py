@@ -9,8 +9,8 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from specq.protocol import Int64Array, IntpArray, Judgement, SessionStep
+from specq.verification.host_kernels import Rows
 from specq.verification.judgements import ends_of, starts_of
-from specq.verification.row_params import Rows
 from specq.verification.step_batch import StepBatch
 
 

@@ -14,6 +14,9 @@ Every filter is a lower bound on s, so the kept set does not depend on the order
 **tokens that tie with the last one kept are kept too**, and an argmax takes the lowest token id among equals.
 
 The judge asks `specq.verification.target_rows` for what it needs of this; here are the same values for whole rows.
+
+Log-probabilities for users: of the target's plain logits, before temperature, bias, penalties and cuts, which is
+what OpenAI's API and vLLM's default report.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specq.protocol import Int32Array, SamplingParams
+from specq.protocol import Float32Array, Int32Array, Logprobs, SamplingParams
 from specq.verification import noise, torch_rows
 from specq.verification.devices import target_rows
-from specq.verification.near_noise import NearNoise, is_uncut
-from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
+from specq.verification.host_kernels import CUT, GREEDY, NearNoise, Rows, by_kind, is_uncut, make_rows, noise_keys
+from specq.verification.transfers import Fetched, to_device
 
 NO_NODES = np.zeros(0, np.int64)
 
@@ -122,3 +125,27 @@ def _add_to_kept(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None)
     tokens = columns.astype(np.int32) if token_ids is None else token_ids[columns]
     flat[places] += noise.gumbel(noise_keys(rows)[of_row], tokens[:, None])[:, 0]
     return scaled
+
+
+class BegunLogprobs:
+    """Log-probabilities of emitted tokens i64[m] and of the `num_top` likeliest, on their way to the host; logits [m,
+    vocab]."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
+        logits = logits.float()
+        norm = logits.logsumexp(-1, keepdim=True)
+        top, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+        own = logits.gather(1, token_ids[:, None])
+        self._values = Fetched(torch.cat((own, top), 1) - norm)
+        self._top_ids = Fetched(top_ids.to(torch.int32))
+
+    def wait(self) -> tuple[Float32Array, Int32Array]:
+        """Return f32[m, 1 + num_top], of the emitted tokens first, and the ids of the others, i32[m, num_top]."""
+        return self._values.wait(), self._top_ids.wait()
+
+
+def logprobs(logits: torch.Tensor, token_ids: Int32Array, num_top: int) -> Logprobs:
+    """Return the log-probabilities of emitted tokens i32[m] and of the num_top likeliest; logits [m, vocab]."""
+    index = to_device(token_ids.astype(np.int64), logits.device)
+    values, top_ids = BegunLogprobs(logits, index, num_top).wait()
+    return Logprobs(tokens=values[:, 0].copy(), top_ids=top_ids.copy(), top=values[:, 1:].copy())

@@ -33,8 +33,8 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
+from specq.verification.host_kernels import Rows, make_rows
 from specq.verification.judgements import ends_of, starts_of
-from specq.verification.row_params import Rows, make_rows
 
 # What a session's parameters ask of judging beside tokens: traits, of which several may be set.
 SHAPED, WITH_LOGPROBS = 1, 2

@@ -17,8 +17,8 @@ import numpy as np
 
 from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification.drafted import Drafted
+from specq.verification.host_kernels import Rows
 from specq.verification.judgements import NodePaths
-from specq.verification.row_params import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class TargetRows(Protocol):
 
 
 def check_numbers(ok: bool) -> None:
-    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.faults` finds
+    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.judge` finds
     which row it is."""
     if not ok:
         raise EngineError("the target's logits are not finite numbers, or every token is banned")

@@ -11,7 +11,7 @@ import torch
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification import noise
 from specq.verification.drafted import Drafted
-from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, noise_keys
+from specq.verification.host_kernels import CUT, GREEDY, Rows, by_kind, noise_keys
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes

@@ -23,7 +23,7 @@ from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.protocol.messages import Draft, Open, Submit, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode
-from specq.runtime import progress
+from specq.runtime import log as progress
 from specq.runtime.machine import describe
 from specq.samples import load_prompts, shipped
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker

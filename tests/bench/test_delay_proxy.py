@@ -22,12 +22,12 @@ from bench.processes import PYTHON
 from specq import Client
 from specq.client import count_ready
 from specq.client.detached import JobDesk
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from specq.simulate.network import LineSettings
+from specq.simulate.machine import LineSettings
 from specq.testing.secured import make_all, served
 from specq.testing.toy import toy_text
 from specq.transport.keys import curve_to_broker, make_keys

@@ -10,8 +10,8 @@ import pytest
 from specq.broker.workers.status import MOST_METRICS, status_report
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat, Verdict
+from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES
 from specq.protocol.wire import encode
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES
 from tests.broker.desk import VERIFIER, Desk
 
 

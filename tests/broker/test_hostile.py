@@ -18,7 +18,7 @@ from specq.protocol import REMOTE
 from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict
 from specq.protocol.params import Speculation
 from specq.protocol.wire import Frames, decode, encode
-from specq.simulate.network import LineSettings
+from specq.simulate.machine import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.testing.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import World

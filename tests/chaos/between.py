@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 import zmq
 
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Assign, Message, Refused, Release, Verdict, Verdicts, Welcome
 from specq.protocol.wire import Frames, decode

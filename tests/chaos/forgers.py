@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import zmq
 
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,

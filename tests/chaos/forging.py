@@ -23,11 +23,10 @@ from specq.protocol.bounds import Elements, Items, Json, OneOf, PairBound, Range
 from specq.protocol.layout import is_array
 from specq.protocol.messages import Message
 from specq.protocol.params import SamplingParams, Speculation, Values
-from specq.protocol.session_stats import StatsBound
+from specq.protocol.stats import StatsBound, WorkerMetricsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from specq.protocol.wire import Frames
-from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.verification import STRATEGIES
 
 KEYS = ("session_id", "job_id")

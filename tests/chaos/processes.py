@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specq import Client
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.testing.toy import toy_text
 from tests.chaos.load import Load, Prompts, Tally, wait_for
 

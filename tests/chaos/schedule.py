@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specq.broker.workers.quarantine import LONE_CRASHES
-from specq.simulate.network import LineSettings
+from specq.simulate.machine import LineSettings
 from specq.testing.toy import toy_text
 from tests.chaos.stubs import moody_text_is_right
 from tests.chaos.users import Client

@@ -19,7 +19,7 @@ from specq.testing.tokenizer import tokenizer_json
 from specq.testing.toy import ToyProposer, toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
-from specq.transport.loop import Stop
+from specq.transport.sockets import Stop
 
 PASS_S = 0.001
 

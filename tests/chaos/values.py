@@ -30,7 +30,7 @@ import zmq
 
 from specq import Client
 from specq.client import Request
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.protocol.types import ModelInfo
 from specq.runtime.machine import describe
 from tests.chaos.between import Between

@@ -24,8 +24,7 @@ from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobToken
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import Frames, decode, encode
-from specq.simulate.events import EventQueue
-from specq.simulate.network import DelayLine, LineSettings
+from specq.simulate.machine import DelayLine, EventQueue, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.world import NO_HOST

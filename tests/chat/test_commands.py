@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.chat import MOST_TOKENS, ChatSettings
-from specq.chat.commands import COMMANDS, run_command
-from specq.chat.conversation import Conversation
+from specq.chat.chat import COMMANDS, Conversation, run_command
 from specq.chat.reading import read_message
 from specq.protocol import JobError
 from tests.each import each

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from specq.checkpoints import gguf_in, gguf_parts, is_gguf, read_gguf, read_text, weight_bytes
 from specq.engines import local_checkpoint, resolve_directory
-from specq.engines.fingerprint import tensors_hash
+from specq.engines.checkpoint import tensors_hash
 from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_gguf import MADE, write_gguf

@@ -19,8 +19,7 @@ from specq import Client, __version__
 from specq.cli import COMMANDS, SUMMARIES, exit_status, main
 from specq.cli.bench import load as load_bench
 from specq.cli.options import section_options
-from specq.config.arguments import to_arguments
-from specq.config.loading import override
+from specq.config.loading import override, to_arguments
 from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.runtime.columns import columns
@@ -364,7 +363,7 @@ VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
     ],
 )
 def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monkeypatch, arguments, free_address):
-    monkeypatch.setattr("specq.processes.missing.find_spec", lambda name: None if name == "vllm" else name)
+    monkeypatch.setattr("specq.processes.deployment.find_spec", lambda name: None if name == "vllm" else name)
     monkeypatch.setattr("specq.processes.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     address = ("--broker", free_address) if arguments[0] == "up" else ()

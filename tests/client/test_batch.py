@@ -7,7 +7,7 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.batch import is_batch, split_batch
+from specq.client.completions import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens

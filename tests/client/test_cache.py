@@ -5,7 +5,7 @@ import json
 import numpy as np
 import orjson
 
-from specq.client.cache import TokenizerCache
+from specq.client.tokenizer_files import TokenizerCache
 from specq.protocol.messages import TokenizerChunk
 from specq.testing.fake_broker import INFO
 from specq.testing.tokenizer import tokenizer_files
@@ -33,7 +33,7 @@ def test_what_was_recalled_is_not_kept_again(tmp_path, monkeypatch):
     cache.keep(FILES)
     files = cache.recall(first_piece(FILES))
     hashed = []
-    monkeypatch.setattr("specq.client.cache.tokenizer_hash", hashed.append)
+    monkeypatch.setattr("specq.client.tokenizer_files.tokenizer_hash", hashed.append)
     cache.keep(files)
     assert hashed == []
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specq.client.stops import MAX_TRIES
+from specq.client.pending import MAX_TRIES
 from specq.protocol.messages import Accepted, Cancel, Failed
 from specq.testing.fake_broker import tokens
 from tests.client.cores import TEXT, cancels, make_core

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from specq.client.job_options import read_job_options
-from specq.client.parameters import read_parameters, seed_used
+from specq.client.parameters import read_job_options, read_parameters, seed_used
 from specq.client.request import ServedModel, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode

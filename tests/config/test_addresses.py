@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specq.config.addresses import check_bind, check_connect, connect_address
 from specq.config.sections import BrokerConfig, ClientConfig, TargetConfig
+from specq.config.values import check_bind, check_connect, connect_address
 from specq.protocol.addresses import parse_address, split_host
 from specq.protocol.errors import ConfigError
 from tests.each import each

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.cli.worker import worker
-from specq.config.arguments import to_arguments
-from specq.config.loading import load, override
-from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
+from specq.config.loading import OwnOptions, load, options_of, override, own_options, read_own, to_arguments, with_own
 from specq.config.sections import DraftConfig, TargetConfig
 from specq.drafting import PROPOSERS
 from specq.engines import ENGINES

@@ -6,10 +6,7 @@ import pytest
 
 from specq.cli.up import up
 from specq.cli.worker import worker
-from specq.config.arguments import to_arguments
-from specq.config.loading import load, override
-from specq.config.own_options import options_of, with_own
-from specq.config.renamed import RENAMED
+from specq.config.loading import RENAMED, load, options_of, override, to_arguments, with_own
 from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig, kinds
 from specq.engines import ENGINES
 from specq.protocol.errors import ConfigError

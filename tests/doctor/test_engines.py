@@ -14,7 +14,7 @@ from specq.doctor import engines
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG
 from specq.doctor.engines import VllmReport
-from specq.processes.missing import missing
+from specq.processes.deployment import missing
 
 GOOD = VllmReport("0.32.0", "LlamaForCausalLM", num_gpus=2)
 
@@ -75,7 +75,7 @@ def ask(tmp_path, monkeypatch):
     (tmp_path / "own.toml").write_text(f'[broker]\nbind = "{free_address()}"\n[serve]\nbind = "{free_address()}"\n')
 
     def run(*arguments: str, has_vllm: bool = False):
-        monkeypatch.setattr("specq.processes.missing.find_spec", lambda name: has_vllm or name != "vllm" or None)
+        monkeypatch.setattr("specq.processes.deployment.find_spec", lambda name: has_vllm or name != "vllm" or None)
         monkeypatch.setattr(engines, "installed_version", lambda: "0.32.0+cpu" if has_vllm else "")
         command = ["doctor", "--config", str(tmp_path / "own.toml"), "--quick", "--json", "--model", "tiny", *arguments]
         done = CliRunner().invoke(main, command)

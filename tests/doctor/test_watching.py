@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.doctor.curves import comparable
+from specq.doctor.hardware import comparable
 from specq.doctor.measuring import host_times, scaled, slowness
 from specq.doctor.prediction import PredictedRound, PredictedRounds
 from specq.doctor.watching import WatchedRun, round_of, usual

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from specq import Client
-from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.config.values import free_address
 from specq.processes.up import Group, members
 from specq.verification.seeds import derived_seed
 

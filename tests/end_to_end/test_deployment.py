@@ -12,13 +12,13 @@ from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfi
 from specq.processes.deployment import (
     CoreShares,
     Hardware,
+    check_can_start,
     divide_cores,
     models_of,
     notes,
     placed,
     without_draft_model,
 )
-from specq.processes.missing import check_can_start
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
 from specq.testing.secured import make_all

@@ -14,7 +14,7 @@ from specq import Client
 from specq.protocol.errors import JobError
 from specq.testing import wait_until
 from specq.testing.toy import toy_text
-from specq.transport.loop import Stop
+from specq.transport.sockets import Stop
 from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said
 
 PROMPT = [5, 6, 7]

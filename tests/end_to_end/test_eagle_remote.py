@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specq import Client
-from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.config.values import free_address
 from specq.engines import read_info
 from specq.models import resolve_model
 from specq.processes.up import Group, members

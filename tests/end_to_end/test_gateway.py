@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from specq import Client
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -192,6 +192,6 @@ def _failed(texts: list[Future[str]]) -> list[BaseException]:
 
 
 def _seed(job_key: str) -> int:
-    from specq.client.job_options import keyed_number
+    from specq.client.parameters import keyed_number
 
     return keyed_number(f"{job_key} seed")

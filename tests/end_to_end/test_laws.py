@@ -24,8 +24,8 @@ import pytest
 
 from specq import Client
 from specq.client.result import Result
-from specq.config.addresses import free_address
-from specq.runtime.processes import reap
+from specq.config.values import free_address
+from specq.runtime.usage import reap
 from tests.end_to_end.hostile import Hostile
 from tests.end_to_end.memoryless import (
     MARKOV,

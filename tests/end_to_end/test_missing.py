@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.config import Config, DraftConfig, TargetConfig, UpConfig
-from specq.processes.deployment import Hardware, placed
-from specq.processes.missing import check_can_start, missing
+from specq.processes.deployment import Hardware, check_can_start, missing, placed
 from specq.protocol import ConfigError
 from specq.runtime import how_to_install
 
@@ -26,7 +25,7 @@ TINY_WITH_VLLM = Config(
 def installed(monkeypatch) -> set[str]:
     """The packages that are there."""
     names = {"torch", "vllm"}
-    monkeypatch.setattr("specq.processes.missing.find_spec", lambda name: name if name in names else None)
+    monkeypatch.setattr("specq.processes.deployment.find_spec", lambda name: name if name in names else None)
     return names
 
 

@@ -13,8 +13,8 @@ import torch
 
 from specq import Client
 from specq.client.result import Result
-from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.config.values import free_address
 from specq.models import resolve_model
 from specq.processes.up import Group, members
 from specq.protocol import EngineError

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from specq import Client
 from specq.cli import main
-from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.config.values import free_address
 from specq.processes.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

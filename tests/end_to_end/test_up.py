@@ -15,9 +15,8 @@ import pytest
 from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
 from specq.processes.up import Group, Member, members
 from specq.protocol.errors import ConfigError, EngineError
-from specq.runtime.cpu import apply_cpu, available_cores
-from specq.runtime.processes import reap
-from specq.runtime.progress import EVERY_S, Readiness, teller
+from specq.runtime.log import EVERY_S, Readiness, teller
+from specq.runtime.usage import apply_cpu, available_cores, reap
 
 KEEP_ALIVE = """
 import sys, time
@@ -175,7 +174,7 @@ def test_who_gives_way_does_so_to_other_sessions_too():
     """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does
     not."""
     code = (
-        "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores, give_way\n"
+        "import sys, time; from specq.runtime.usage import apply_cpu, available_cores, give_way\n"
         "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"
         "before = time.process_time()\n"
         "while time.monotonic() < end: pass\n"
@@ -206,7 +205,7 @@ def test_who_gives_way_does_so_to_other_sessions_too():
 def test_all_threads_of_a_process_give_way():
     """A draft worker gives way when it is ready: the threads that then compute are there already."""
     code = (
-        "import os, threading; from pathlib import Path; from specq.runtime.cpu import give_way; hold = threading.Event()\n"
+        "import os, threading; from pathlib import Path; from specq.runtime.usage import give_way; hold = threading.Event()\n"
         "[threading.Thread(target=hold.wait, daemon=True).start() for _ in range(3)]; give_way(7)\n"
         "print(*(os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path('/proc/self/task').iterdir()))"
     )

@@ -18,10 +18,10 @@ import torch
 
 from specq import Client
 from specq.client.result import Result
-from specq.config.addresses import free_address
 from specq.config.loading import load
+from specq.config.values import free_address
 from specq.processes.up import Group, members
-from specq.runtime.cpu import available_cores
+from specq.runtime.usage import available_cores
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import NUM
 

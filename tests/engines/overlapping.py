@@ -16,7 +16,7 @@ from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import VOCAB, random_tokens
 from specq.verification import StepBatch
 from specq.verification.begun import Judging, begin
-from specq.verification.faults import judge_each
+from specq.verification.judge import judge_each
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from tests.verification.begun_rows import begun_rows

@@ -21,7 +21,7 @@ from specq.checkpoints.draft_form import (
     is_shared,
     to_int8,
 )
-from specq.engines.native.packing import BLOCK_TYPES
+from specq.engines.native.weights import BLOCK_TYPES
 from specq.engines.torch import RowPacker, load
 from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine

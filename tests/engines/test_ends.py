@@ -11,9 +11,7 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from specq.engines import ends_told
-from specq.engines.checkpoint import describe
-from specq.engines.ends import added_ends, end_tokens
-from specq.engines.fingerprint import fingerprint, tensors_hash
+from specq.engines.checkpoint import added_ends, describe, end_tokens, fingerprint, tensors_hash
 from specq.protocol import ConfigError
 from specq.testing.tokenizer import TEMPLATE, tokenizer_json
 

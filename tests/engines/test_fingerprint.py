@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specq.engines.checkpoint import describe
-from specq.engines.fingerprint import TensorsHash, fingerprint, tensors_hash
+from specq.engines.checkpoint import TensorsHash, describe, fingerprint, tensors_hash
 from specq.models import resolve_model
 from specq.protocol.errors import ConfigError
 from specq.protocol.types import ModelInfo

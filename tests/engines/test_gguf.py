@@ -13,9 +13,8 @@ from gguf.quants import dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import read_gguf
-from specq.engines.checkpoint import resolve_directory
-from specq.engines.fingerprint import tensors_hash
-from specq.engines.native.packing import BF16, BLOCK_TYPES, F32
+from specq.engines.checkpoint import resolve_directory, tensors_hash
+from specq.engines.native.weights import BF16, BLOCK_TYPES, F32
 from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format

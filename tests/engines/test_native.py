@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specq.engines.native.compiler import kernels
-from specq.engines.native.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, pack
 from specq.engines.native.rows import PackedRows, RowPacker
+from specq.engines.native.weights import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, pack
 from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load

@@ -8,10 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from specq.engines import profiling, step_cache
-from specq.engines.profiling import least_kv_slots, quick_step_times, step_times
+from specq.engines import profiling
+from specq.engines.profiling import keep, least_kv_slots, quick_step_times, recall, step_times, step_times_file
 from specq.engines.room import free_slots
-from specq.engines.step_cache import keep, recall, step_times_file
 from specq.protocol import NO_TAP, ConfigError
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, profiled_rows
@@ -148,7 +147,7 @@ def test_a_broken_cache_is_as_none(content):
 
 
 def test_each_model_and_machine_has_a_file_and_there_are_not_too_many(monkeypatch):
-    monkeypatch.setattr(step_cache, "MOST_FILES", 3)
+    monkeypatch.setattr(profiling, "MOST_FILES", 3)
     paths = [step_times_file("machine", number) for number in range(6)]
     assert len(set(paths)) == 6
     for path in paths:
@@ -159,7 +158,7 @@ def test_each_model_and_machine_has_a_file_and_there_are_not_too_many(monkeypatc
 
 def test_the_file_that_was_just_written_is_the_newest(monkeypatch):
     """Also where others were written while the clock was a month ahead: the oldest go first."""
-    monkeypatch.setattr(step_cache, "MOST_FILES", 3)
+    monkeypatch.setattr(profiling, "MOST_FILES", 3)
     ahead_ns = time.time_ns() + 30 * 86400 * 10**9
     paths = [step_times_file("machine", number) for number in range(8)]
     for place, path in enumerate(paths):

@@ -20,7 +20,7 @@ from specq.engines.native.rows import PackedRows, RowPacker
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
 from specq.protocol.errors import ConfigError
-from specq.runtime.cpu import available_cores
+from specq.runtime.usage import available_cores
 from specq.testing.checkpoints import CONFIGS, make_checkpoint, random_tokens
 
 SLOTS = 1024

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 
 from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES
-from specq.engines.vllm import installed
-from specq.engines.vllm.names import check_names
+from specq.engines.vllm import versions as installed
+from specq.engines.vllm.options import check_names
 from specq.engines.vllm.spec import VllmOptions
 from specq.engines.vllm.versions import TESTED, is_tested
 from specq.protocol.errors import ConfigError

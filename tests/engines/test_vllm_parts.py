@@ -14,8 +14,7 @@ import torch
 
 from specq.engines.room import Slacks, free_slots
 from specq.engines.vllm import versions
-from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment
-from specq.engines.vllm.refusals import refusal
+from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment, refusal
 
 
 def fits(num_free: int, block_size: int, slacks: tuple[int, ...], rows: tuple[int, ...]) -> bool:

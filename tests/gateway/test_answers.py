@@ -6,9 +6,10 @@ import orjson
 import pytest
 
 from specq.client import Piece, Result
-from specq.gateway import responses_call, sse
+from specq.gateway import replies as sse
+from specq.gateway import responses_call
 from specq.gateway.answers import Events, Head, speculation, usage
-from specq.gateway.calls import Call
+from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
 from specq.gateway.responses_answer import Responses
 from specq.gateway.shapes import ChatShape, CompletionShape

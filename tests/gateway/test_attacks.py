@@ -12,8 +12,9 @@ from itertools import product
 import httpx2
 import pytest
 
-from specq.gateway import chat_call, completion_call, responses_call, token_call
+from specq.gateway import chat_call, completion_call, responses_call
 from specq.gateway.fields import IGNORED, SAMPLING, SPECULATION
+from specq.gateway.routes import tokens as token_call
 from specq.processes import gateway as process
 from specq.protocol import Accepted, Cancel, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer

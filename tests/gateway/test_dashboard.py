@@ -9,8 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specq.gateway.metrics import Metrics
-from specq.gateway.pipeline_metrics import TABLE
+from specq.gateway.metrics import TABLE, Metrics
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,10 @@ import orjson
 import pytest
 
 from specq.client import ServedModel, read_requests
-from specq.gateway import chat_call, completion_call, responses_call, token_call
+from specq.gateway import chat_call, completion_call, responses_call
 from specq.gateway.errors import ApiError, of_job
 from specq.gateway.fields import IGNORED
+from specq.gateway.routes import tokens as token_call
 from specq.protocol import JobError, Submit
 from specq.testing.fake_broker import INFO
 from specq.testing.tokenizer import tokenizer_files

@@ -10,9 +10,10 @@ from openai.types.responses import ResponseIncludable
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponsesFields
 
 from specq.client import check_values
-from specq.gateway import chat_call, completion_call, responses_call, token_call
+from specq.gateway import chat_call, completion_call, responses_call
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION
+from specq.gateway.routes import tokens as token_call
 from specq.protocol import JobError
 from tests.each import each
 

@@ -14,7 +14,7 @@ import pytest
 
 from specq.config import ServeConfig
 from specq.gateway.api_keys import ApiKeys, make_key
-from specq.gateway.hosts import is_known
+from specq.gateway.guard import is_known
 from specq.protocol import Accepted, ConfigError, Submit
 from specq.testing.fake_broker import FakeBroker, answer
 from specq.testing.waiting import wait_until

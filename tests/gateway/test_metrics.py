@@ -11,8 +11,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specq.gateway.metrics import Metrics
-from specq.gateway.pipeline_metrics import TABLE
+from specq.gateway.metrics import TABLE, Metrics
 from specq.protocol import GetStatus, Status
 from specq.testing import World
 from specq.testing.fake_broker import answer
@@ -167,7 +166,7 @@ def test_a_worker_of_another_version_loses_only_what_differs():
 
 def test_the_broker_is_asked_at_each_scrape(broker, own_cache, monkeypatch):
     """What has ended is counted, however soon after: `vllm bench serve` looks once, at its end."""
-    monkeypatch.setattr("specq.gateway.routes.metrics.FRESH_S", 0.0)
+    monkeypatch.setattr("specq.gateway.routes.service.FRESH_S", 0.0)
     asked = 0
 
     def counting(message):

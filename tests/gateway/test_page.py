@@ -6,7 +6,7 @@ import json
 import re
 
 from specq.gateway.api_keys import make_key
-from specq.gateway.routes.page import FILES
+from specq.gateway.routes.service import FILES
 from specq.testing.fake_broker import ANSWER
 from tests.each import each
 from tests.gateway.serving import connected, running

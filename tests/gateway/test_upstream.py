@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from specq.gateway.upstream import REPORT_S
+from specq.gateway.serving import REPORT_S
 from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import INFO, answer
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.waiting import wait_until
-from specq.text import tokenizer_chunks
+from specq.text import token_texts as tokenizer_chunks
 from tests.gateway.serving import connected, running
 
 

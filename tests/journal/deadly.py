@@ -25,7 +25,7 @@ from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.testing.toy import toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
-from specq.transport.loop import Stop
+from specq.transport.sockets import Stop
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from tests.journal.toy_target import SlowEngine

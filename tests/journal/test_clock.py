@@ -9,7 +9,7 @@ import pytest
 
 from specq.broker.core import Broker
 from specq.journal import Clocks, Journal, MachineClock, Noted, Opening, offset_of, open_journal
-from specq.journal.clock import NOTE_S
+from specq.journal.interface import NOTE_S
 from specq.journal.sqlite.connection import connect
 from specq.testing.journal_records import ended, taken
 from specq.testing.toy import toy_text
@@ -165,7 +165,7 @@ def test_planted_wall_clocks_are_caught(tmp_path: Path, monkeypatch: pytest.Monk
         return offset_of(clocks, noted, newest) if is_same else 1e9
 
     for name, bug in (("wall", by_wall), ("boot", by_boot)):
-        monkeypatch.setattr("specq.journal.sqlite.times.offset_of", bug)
+        monkeypatch.setattr("specq.journal.sqlite.connection.offset_of", bug)
         story = Story(tmp_path / name, 1)
         with pytest.raises(AssertionError):
             tell(story, 80)

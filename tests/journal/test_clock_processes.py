@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specq.client.detached import JobDesk
-from specq.config import addresses
+from specq.config import values as addresses
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.testing import wait_until

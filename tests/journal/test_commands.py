@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from specq import Client
 from specq.cli import main
 from specq.client.detached import JobDesk
-from specq.client.job_options import label_of
+from specq.client.parameters import label_of
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams

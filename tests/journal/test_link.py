@@ -17,7 +17,7 @@ from specq.broker.journal_link import JournalLink
 from specq.config.sections import BrokerConfig
 from specq.journal import Clocks, MachineClock, Opening, open_journal
 from specq.journal.interface import Kept
-from specq.journal.sqlite.reader import SqliteReader
+from specq.journal.sqlite.rows import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specq import Client
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
 from specq.testing import wait_until

@@ -14,8 +14,7 @@ import pytest
 
 from specq.journal import Opening
 from specq.journal.sqlite.connection import connect
-from specq.journal.sqlite.room import room
-from specq.journal.sqlite.schema import STEPS, prepare
+from specq.journal.sqlite.schema import STEPS, prepare, room
 from specq.journal.sqlite.store import SqliteJournal
 from specq.protocol import ConfigError, JournalBusyError, SamplingParams
 from specq.testing.conformance.journals import take_over_and_go_on

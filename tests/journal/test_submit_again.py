@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specq.client.job_options import id_of, label_of
+from specq.client.parameters import id_of, label_of
 from specq.client.request import ServedModel, read_request
 from specq.client.results_file import SUFFIX
 from specq.protocol.errors import JobError

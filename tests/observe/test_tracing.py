@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from specq.observe.chrome import chrome
-from specq.observe.timeline import timeline
+from specq.observe.timeline import chrome, timeline
 from specq.protocol import Clock, GetClock, TraceEvents, decode, encode, trace_events
 from specq.runtime.tracing import MOST_EVENTS, MOST_SESSIONS, Tracer
 from tests.each import each

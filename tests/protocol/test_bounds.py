@@ -23,10 +23,9 @@ from specq.protocol.layout import is_array
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Heartbeat, Message, Verdict
 from specq.protocol.origins import ORIGINS
 from specq.protocol.params import SamplingParams, Speculation, Values
-from specq.protocol.session_stats import StatsBound
+from specq.protocol.stats import StatsBound, WorkerMetricsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode
-from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.testing.toy import toy_info
 from tests.each import each
 

@@ -40,7 +40,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.session_stats import StatsBound
+from specq.protocol.stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, too_large, type_of

@@ -3,7 +3,7 @@
 import pytest
 
 from specq.protocol.errors import EngineError
-from specq.simulate.events import EventQueue
+from specq.simulate.machine import EventQueue
 
 
 def test_events_run_in_the_order_of_their_times_then_of_asking():

@@ -3,7 +3,7 @@
 import pytest
 
 from specq.protocol.errors import ConfigError
-from specq.simulate.network import DelayLine, LineSettings
+from specq.simulate.machine import DelayLine, LineSettings
 from tests.each import each
 
 

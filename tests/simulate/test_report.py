@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
-from specq.simulate.plots import numeric_axes, series
-from specq.simulate.report import run_points, table, to_json, vs_plain
+from specq.simulate.report import numeric_axes, run_points, series, table, to_json, vs_plain
 from specq.simulate.sweep import points
 
 QUICK = """

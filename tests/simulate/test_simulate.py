@@ -12,7 +12,6 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import Speculation
 from specq.protocol.types import Judgement
 from specq.simulate import Scenario, simulate
-from specq.simulate.engine import TimedEngine
 from specq.simulate.run import Simulation
 from specq.simulate.settings import (
     DrafterSettings,
@@ -21,6 +20,7 @@ from specq.simulate.settings import (
     NetworkSettings,
     TrafficSettings,
 )
+from specq.simulate.stubs import TimedEngine
 
 T_S = 0.025
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)

@@ -10,11 +10,10 @@ from specq.drafting import Expansion
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
-from specq.simulate.curve import HardwareCurve
-from specq.simulate.engine import TimedEngine
-from specq.simulate.proposer import TimedProposer
+from specq.simulate.calibration import HardwareCurve
 from specq.simulate.settings import DrafterSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
+from specq.simulate.stubs import TimedEngine, TimedProposer
 from specq.testing.toy import toy_info
 
 TEXT = StubText(seed=5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specq.config import free_address
-from specq.runtime.processes import reap
+from specq.runtime.usage import reap
 from specq.testing.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from specq.config.addresses import free_address
+from specq.config.values import free_address
 from specq.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]

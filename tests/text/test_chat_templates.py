@@ -19,7 +19,7 @@ from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
 from specq.testing.tokenizer import tokenizer_json
 from specq.text import TextCodec, load_tokenizer_files, template_meter
-from specq.text import chat_template as ours
+from specq.text import messages as ours
 from specq.text.messages import normalised
 from specq.text.template_meter import SIZE_LIMIT
 from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER

@@ -15,8 +15,8 @@ from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network
 from specq.models import resolve_model
 from specq.testing.checkpoints_heads import change_heads, heads_logits
-from specq.training.medusa_network import HeadsNetwork, save_heads
-from specq.training.ranks import BEYOND, UNKNOWN, among_first, count_rounds
+from specq.training.foresight import BEYOND, UNKNOWN, among_first, count_rounds
+from specq.training.medusa import HeadsNetwork, save_heads
 from specq.training.rollouts import save_rollouts
 from tests.each import each
 from tests.training.stages import check_it_goes_on, runner

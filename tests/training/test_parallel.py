@@ -24,10 +24,9 @@ from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft,
 from specq.training.architecture import hidden_states
 from specq.training.distil import RolloutBatch
 from specq.training.draft_network import FactorisedEmbedding, save_draft
-from specq.training.parallel import draw_masks, place_losses
-from specq.training.parallel_evaluation import place_ranks
+from specq.training.foresight import BEYOND, UNKNOWN
+from specq.training.parallel import draw_masks, place_losses, place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
-from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
 from tests.each import each
 from tests.training.stages import Waits, check_it_goes_on, refusal, run_on, runner

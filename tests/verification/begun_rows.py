@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from specq.verification import begun
-from specq.verification.row_params import Rows
+from specq.verification.host_kernels import Rows
 from specq.verification.torch_rows import TorchRows
 
 

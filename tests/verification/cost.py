@@ -25,7 +25,7 @@ from specq.runtime.machine import describe
 from specq.verification import StepBatch
 from specq.verification.begun import begin
 from specq.verification.devices import warm_up
-from specq.verification.faults import judge_each
+from specq.verification.judge import judge_each
 from tests.verification.workload import Tiny, chains
 
 SAMPLERS = {

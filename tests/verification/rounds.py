@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from specq.protocol.draft_distributions import pack_distributions
+from specq.protocol.draft_checks import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution

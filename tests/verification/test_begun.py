@@ -15,7 +15,7 @@ from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.random_steps import VOCAB, packed_logits, steps
 from specq.verification import STRATEGIES
 from specq.verification.begun import begin
-from specq.verification.faults import judge_each
+from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
 from tests.each import each
 from tests.verification.begun_rows import begun_rows

@@ -12,10 +12,10 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.testing import oracle
 from specq.testing.random_steps import sampling_params
-from specq.verification import draws, host_kernels, host_rows
-from specq.verification.host_kernels import kernels
+from specq.verification import drafting as draws
+from specq.verification import host_kernels, host_rows
+from specq.verification.host_kernels import kernels, make_rows
 from specq.verification.host_rows import HostRows
-from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows

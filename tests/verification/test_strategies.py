@@ -12,7 +12,8 @@ from specq.protocol.types import NO_TREE, SessionStep
 from specq.testing import oracle
 from specq.testing.conformance.strategies import CHI2, StrategyConformance, chi2_over_seeds
 from specq.testing.random_steps import check_against_naive, packed_logits
-from specq.verification import STRATEGIES, draws, step_batch, strategy
+from specq.verification import STRATEGIES, step_batch, strategy
+from specq.verification import drafting as draws
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
 from tests.each import each

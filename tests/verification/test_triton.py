@@ -18,8 +18,8 @@ from specq.testing.oracle import RULES
 from specq.testing.random_steps import check_against_naive
 from specq.verification import cuda_paths, cuda_rows
 from specq.verification.cuda_rows import CudaRows
+from specq.verification.host_kernels import make_rows
 from specq.verification.judge import judge
-from specq.verification.row_params import make_rows
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from tests.each import each

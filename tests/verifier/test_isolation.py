@@ -21,7 +21,7 @@ from specq.protocol.types import Judgement, SessionStep, Tree
 from specq.runtime.isolation import Faults, in_halves
 from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
-from specq.verification import faults as judging
+from specq.verification import judge as judging
 from specq.verification.devices import check_alive
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier

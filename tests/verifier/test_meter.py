@@ -10,8 +10,8 @@ import pytest
 
 from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, REMOTE, SUFFIX, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
+from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.protocol.wire import decode, encode
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.control.arms import Arms

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import zmq
 
-from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.config.sections import TargetConfig
+from specq.config.values import free_address
 from specq.models import resolve_model
 from specq.processes import target
 from specq.processes.target import VerifierLoop, build_verifier, colocated_device

@@ -29,7 +29,7 @@ from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
-from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
+from specq.text.token_texts import CHUNK_BYTES, join_chunks
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.session import SYNC_PATIENCE, Session

@@ -37,7 +37,7 @@ from specq.protocol import (
     Tap,
     Verdict,
 )
-from specq.simulate.curve import HardwareCurve, Points
+from specq.simulate.calibration import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
 from specq.verifier.control.step_curve import StepCurve

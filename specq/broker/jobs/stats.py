@@ -14,7 +14,7 @@ class JobStats:
 
     accepted_lengths  [i] = rounds in which i nodes were accepted
     cached_tokens     of the prompt: those whose KV was there when the session was opened that gave the first token
-    verifier          what the verifier counts: `specq.protocol.session_stats.SessionStats`
+    verifier          what the verifier counts: `specq.protocol.stats.SessionStats`
     final             of a job that ended before the broker started: all its counts, which nothing is added to
     """
 

@@ -16,7 +16,7 @@ The heads that `specq train medusa` writes are smaller by three things, each of 
 
 Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`);
 and, where heads were trained together with a target, which is of no other, `target_fingerprint` (see
-`specq.engines.fingerprint`).
+`specq.engines.checkpoint`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The compiled forward pass on a CPU, and what it needs. Nothing here imports torch: arrays in, arrays out.
 
 forward   a Llama-like decoder's forward pass in one C call (kernels/); chains: chains of draft tokens in one call
-weights   such a decoder's weights; packing: their layout in the kernels
+weights   such a decoder's weights, and their layout in the kernels
 sharing   whether a pass is shared with helper threads
 rows      the packed rows of one forward pass, as plain integer arrays
 kv_pool   which slot holds whose token: sessions, prefix sharing, eviction; slot_tables: the tables of its sessions
@@ -12,9 +12,8 @@ from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
 from specq.engines.native.kv_pool import KvPool
-from specq.engines.native.packing import BlockWeight
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
-from specq.engines.native.weights import DecoderLayer, Linear, NativeWeights
+from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
     "ALONE",

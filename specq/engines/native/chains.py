@@ -13,7 +13,7 @@ from specq.engines.native.forward import NativeForward
 from specq.engines.native.rows import ChainStarts, PackedRows, address, pack_nodes
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
-from specq.verification.near_noise import NearNoise, is_uncut
+from specq.verification.host_kernels import NearNoise, is_uncut
 
 _Pointer = ctypes.c_void_p
 

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.engines.native.packing import LINE, PANEL, Arena, pack, pack_bias
 from specq.engines.native.rows import PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
-from specq.engines.native.weights import DecoderLayer, Linear, NativeWeights
+from specq.engines.native.weights import LINE, PANEL, Arena, DecoderLayer, Linear, NativeWeights, pack, pack_bias
 from specq.protocol import ConfigError, Float32Array
 
 MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step

@@ -1,11 +1,24 @@
-"""The weights of a Llama-like decoder as arrays: what `NativeForward` packs."""
+"""The weights of a Llama-like decoder as arrays: what `NativeForward` packs.
+
+Weights of linear layers in the layout of the C kernels: panels of 16 outputs, in the format in which they came.
+
+A weight is a float32 array, stored as bfloat16 where that loses nothing, or a `BlockWeight`: a file's own quantised
+blocks, which stay as they are and are expanded in the kernel to exactly the values that dequantising gives.
+kernels/weights.h has the formats. To add one: a line in `BLOCK_TYPES`, and there its layout and its arithmetic.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from specq.engines.native.packing import LINE, PANEL, Weight
+import numpy as np
+import numpy.typing as npt
+
+from specq.engines.native.rows import address
 from specq.protocol import Float32Array
 
 
@@ -73,3 +86,102 @@ class NativeWeights:
         for layer in self.layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
         yield self.head
+
+
+Bytes = npt.NDArray[np.uint8]
+
+PANEL = 16
+TURN = 8  # rows of one matrix before as many of the other, where two are interleaved
+F32, BF16 = 0, 1
+BLOCK_TYPES = {"Q4_1": (2, 20), "Q8_0": (3, 34)}  # GGUF's name -> number in weights.h, bytes of a block
+BLOCK = 32  # weights of a block
+LINE, LARGE_PAGE = 64, 2 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A matrix [n, k] in blocks of 32 consecutive weights of a row, byte for byte as GGUF has them.
+
+    type   a key of BLOCK_TYPES
+    data   u8[n, k / 32 * bytes of a block]
+    """
+
+    type: str
+    data: Bytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.data), self.data.shape[1] // BLOCK_TYPES[self.type][1] * BLOCK
+
+
+Weight = Float32Array | BlockWeight
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """What the kernels read: `format` as in weights.h, `k` weights of each column, and u8 `data` of all panels."""
+
+    format: int
+    num_panels: int
+    k: int
+    data: Bytes
+
+
+class Arena:
+    """Memory for a model's packed weights, one after the other in the order in which a step reads them, in large pages
+    where the system has them: so reading ahead of one matrix's end finds the next. What is never written takes no
+    memory."""
+
+    def __init__(self, most_bytes: int) -> None:
+        memory = mmap.mmap(-1, most_bytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(memory, np.uint8)
+        self._used = -address(self._bytes) % LARGE_PAGE
+
+    def take(self, num_bytes: int) -> Bytes:
+        """Return u8[num_bytes], all zero."""
+        taken = self._bytes[self._used : self._used + num_bytes]
+        assert len(taken) == num_bytes, "more weights than were announced"
+        self._used += -(-num_bytes // LINE) * LINE
+        return taken
+
+
+def trim_memory() -> None:
+    """Give the system back what was freed, such as weights that are packed now: glibc keeps it where smaller things lie
+    on top."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interleave: bool = False) -> PackedMatrix:
+    """Pack matrices of equal k and kind one below the other; with interleave (equal n, in eights) in turns of 8
+    rows."""
+    sources = [weight.data if isinstance(weight, BlockWeight) else np.ascontiguousarray(weight) for weight in weights]
+    number = _format(library, weights[0], sources)
+    rows = [address(source) + i * source.strides[0] for source in sources for i in range(len(source))]
+    if interleave:
+        rows = np.array(rows).reshape(len(sources), -1, TURN).swapaxes(0, 1).reshape(-1).tolist()
+    rows += [0] * (-len(rows) % PANEL)
+    num_panels, k = len(rows) // PANEL, weights[0].shape[1]
+    library.specq_packed_bytes.restype = ctypes.c_int64
+    sizes = ctypes.c_int64(num_panels), ctypes.c_int64(k)
+    data = arena.take(library.specq_packed_bytes(number, *sizes))
+    library.specq_pack(number, (ctypes.c_void_p * len(rows))(*rows), *sizes, ctypes.c_void_p(address(data)))
+    return PackedMatrix(number, num_panels, k, data)
+
+
+def _format(library: ctypes.CDLL, weight: Weight, sources: Sequence[npt.NDArray[Any]]) -> int:
+    if isinstance(weight, BlockWeight):
+        return BLOCK_TYPES[weight.type][0]
+    exact = (library.specq_is_bf16(ctypes.c_void_p(address(s)), ctypes.c_int64(s.size)) for s in sources)
+    return BF16 if all(exact) else F32
+
+
+def pack_bias(biases: Sequence[Float32Array], interleave: bool = False) -> Float32Array:
+    """Return f32[whole panels] of biases [n] in the order in which `pack` puts the rows."""
+    merged = (
+        np.stack([bias.reshape(-1, TURN) for bias in biases], 1).reshape(-1) if interleave else np.concatenate(biases)
+    )
+    return np.pad(merged, (0, -len(merged) % PANEL))

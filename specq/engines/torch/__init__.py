@@ -24,8 +24,7 @@ from specq.engines.native import (
     pack_nodes,
     pack_tokens,
 )
-from specq.engines.torch.cuda.inbox import Inbox, fetch
-from specq.engines.torch.cuda.replays import BATCH_SIZES, Replays, padded_batch
+from specq.engines.torch.cuda.replays import BATCH_SIZES, Inbox, Replays, fetch, padded_batch
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.native import threads_of

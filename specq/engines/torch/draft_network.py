@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import draft_form
-from specq.engines.native.packing import BLOCK, BlockWeight
+from specq.engines.native.weights import BLOCK, BlockWeight
 from specq.engines.torch.gguf_network import add_rope
 from specq.protocol import ConfigError, Int32Array
 

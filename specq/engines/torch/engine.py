@@ -24,8 +24,7 @@ from specq.engines.interface import Launched
 from specq.engines.native.compiler import built_kernels
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.rows import RowTap, pack_steps
-from specq.engines.profiling import quick_step_times, step_times
-from specq.engines.step_cache import keep, recall, step_times_file
+from specq.engines.profiling import keep, quick_step_times, recall, step_times, step_times_file
 from specq.engines.torch.flights import Flight, Plan, Unread, feed_of
 from specq.engines.torch.forward import FedForward, ForwardOutput, tapped_rows
 from specq.engines.torch.loading import LoadedModel, load
@@ -47,7 +46,7 @@ from specq.verification import Judgements, StepBatch, starts_of
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
-from specq.verification.faults import judge_each
+from specq.verification.judge import judge_each
 
 
 class TorchEngine:

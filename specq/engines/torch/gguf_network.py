@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
-from specq.engines.native.packing import BLOCK_TYPES, BlockWeight
+from specq.engines.native.weights import BLOCK_TYPES, BlockWeight
 from specq.protocol import ConfigError
 
 EXACT, ROUNDED = "float32", "bfloat16"

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, BlockWeight, NativeChainDrafter, Threads, kernels
-from specq.engines.native.packing import trim_memory
+from specq.engines.native.weights import trim_memory
 from specq.engines.torch import rotary
 from specq.engines.torch.cuda import weights as fused_weights
 from specq.engines.torch.draft_network import draft_blocks, load_draft
@@ -126,7 +126,7 @@ def assemble(
 ) -> LoadedModel:
     """Make KV and a forward for a transformers model that is in memory; `checkpoint` has its tokenizer and files.
 
-    overrides   what the model's text depends on besides: see `specq.engines.fingerprint`
+    overrides   what the model's text depends on besides: see `specq.engines.checkpoint`
     blocks      as of `NativeTorchForward`; other forwards compute with the model's own weights, which say the same
     """
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specq.protocol import Float32Array, Int32Array, SamplingParams
-from specq.verification.near_noise import is_uncut
+from specq.verification.host_kernels import is_uncut
 from specq.verification.noise import Domain, gumbel_torch, row_keys
 
 

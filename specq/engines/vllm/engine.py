@@ -15,13 +15,11 @@ import numpy as np
 import structlog
 
 from specq.checkpoints import read_config
-from specq.engines.checkpoint import resolve_directory
+from specq.engines.checkpoint import TensorsHash, resolve_directory
 from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
-from specq.engines.fingerprint import TensorsHash
 from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
-from specq.engines.vllm.options import make_options, model_info, prepare_environment
-from specq.engines.vllm.refusals import refusal
+from specq.engines.vllm.options import make_options, model_info, prepare_environment, refusal
 from specq.engines.vllm.self_test import check_drafts
 from specq.engines.vllm.versions import is_tested, unfit, warn_if_untested
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, SessionStep, StepOutput, Tap

@@ -1,17 +1,59 @@
 """Options of a verifier or drafter as vLLM's: what specq sets by itself, what a deployment may change, what it may not;
-and what the model is that vLLM runs with them."""
+and what the model is that vLLM runs with them.
+
+Which arguments of vLLM's `EngineArgs` a deployment may give by name.
+
+What vLLM says when it cannot start, and what to change about it, in the names of a verifier's own options. Pure.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from specq.engines.checkpoint import describe
-from specq.engines.vllm.names import check_names
-from specq.protocol import ConfigError, ModelInfo
+from specq.protocol import ConfigError, ModelInfo, did_you_mean
+
+MOST_NAMES = 3  # that are offered in the place of one that vLLM does not have
+
+# Set by specq: the way in which vLLM is driven would break, or there is a verifier's own option for it.
+RESERVED = {
+    "model": "--model",
+    "dtype": "--dtype",
+    "max_num_seqs": "--max-sessions",
+    "max_num_batched_tokens": "--max-prefill-rows",
+    "num_gpu_blocks_override": "--kv-slots",
+    "scheduler_cls": "",
+    "worker_extension_cls": "",
+    "speculative_config": "",
+    "async_scheduling": "",
+    "pipeline_parallel_size": "",
+}
+
+
+def check_names(given: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError, which names all of them, for arguments that specq sets, and for those that vLLM does not have.
+
+    `known`: the fields of vLLM's `EngineArgs`, empty where they are not known.
+    """
+    wrong = [said for name in given if (said := _wrong(name, known))]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def _wrong(name: str, known: Collection[str]) -> str:
+    """Return what is wrong with the name of an argument, "" if nothing is."""
+    if name in RESERVED:
+        own = RESERVED[name]
+        return f"engine option {name} is {f'given by {own}' if own else 'set by specq'}"
+    if not known or name in known:
+        return ""
+    hint = did_you_mean(name, set(known) - set(RESERVED), most=MOST_NAMES)
+    return f"vLLM has no engine option {name}; {hint or 'none has a name like it: `vllm serve --help=all` lists them'}"
+
 
 CPU_KV_BYTES = 1 << 30
 # Rows of steps that vLLM captures CUDA graphs for, as many as it does by itself, but up to twice as many rows: prompts
@@ -149,3 +191,48 @@ def _device_kind(device: str) -> str:
             f"--device {device}: the vLLM that is installed runs on {kind or 'no device of this machine'}"
         )
     return kind
+
+
+_SMALLER = "a smaller --max-model-len, --max-prefill-rows or --max-sessions, --quantization, or --tensor-parallel-size over more devices"
+
+# What vLLM or torch says (in small letters), and what helps then. The first that fits counts.
+_REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("is less than desired",),  # vLLM looks at what is free before it loads anything
+        "Others hold memory of the device: end them, or let vLLM take less by a lower --gpu-memory-utilization",
+    ),
+    (
+        (
+            "no available memory",
+            "kv cache is needed",
+            "to serve even a single token",
+        ),  # weights fit, a text's KV does not
+        f"Weights leave too little for keys and values: a higher --gpu-memory-utilization, {_SMALLER}",
+    ),
+    (
+        ("out of memory", "can't allocate memory", "not enough memory"),
+        f"Weights and a step of the largest size do not fit beside what else is there: {_SMALLER}; or a lower --gpu-memory-utilization",
+    ),
+    (
+        ("see stack trace for root cause",),  # a worker process, of several
+        "The cause is in what that process printed above; with --tensor-parallel-size 1 it would be named here",
+    ),
+)
+
+
+def refusal(model: str, error: BaseException) -> str:
+    """Return what to tell the user: vLLM's own reason on one line, those behind it, and what would help where that is
+    known."""
+    reason = "; ".join(dict.fromkeys(_reasons(error)))
+    said = f"vLLM cannot run {model} so: {reason}"
+    for signs, remedy in _REMEDIES:
+        if any(sign in reason.lower() for sign in signs):
+            return f"{said.rstrip('.')}. {remedy}"
+    return said
+
+
+def _reasons(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error and those behind it say, outermost first, each on one line."""
+    while error is not None:
+        yield " ".join(str(error).split()) or type(error).__name__
+        error = error.__cause__

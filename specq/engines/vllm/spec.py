@@ -10,8 +10,8 @@ from typing import Any
 
 from specq.config import Options, OwnOptions, option, parsed
 from specq.engines.interface import Engine, EngineSpec
-from specq.engines.vllm.installed import argument_names
-from specq.engines.vllm.names import check_names
+from specq.engines.vllm.options import check_names
+from specq.engines.vllm.versions import argument_names
 
 PREFILL_ROWS = 2048  # the ends of some hundred prompts whose blocks are cached fit in
 

@@ -15,8 +15,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specq.engines.vllm.late_tokens import HELLO, TokenReceiver
 from specq.engines.vllm.patches.cuda_graphs import possible_graphs
-from specq.engines.vllm.patches.results import StepResult
-from specq.engines.vllm.patches.runner import RunnerSteps
+from specq.engines.vllm.patches.runner import RunnerSteps, StepResult
 from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import missing_parts
 from specq.protocol import EngineError

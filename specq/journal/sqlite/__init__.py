@@ -1,11 +1,7 @@
 """The journal in a SQLite file.
 
-schema      tables, and how older files become the newest
-connection  connections, and SQLite's errors as the journal's
-fence       who owns a journal: one broker at a time
-times       the journal's time
+schema      tables, how older files become the newest, and how the file is kept to its limit
+connection  connections, SQLite's errors as the journal's, who owns a journal (one broker at a time), and its time
 store       groups of records in, unfinished jobs out
-rows        records as rows
-room        how much room the file takes, and how it is kept to its limit
-reader      reads the same file: finished jobs, lists
+rows        records as rows, and what reads them: finished jobs, lists
 """

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from specq.journal.clock import Noted
-from specq.journal.interface import Journal, Kept, Opening
+from specq.journal.interface import Journal, Kept, Noted, Opening
 from specq.journal.records import (
     Crashes,
     JobBound,
@@ -27,11 +26,10 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
-from specq.journal.sqlite import room, rows, times
-from specq.journal.sqlite.connection import configure, connect, opening_errors, writing_errors
-from specq.journal.sqlite.fence import acquire, is_newest
-from specq.journal.sqlite.reader import SqliteReader
-from specq.journal.sqlite.schema import prepare
+from specq.journal.sqlite import rows
+from specq.journal.sqlite.connection import acquire, configure, connect, is_newest, note, opening_errors, writing_errors
+from specq.journal.sqlite.rows import SqliteReader
+from specq.journal.sqlite.schema import give_back, let_shrink, oldest, prepare, room
 from specq.protocol import JournalBusyError, JournalLostError
 
 SCHEME = "sqlite://"
@@ -70,7 +68,7 @@ class SqliteJournal(Journal):
         configure(self._connection, opening.durability)
         prepare(self._connection)
         self._ownership = acquire(self._connection, self._path, opening)
-        room.let_shrink(self._connection)
+        let_shrink(self._connection)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -158,10 +156,10 @@ class SqliteJournal(Journal):
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
         """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
         with writing_errors(self._path):
-            surplus = room.room(self._connection).used_bytes - most_bytes
+            surplus = room(self._connection).used_bytes - most_bytes
             if surplus <= 0 and before <= 0.0:
                 return Kept(0, is_full=False)
-            gone = room.oldest(self._connection, before, surplus)
+            gone = oldest(self._connection, before, surplus)
         if gone:
             with self._transaction():
                 self._forget(gone)
@@ -173,12 +171,12 @@ class SqliteJournal(Journal):
     def note_time(self, noted: Noted) -> None:
         """Note the journal's time."""
         with self._transaction():
-            times.note(self._connection, noted)
+            note(self._connection, noted)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        """Return free room to the file system, one small step: see `specq.journal.sqlite.room`."""
+        """Return free room to the file system, one small step: see `specq.journal.sqlite.schema`."""
         with writing_errors(self._path):
-            return room.give_back(self._connection, self._path, most_bytes, idle=idle)
+            return give_back(self._connection, self._path, most_bytes, idle=idle)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from specq.protocol.messages.base import (
     check_sizes,
     empty,
 )
-from specq.protocol.session_stats import SESSION_STATS
+from specq.protocol.stats import SESSION_STATS
 from specq.protocol.versions import since
 
 
@@ -82,7 +82,7 @@ class Verdict(Message):
     min_accept_prob  in thousandths: how likely a node must be accepted for it to be verified; above 1000: none is
     seen        (lane, newest node id that the verifier has received in it, lane, ...)
     us          (duration of the step, time that its oldest verified node had waited), microseconds
-    stats       with the last verdict: what only the verifier counts (see `specq.protocol.session_stats.SessionStats`)
+    stats       with the last verdict: what only the verifier counts (see `specq.protocol.stats.SessionStats`)
     cached_tokens    with the first verdict, if `Open.by_owner`: tokens of the prompt whose KV was there when the
                      session was first opened
     token_ids i32[m]  accepted path, then the correction or bonus

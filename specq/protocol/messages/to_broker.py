@@ -27,9 +27,9 @@ from specq.protocol.messages.base import (
     empty,
 )
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.stats import WORKER_METRICS
 from specq.protocol.types import ModelInfo
 from specq.protocol.versions import since
-from specq.protocol.worker_metrics import WORKER_METRICS
 
 _DIGEST = re.compile(r'"http ([0-9a-f]{64})"')  # see `specq.gateway.idempotency`
 
@@ -73,7 +73,7 @@ class Heartbeat(Message):
     pending sessions that could take part in a step now
     step_ms how long the worker may send nothing beyond `liveness_ms`, since it is in a step; the broker allows nine
         times `liveness_ms` at most
-    metrics what it has counted since its start: see `specq.protocol.worker_metrics`
+    metrics what it has counted since its start: see `specq.protocol.stats`
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
 

@@ -2,8 +2,8 @@
 
 `specq.verification.sampling` defines the values. In the order in which they run, if they do: `tops_kernel`,
 `heads_kernel` and `weigh_kernel` of heads.py, `distributions_kernel`; for drafted trees `walk_kernel` or
-`longest_kernel` of paths.py, else `probs_kernel` of lookups.py; for own tokens `choose_kernel` and `pick_kernel` of
-choose.py; to draw, `chunks_kernel` and `draw_kernel` of draws.py. rows.py is what they share.
+`longest_kernel` of paths.py, else `probs_kernel` of distributions.py; for own tokens `choose_kernel` and `pick_kernel` of
+choose.py; to draw, `chunks_kernel` and `draw_kernel` of rows.py, which also is what they share.
 
 How often a row is read: once for its largest logit; once where something is asked of its distribution; once for its own
 token at T > 0, unless top-k or top-p leave few; where a token is drawn, once, and then a chunk.
@@ -21,9 +21,9 @@ KERNELS = {
     "weigh": "specq.verification.gpu_kernels.heads:weigh_kernel",
     "distributions": "specq.verification.gpu_kernels.distributions:distributions_kernel",
     "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
-    "probs": "specq.verification.gpu_kernels.lookups:probs_kernel",
-    "chunks": "specq.verification.gpu_kernels.draws:chunks_kernel",
-    "draw": "specq.verification.gpu_kernels.draws:draw_kernel",
+    "probs": "specq.verification.gpu_kernels.distributions:probs_kernel",
+    "chunks": "specq.verification.gpu_kernels.rows:chunks_kernel",
+    "draw": "specq.verification.gpu_kernels.rows:draw_kernel",
     "pick": "specq.verification.gpu_kernels.choose:pick_kernel",
     "walk": "specq.verification.gpu_kernels.paths:walk_kernel",
     "longest": "specq.verification.gpu_kernels.paths:longest_kernel",

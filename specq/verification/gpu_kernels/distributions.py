@@ -1,8 +1,8 @@
 """`distributions_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that
-`heads_kernel` gathered or, where these do not suffice, in the whole row."""
+`heads_kernel` gathered or, where these do not suffice, in the whole row.
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
-# mypy: ignore-errors
+`probs_kernel` looks up the probabilities of tokens in distributions that are known.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +14,40 @@ from specq.verification.gpu_kernels.rows import (
     NO_TOKEN,
     log_min_p_of,
     logit_row_of,
+    probs_of,
     relative_logits,
     temperature_of,
     top_k_of,
     top_of,
     top_p_of,
 )
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
+
+@triton.jit(
+    do_not_specialize=["splits", "width"],
+    do_not_specialize_on_alignment=["words", "distributions", "which", "asked", "probs"],
+)
+def probs_kernel(
+    logits, stride, vocab, splits, words, distributions, which, asked, width, probs, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(n): probs f64[n, width], the probabilities of the tokens asked i64[n, width] in the rows which i64[n], with
+    distributions f64[rows, 4] as in `Distributions`; 0 for what is no token, such as -1."""
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(which + place)
+    lane = tl.arange(0, BLOCK)
+    for at in range(0, width, BLOCK):
+        is_asked = at + lane < width
+        token_ids = tl.load(asked + place * width + at + lane, mask=is_asked, other=-1)
+        found = probs_of(logits, stride, vocab, words, distributions, row, token_ids)
+        tl.store(probs + place * width + at + lane, found, mask=is_asked)
+
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
 
 LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 

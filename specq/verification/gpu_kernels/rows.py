@@ -1,13 +1,20 @@
 """What the kernels have in common: the fields of rows, as ROW of `specq.verification.packing` lies in memory, in words
-of 8 bytes, and their logits."""
+of 8 bytes, and their logits.
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
-# mypy: ignore-errors
+`chunks_kernel` and `draw_kernel` draw tokens from edited distributions, by inversion: the first sums the weights of
+each chunk of a row, the second finds the chunk in which a row's uniform number falls, and the token there.
+
+What a draw is made with lies in memory as DRAW of `specq.verification.cuda_paths`, in words of 8 bytes.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
 
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 MAX_SPLITS = tl.constexpr(64)
@@ -66,3 +73,77 @@ def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
     scaled = tl.div_rn(relative_logits(base, token_ids, is_token, top), temperature_of(words, row))
     is_kept = is_token & (scaled >= tl.load(found + 1).to(tl.float32))
     return tl.where(is_kept, tl.exp(scaled.to(tl.float64)), 0.0) / tl.load(found + 2)
+
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
+
+@triton.jit
+def _span(vocab, num_chunks, BLOCK: tl.constexpr):
+    """The tokens of a chunk: whole blocks of them."""
+    return tl.cdiv(tl.cdiv(vocab, BLOCK), num_chunks) * BLOCK
+
+
+@triton.jit
+def _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK: tl.constexpr):
+    """f64[BLOCK]: the weights of the tokens from `at` on: exp(s) where s >= bound; of edited tokens what the edits
+    say."""
+    words, numbers = draws + row * 7, draws.to(tl.pointer_type(tl.float64)) + row * 7
+    temperature = tl.load(numbers + 3).to(tl.float32)
+    top, bound = tl.load(numbers + 4).to(tl.float32), tl.load(numbers + 5).to(tl.float32)
+    token_ids = at + tl.arange(0, BLOCK)
+    is_token = token_ids < vocab
+    scaled = tl.div_rn(relative_logits(logits + tl.load(words) * stride, token_ids, is_token, top), temperature)
+    weights = tl.where(is_token & (scaled >= bound), tl.exp(scaled.to(tl.float64)), 0.0)
+    for edit in range(tl.load(words + 1), tl.load(words + 2)):
+        token_id = tl.load(edit_ids + edit)
+        if (token_id >= at) & (token_id < at + BLOCK):
+            weights = tl.where(token_ids == token_id, tl.load(edit_values + edit), weights)
+    return weights
+
+
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["draws", "edit_ids", "edit_values", "sums"],
+)
+def chunks_kernel(logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, BLOCK: tl.constexpr):
+    """(draws, chunks): sums f64[draws, chunks], of the weights of each chunk, which has tokens that follow each
+    other."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    span = _span(vocab, tl.num_programs(1), BLOCK)
+    mass = tl.zeros([BLOCK], tl.float64)
+    for at in range(chunk * span, tl.minimum(chunk * span + span, vocab), BLOCK):
+        mass += _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK)
+    tl.store(sums + row * tl.num_programs(1) + chunk, tl.sum(mass, 0))
+
+
+@triton.jit(
+    do_not_specialize=["splits", "num_chunks"],
+    do_not_specialize_on_alignment=["draws", "edit_ids", "edit_values", "sums", "chosen"],
+)
+def draw_kernel(
+    logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, num_chunks, chosen, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(draws): chosen i32[draws], the first token up to which the weights sum to more than the uniform number times
+    all. Sums of a scan may be a last bit more at a token without weight, so such a token is never chosen; where
+    rounding leaves none, it is the last with weight."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, MAX_SPLITS)
+    masses = tl.load(sums + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
+    uniform = tl.load(draws.to(tl.pointer_type(tl.float64)) + row * 7 + 6)
+    aim = uniform * tl.sum(masses, 0)
+    own = tl.min(tl.where((masses > 0) & (tl.cumsum(masses, 0) > aim), chunk, NO_TOKEN), 0)
+    own = tl.where(own < num_chunks, own, tl.max(tl.where(masses > 0, chunk, 0), 0))
+    before = tl.sum(tl.where(chunk < own, masses, 0.0), 0)
+    span = _span(vocab, num_chunks, BLOCK)
+    token = tl.full([], NO_TOKEN, tl.int32)
+    last = tl.zeros([], tl.int32)
+    for at in range(own * span, tl.minimum(own * span + span, vocab), BLOCK):
+        weights = _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK)
+        token_ids = at + tl.arange(0, BLOCK)
+        is_beyond = (weights > 0) & (before + tl.cumsum(weights, 0) > aim)
+        token = tl.minimum(token, tl.min(tl.where(is_beyond, token_ids, NO_TOKEN), 0))
+        last = tl.maximum(last, tl.max(tl.where(weights > 0, token_ids, 0), 0))
+        before += tl.sum(weights, 0)
+    tl.store(chosen + row, tl.where(token < vocab, token, last))

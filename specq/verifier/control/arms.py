@@ -128,7 +128,7 @@ class Arms:
         self.asleep = level.asleep - level.arm
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`):
+        """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.stats`):
         of each arm that is used, or was tried, whether it is used, and its gain; and how many trials there were. A load
         is its number of sessions."""
         arms: dict[str, list[float]] = {}

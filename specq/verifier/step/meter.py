@@ -49,7 +49,7 @@ class Moments(NamedTuple):
 
 class Histogram:
     """The sum of what was observed, and how often it was at most each limit, and beyond all
-    (`specq.protocol.worker_metrics`)."""
+    (`specq.protocol.stats`)."""
 
     __slots__ = ("counts", "limits", "sum")
 
@@ -116,7 +116,7 @@ class StepMeter:
 
 
 def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, arms: Arms) -> dict[str, Any]:
-    """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.worker_metrics`."""
+    """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.stats`."""
     counts, verified_at = trees.totals()
     others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
     return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()

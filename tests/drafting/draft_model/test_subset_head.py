@@ -10,7 +10,7 @@ from specq.drafting import CONTEXT, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.protocol import SamplingParams
-from specq.protocol.fitting import fits, mismatch
+from specq.protocol.draft_checks import fits, mismatch
 from specq.testing import ProposerConformance
 from specq.testing.checkpoints_draft import VOCAB, draft_logits, head_tokens, make_draft
 from specq.testing.toy import toy_info

@@ -5,5 +5,5 @@ forward         through Triton kernels and CUDA graphs: layers, taps (hidden sta
 attention_plan  what attention computes in a step, laid out by C
 chain           chains of draft tokens; top: the best tokens of each row
 gpu_kernels     the Triton kernels
-inbox           numbers to a device and back; replays: work of fixed shapes, recorded as CUDA graphs
+replays         numbers to a device and back; work of fixed shapes, recorded as CUDA graphs
 """

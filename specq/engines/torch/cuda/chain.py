@@ -22,11 +22,11 @@ from specq.engines.native.rows import ChainStarts, PackedRows, pack_nodes
 from specq.engines.torch.cuda.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
 from specq.engines.torch.cuda.forward import FusedForward, padded_size
 from specq.engines.torch.cuda.gpu_kernels.top import merge_kernel, tile_kernel
-from specq.engines.torch.cuda.inbox import Inbox, fetch
 from specq.engines.torch.cuda.layers import Batch
+from specq.engines.torch.cuda.replays import Inbox, fetch
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
-from specq.verification.near_noise import is_uncut
+from specq.verification.host_kernels import is_uncut
 from specq.verification.noise import Domain, row_keys
 
 MAX_STEPS = 32

@@ -19,8 +19,8 @@ import torch
 
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.cuda.attention_plan import BlockLayout, lay_out, line_places, max_list_length
-from specq.engines.torch.cuda.inbox import Inbox
 from specq.engines.torch.cuda.layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.cuda.replays import Inbox
 from specq.engines.torch.cuda.taps import Taps
 from specq.engines.torch.cuda.tiles import NARROW
 from specq.engines.torch.cuda.weights import merge

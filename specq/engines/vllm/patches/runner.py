@@ -4,6 +4,8 @@ vLLM's own sampling and its tables behind it are never reached: `execute_model` 
 judged here, and the runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device:
 the next step may be launched before this one has answered (`results`), and its rows take their tokens where the judge
 has left them (`token_injection`).
+
+What a step says, on its way to whoever asks for it.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.patches.batch_state import BatchState
 from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
 from specq.engines.vllm.patches.decode_fast_path import DecodeFastPath
-from specq.engines.vllm.patches.results import StepResult
 from specq.engines.vllm.patches.token_injection import TokenInjection
 from specq.engines.vllm.rows import judged_rows, said_tokens
 from specq.engines.vllm.step_delta import LatestStep, StepDelta
@@ -30,8 +33,47 @@ from specq.protocol import IntpArray
 from specq.verification import Judgements, StepBatch, cuda_rows
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
-from specq.verification.faults import judge_each
+from specq.verification.explain import log_decisions
+from specq.verification.judge import judge_each
 from specq.verification.transfers import to_device
+
+
+class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types where it is not installed
+    """The judgements of a step; vLLM waits for them in a thread of its own, where it has one, and the worker when it
+    needs them.
+
+    tokens  i32[judged] on the device, if the next step may begin with them
+    """
+
+    def __init__(
+        self,
+        batch: StepBatch,
+        judging: Judging | Judgements,
+        logits: torch.Tensor | None,
+        done: torch.cuda.Event | None,
+    ) -> None:
+        """`logits`: what is logged of it, if anything is; `done`: comes when the device has judged, where a thread
+        waits for that beside one that launches."""
+        self.tokens = judging.tokens if isinstance(judging, Judging) else None
+        self._batch, self._judging, self._logits, self._done = batch, judging, logits, done
+        self._lock = Lock()
+
+    @torch.inference_mode()
+    def get_output(self) -> Judgements:
+        """Wait for the judgements, one for each judged session, in order."""
+        with self._lock:
+            if self._done is not None:
+                self._done.synchronize()
+            if isinstance(self._judging, Judging):
+                self._judging = self._judging.finish()
+            if self._logits is not None and self._batch.session_ids[0] >= 0:  # not while it is profiled
+                log_decisions(self._batch.known(), self._logits, self._judging)
+            self._done, self._logits = None, None
+            return self._judging
+
+    def get_kv_connector_output(self) -> None:
+        """Return None, since there is no KV connector. vLLM asks for this from 0.33 on."""
+
 
 Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
 

@@ -1,4 +1,9 @@
-"""`/v1/completions` and `/v1/chat/completions`."""
+"""The endpoints that write text.
+
+`/v1/completions` and `/v1/chat/completions`.
+
+`/v1/responses`.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from specq.gateway import chat_call, completion_call, idempotency
+from specq.gateway import chat_call, completion_call, idempotency, responses_call
 from specq.gateway.answers import Answering, Choices
-from specq.gateway.calls import Call
-from specq.gateway.details import Details
+from specq.gateway.completion_call import Call
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import of_job
 from specq.gateway.guard import CALLER
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
+from specq.gateway.responses_answer import Responses
 from specq.gateway.serving import AnswerStream, MakeAnswering, Prepared, complete, prepare
-from specq.gateway.shapes import ChatShape, CompletionShape
+from specq.gateway.shapes import ChatShape, CompletionShape, Details
 from specq.protocol import JobError
 from specq.text import TextCodec
 
 Read = Callable[[Any], Call]
 
 
-def routes(parts: Parts) -> list[Route]:
-    """Return the routes."""
+def completion_routes(parts: Parts) -> list[Route]:
+    """Return the completion_routes."""
     chat, plain = partial(answer, chat_call.read, _chat), partial(answer, completion_call.read, _plain)
     return [
         Route("/v1/chat/completions", endpoint(parts, chat), methods=["POST"]),
@@ -69,3 +74,12 @@ async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Respons
         stream.close()
         raise
     return EventStream(stream.events(), stream.close, parts.limits.total_s)
+
+
+def responses_routes(parts: Parts) -> list[Route]:
+    """Return the route."""
+    return [Route("/v1/responses", endpoint(parts, partial(answer, responses_call.read, _responses)), methods=["POST"])]
+
+
+def _responses(codec: TextCodec, call: Call) -> Answering:
+    return Responses(call, ChatShape(codec, call.num_top))

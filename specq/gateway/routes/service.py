@@ -1,4 +1,10 @@
-"""The page at `/`, and `/specq/status`, which it draws its map from.
+"""What operators and browsers ask: health, metrics, the page.
+
+`/health`: the gateway runs. `/ready`: it reaches a broker with a verifier. `/version`.
+
+`/metrics`, for Prometheus: the broker is asked at each scrape, so that what has ended is counted.
+
+The page at `/`, and `/specq/status`, which it draws its map from.
 
 Rule: the page is files of this package; it loads nothing from elsewhere, and its Content-Security-Policy says so to the
 browser.
@@ -16,8 +22,50 @@ from specq import __version__
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import ApiError
 from specq.gateway.replies import json_response
-from specq.gateway.upstream import READY_S
+from specq.gateway.serving import READY_S
 from specq.protocol import JobError
+
+
+def health_routes(parts: Parts) -> list[Route]:
+    """Return the health_routes."""
+    handlers = {"/health": _health, "/ready": _ready, "/version": _version}
+    return [Route(path, endpoint(parts, handler), methods=["GET"]) for path, handler in handlers.items()]
+
+
+async def _health(parts: Parts, request: Request) -> Response:
+    return json_response({"status": "ok"})
+
+
+async def _ready(parts: Parts, request: Request) -> Response:
+    try:
+        report = await parts.upstream.report(READY_S)
+    except (TimeoutError, JobError):
+        raise ApiError("the broker does not answer", 503, code="no_broker") from None
+    if not report["models"]:
+        raise ApiError("no verifier is registered with the broker", 503, code="no_verifier")
+    return json_response({"status": "ready"})
+
+
+async def _version(parts: Parts, request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+FRESH_S = 0.1  # for so long a report counts as new here
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics_routes(parts: Parts) -> list[Route]:
+    """Return the route."""
+    return [Route("/metrics", endpoint(parts, _metrics), methods=["GET"])]
+
+
+async def _metrics(parts: Parts, request: Request) -> Response:
+    try:
+        report = await parts.upstream.report(READY_S, FRESH_S)
+    except (TimeoutError, JobError):
+        report = {}
+    return Response(parts.metrics.text(report), headers={"content-type": MEDIA_TYPE})
+
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -37,8 +85,8 @@ HEADERS = {
 }
 
 
-def routes(parts: Parts) -> list[Route]:
-    """Return the routes."""
+def page_routes(parts: Parts) -> list[Route]:
+    """Return the page_routes."""
     return [
         Route("/", endpoint(parts, _index), methods=["GET"]),
         Route("/page/{name}", endpoint(parts, _file), methods=["GET"]),

@@ -1,19 +1,24 @@
-"""Large tokenizers on disk, so that a client fetches each of them once.
+"""A tokenizer, as a client fetches it.
+
+Large tokenizers on disk, so that a client fetches each of them once.
 
 Rule: a cached tokenizer is used only if it is the one that is served: its hash (of vocabulary, merges and added tokens)
 and its first piece, which holds all the small files, are the same. An error of the disk is ignored.
+
+A tokenizer comes in pieces, in any order, perhaps twice; this joins them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 
 from specq.protocol import ConfigError, TokenizerChunk
-from specq.text import tokenizer_hash
+from specq.text import join_chunks, tokenizer_hash
 
 MIN_PIECES = 2  # a tokenizer of one piece is not faster to find on disk
 
@@ -58,3 +63,30 @@ class TokenizerCache:
         if self._folder is None or not name.isalnum():
             return None
         return self._folder / f"{name}.json"
+
+
+Recall = Callable[[TokenizerChunk], dict[str, str] | None]
+
+
+class TokenizerPieces:
+    """The pieces of one tokenizer; `recall` returns its files if they are known from before, given its first piece."""
+
+    def __init__(self, recall: Recall) -> None:
+        self._recall, self._pieces = recall, dict[int, TokenizerChunk]()
+
+    def clear(self) -> None:
+        """Forget all pieces."""
+        self._pieces.clear()
+
+    def add(self, piece: TokenizerChunk) -> dict[str, str] | None:
+        """Return the files (name to text) if they are whole, else None; raises ProtocolError if they make no tokenizer.
+
+        A piece of another model than the last one starts anew.
+        """
+        if any(other.model != piece.model or other.count != piece.count for other in self._pieces.values()):
+            self._pieces.clear()
+        self._pieces[piece.index] = piece
+        known = self._recall(piece) if piece.index == 0 else None
+        if known is None and len(self._pieces) < piece.count:
+            return None
+        return known or join_chunks(list(self._pieces.values()))
