@@ -19,8 +19,14 @@ from bench.turns import Turn
 SHOWN_DEPTHS = 6
 NOTES = (
     "ratios are of tokens/s within a repetition: the median, and the range of the repetitions",
-    "BY DEPTH: share of all rounds that accepted at least one drafted token, two, and so on; TOKENS/ROUND is 1 + their sum, but for cut ends",
-    "DRAFT MS: what a step takes beside its forward pass (drafting, receiving, sending), less the same of plain decoding; FORWARD MS: that pass",
+    (
+        "BY DEPTH: share of all rounds that accepted at least one drafted token, two, and so on; TOKENS/ROUND is 1 + "
+        "their sum, but for cut ends"
+    ),
+    (
+        "DRAFT MS: what a step takes beside its forward pass (drafting, receiving, sending), less the same of plain "
+        "decoding; FORWARD MS: that pass"
+    ),
     "WORKER MS: processor time of the draft worker for each step; it drafts while the verifier computes",
     "MB: the drafters' weights in their files",
 )

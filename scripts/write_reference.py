@@ -33,22 +33,30 @@ from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSI
 HOME = Path(__file__).parent.parent / "docs" / "reference"
 SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
 OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), DraftConfig: (PROPOSERS, "proposer")}
-FOLDERS = {to_broker: "To the broker", to_worker: "From the broker to workers", hot_path: "Of each round", to_client: "To clients"}  # fmt: skip
+FOLDERS = {
+    to_broker: "To the broker",
+    to_worker: "From the broker to workers",
+    hot_path: "Of each round",
+    to_client: "To clients",
+}
 MADE = "<!-- Written by scripts/write_reference.py: change the code instead. -->\n\n"
 
 PROTOCOL = """# Protocol
 
-What clients, broker, verifiers and drafters say to each other over ZeroMQ: DEALER sockets of clients and workers to the
-broker's ROUTER, and the broker's DEALERs to each verifier's ROUTER. [Architecture](../architecture.md) says who sends what when.
+What clients, broker, verifiers and drafters say to each other over ZeroMQ: DEALER sockets of clients and workers to
+the broker's ROUTER, and the broker's DEALERs to each verifier's ROUTER. [Architecture](../architecture.md) says who
+sends what when.
 
-A message is a list of frames: **key** (8 bytes, little-endian: the message's `session_id` or `job_id`, else 0), **header** (a JSON object
-with `v`, the version, `type`, and the scalar fields that differ from their defaults), then one frame for **each array**, little-endian, in
-the order below; empty ones at the end are left out. Every value has a bound; whatever is outside is refused with a
-message that says what would be right. `x` in a table's last column means that the field must be given.
+A message is a list of frames: **key** (8 bytes, little-endian: the message's `session_id` or `job_id`, else 0),
+**header** (a JSON object with `v`, the version, `type`, and the scalar fields that differ from their defaults), then
+one frame for **each array**, little-endian, in the order below; empty ones at the end are left out. Every value has a
+bound; whatever is outside is refused with a message that says what would be right. `x` in a table's last column means
+that the field must be given.
 
-The version is {version}; {oldest} is read, too. `v` is the oldest of them that has all that the message says: "since {version}" in the last column
-marks what {oldest} lacks. A peer refuses, with the versions that it reads, what it does not know. What it can do beyond {oldest}, a worker lists in its
-`Hello`, and the broker in `Welcome` ([decision 17](../decisions/0017-versions-on-the-wire.md)); today that is: {capabilities}.
+The version is {version}; {oldest} is read, too. `v` is the oldest of them that has all that the message says: "since
+{version}" in the last column marks what {oldest} lacks. A peer refuses, with the versions that it reads, what it does
+not know. What it can do beyond {oldest}, a worker lists in its `Hello`, and the broker in `Welcome` ([decision
+17](../decisions/0017-versions-on-the-wire.md)); today that is: {capabilities}.
 
 Positions are counted from the start of the context, the prompt included.
 """
@@ -63,22 +71,23 @@ Drawn from the table in `specq/broker/jobs/lifecycle.py`, the only place that ch
 """
 CONFIGURATION = """# Configuration
 
-A TOML file has the sections below; every key is also an option of the section's own command
-(`kv_slots` of `[target]`: `specq worker --role target --kv-slots`); `specq up` has few of them, and takes the others from a file. The command line wins over the
-environment, the environment over the file. What only one engine or proposer knows stands in a section of its own, as in `[target.vllm]`.
-Files to start from are in [configs/](../../configs).
+A TOML file has the sections below; every key is also an option of the section's own command (`kv_slots` of
+`[target]`: `specq worker --role target --kv-slots`); `specq up` has few of them, and takes the others from a file.
+The command line wins over the environment, the environment over the file. What only one engine or proposer knows
+stands in a section of its own, as in `[target.vllm]`. Files to start from are in [configs/](../../configs).
 
 | variable | |
 |---|---|
 | `SPECQ_CONFIG` | the file to read where no `--config` is given |
 | `SPECQ_BROKER` | the broker that workers and clients connect to |
 | `SPECQ_STATE` | where brokers keep their journals (default: `~/.local/state/specq`) |
-| `SPECQ_CACHE` | where fetched tokenizers, fetched and unpacked models, compiled kernels and measured step times are kept (default: `~/.cache/specq`) |
+| `SPECQ_CACHE` | where tokenizers, models, compiled kernels and step times are kept (default: `~/.cache/specq`) |
 """
 COMMANDS = """# Commands
 
-Each command says the same with `--help`. The exit status is 0 for success, 2 where options, files or input are wrong, 1 for other failures.
-Where the output cannot be written it is 2, with one line on standard error; where nobody reads the pipe any more it is 1, without one.
+Each command says the same with `--help`. The exit status is 0 for success, 2 where options, files or input are wrong,
+1 for other failures. Where the output cannot be written it is 2, with one line on standard error; where nobody reads
+the pipe any more it is 1, without one.
 """
 
 

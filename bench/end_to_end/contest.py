@@ -25,7 +25,8 @@ SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq
 SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
 
 workload_options = options(
-    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not there."),
+    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not "
+        "there."),
     option("--target", str, "qwen2.5-7b", "Shape of the target, if it is to be made."),
     option("--draft", str, "qwen2.5-0.5b", "Shape of the draft model, likewise."),
     option("--draft-shape", str, DRAFT_SHAPE, "Changes to it."),
@@ -34,19 +35,23 @@ workload_options = options(
     option("--parallel", str, "", "A parallel draft model for it, inflated as the draft model.", metavar="DIR"),
     repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head for it, inflated likewise.", metavar="DIR"),
     click.option(
-        "--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."
+        "--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has "
+            "its KV."
     ),
     repeatable("--sessions", COUNT, (1, 8, 32, 64), "Jobs at a time."),
     repeatable("--temperature temperatures", Number(0), (0.0,), ""),
     repeatable(
-        "--sampled-sessions", COUNT, (), "Jobs at a time at each --temperature but the first.", show_default="those of --sessions"
+        "--sampled-sessions", COUNT, (), "Jobs at a time at each --temperature but the "
+            "first.", show_default="those of --sessions"
     ),
     option("--output-len", COUNT, 128, "Tokens of each completion."),
     option(
         "--length-spread", Number(0, 0.9), 0.0,
-        "How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many tokens.",
+        "How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many "
+        "tokens.",
     ),
-    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. The end of a run, when fewer run, weighs the less the more there are."),
+    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. The end of a run, when fewer "
+        "run, weighs the less the more there are."),
     option("--repeats", COUNT, 3, "Repetitions; the median counts."),
     option("--settle-s", Number(0), 3.0, "Seconds of service at each load before those who learn what pays are timed."),
     option("--engine", click.Choice(["torch", "vllm"]), "torch", "Of specq's verifiers."),

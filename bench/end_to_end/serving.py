@@ -97,7 +97,8 @@ def verifier_config(work: Workload, draft_model: str) -> Config:
         target=replace(
             config.target, device=device, dtype=dtype, kv_slots=work.kv_slots, prompt_lookup="none",
             max_sessions=max(MOST_SESSIONS, work.most_sessions), draft_model=draft_model,
-            engine=work.engine, engine_options=(*(_vllm_options(work) if work.engine == VLLM else ()), *work.engine_options),
+            engine=work.engine, engine_options=(*(_vllm_options(work) if work.engine == VLLM else ()),
+            *work.engine_options),
         ),
     )  # fmt: skip
 

@@ -15,9 +15,11 @@ from specq.protocol import ConfigError
 
 CONTEXT = 2048
 HOW_TO_GET = (
-    "llama-cpp-python is not here. It compiles llama.cpp for this processor, with a C++ compiler, in about ten minutes:\n"
+    "llama-cpp-python is not here. It compiles llama.cpp for this processor, with a C++ compiler, in about ten "
+    "minutes:\n"
     "    .venv/bin/pip install -e '.[rivals]'   (in a clone of specq)\n"
-    "Where llama.cpp then ends with a segmentation fault (seen with its AMX code in a virtual machine), name the processor's\n"
+    "Where llama.cpp then ends with a segmentation fault (seen with its AMX code in a virtual machine), name the "
+    "processor's\n"
     "other extensions: CMAKE_ARGS='-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON'\n"
     "pip install --no-cache-dir --force-reinstall llama-cpp-python"
 )

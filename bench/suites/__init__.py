@@ -27,8 +27,10 @@ SUMMARIES = {
     "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
     "strategies": "Each strategy beside plain decoding and lookup alone.",
     "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
-    "methods": "Every way to draft beside plain decoding: tokens a round, what drafts cost, tokens/s; status 1 if a text differs.",
-    "never-slower": "What the default makes of drafters, beside plain decoding, lookup alone and drafts that are always used.",
+    "methods": "Every way to draft beside plain decoding: tokens a round, what drafts cost, tokens/s; status 1 if a "
+    "text differs.",
+    "never-slower": "What the default makes of drafters, beside plain decoding, lookup alone and drafts that are "
+    "always used.",
     "roundtrip": "What the broker adds to a round trip.",
     "broker-rate": "How many tokens a second pass through a broker on one core.",
     "gateway": "What the HTTP gateway adds to the Python client, and many streams at a time.",

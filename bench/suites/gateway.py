@@ -92,7 +92,10 @@ async def by_http(address: str, asked: dict[str, Any]) -> Reading:
     reader, writer = await asyncio.open_connection(at.host, at.port, limit=1 << 20)
     try:
         body = orjson.dumps({**asked, "stream": True})
-        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        head = (
+            f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: "
+            f"close\r\n\r\n"
+        )
         times, texts = [time.perf_counter()], []
         writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + body)
         while line := await reader.readline():

@@ -29,10 +29,13 @@ from specq.verification import STRATEGIES, strategy
 
 PROOFS = ("tests/verification/test_exact.py", "tests/end_to_end/test_laws.py")
 NOTES = {
-    "ratio_to_plain": "of tokens/s, within a repetition; the median of the repetitions; plain: no drafters and no lookups",
+    "ratio_to_plain": "of tokens/s, within a repetition; the median of the repetitions; plain: no drafters and no "
+    "lookups",
     "ratio_to_lookup": "the same, to a verifier without drafters that drafts what the text repeats",
-    "same_text": "share of completions equal to plain decoding's with the same seed; null where only the distribution is the same",
-    "in_distribution": f"a text that differs may follow the target's distribution all the same; tests show it: {', '.join(PROOFS)}",
+    "same_text": "share of completions equal to plain decoding's with the same seed; null where only the distribution "
+    "is the same",
+    "in_distribution": f"a text that differs may follow the target's distribution all the same; tests show it: "
+    f"{', '.join(PROOFS)}",
 }
 Cell = dict[str, Any]
 
@@ -104,7 +107,8 @@ grid_options = options(
     serving_options,
     repeatable("--temperature", Number(0), (0.0, 0.8), "0 is greedy."),
     repeatable(
-        "--pair", str, (), "Models to compare on; DRAFT may be weak, weak:NOISE or random.", metavar="NAME=TARGET,DRAFT",
+        "--pair", str, (), "Models to compare on; DRAFT may be weak, weak:NOISE or "
+            "random.", metavar="NAME=TARGET,DRAFT",
         show_default="tiny and weak",
     ),
 )  # fmt: skip

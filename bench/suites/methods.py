@@ -150,7 +150,8 @@ def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Pro
     for dataset, own in groups.items():
         if len(own) < least * limit:
             raise ConfigError(
-                f"{dataset} has {len(own)} prompts; {limit} for each repetition and for warming up are {least * limit}: "
+                f"{dataset} has {len(own)} prompts; {limit} for each repetition and for warming up are "
+                f"{least * limit}: "
                 f"lower --limit or --repeats"
             )
     found: list[list[Prompt]] = [[] for _ in range(min(map(len, groups.values())) // limit)]
@@ -161,7 +162,8 @@ def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Pro
 
 
 def measure_methods(
-    methods: Sequence[Method], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion], settle_s: float,
+    methods: Sequence[Method], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion],
+    settle_s: float,
     deployments: Deployments, tell: Tell,
 ) -> MeasuredMethod:  # fmt: skip
     """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`:

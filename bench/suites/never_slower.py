@@ -139,7 +139,8 @@ def command(
             found = attempt(cell.name, lambda cell=cell: measure_cell(cell, Pace(**pace), deployments, tell))  # type: ignore[misc]
             report.update(figures=_figures(cell.name, found), results={cell.name: about | asdict(cell) | found})
     show([HEADER, *(_row(name, one) for name, one in report.content["results"].items())], [
-        f"in brackets: {CONFIDENCE:.0%} confidence intervals of the median ratio; DRAFT CPU: processor share of the drafters"
+        (f"in brackets: {CONFIDENCE:.0%} confidence intervals of the median ratio; DRAFT CPU: processor share of the "
+        f"drafters")
     ])  # fmt: skip
 
 

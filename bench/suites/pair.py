@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 RIVALS = ("transformers", "assisted")
 # The processes that complete for each of specq's contestants; "alone" and "lookahead" are those without drafters.
 KINDS = {
-    "plain-1": "alone", "plain": "alone", "lookup": "alone", "lookahead": "lookahead", "specq": "specq", "random": "random",
+    "plain-1": "alone", "plain": "alone", "lookup": "alone", "lookahead": "lookahead", "specq": "specq",
+    "random": "random",
 }  # fmt: skip
 NAMES = (*RIVALS, *KINDS)
 NOTES = {
-    "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle meanwhile",
+    "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle "
+    "meanwhile",
     "assisted": "the same, with the draft model as assistant",
     "plain": "specq without any speculation: no drafters, no lookups",
     "lookup": "specq without drafters; the verifier drafts what the text repeats",

@@ -24,9 +24,14 @@ from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shippe
 UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
 NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
 NOTES = (
-    "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of the median ratio",
-    "several sessions: all tokens and seconds of specq, prompts in memory; of llama.cpp, whose bindings complete one text at a",
-    "time, the prompts one after the other, and the seconds after each first token",
+    (
+        "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of "
+        "the median ratio"
+    ),
+    (
+        "several sessions: all tokens and seconds of specq, prompts in memory; of llama.cpp, whose bindings complete "
+        "one text at a time, the prompts one after the other, and the seconds after each first token"
+    ),
     f"specq's defaults, which measure whether drafts pay, have served for {SETTLE_S:.0f} s before a cell counts",
     "llama.cpp's bindings draft by prompt lookup; they offer no speculation with a draft model",
 )

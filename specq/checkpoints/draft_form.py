@@ -207,7 +207,8 @@ def owner(model: Path, shape: DraftShape) -> tuple[Path, DraftShape]:
     same = ("hidden_size", "vocab_size", "embedding_rank", "head_size", "num_tokens", "tokenizer_hash")
     if found is None or found.shared or any(getattr(found, name) != getattr(shape, name) for name in same):
         raise ConfigError(
-            f"{model / 'config.json'}: this draft model has the embedding and the head of the one in {place} (`shared`), where there is none of "
+            f"{model / 'config.json'}: this draft model has the embedding and the head of the one in {place} "
+            f"(`shared`), where there is none of "
             "its sizes that has them itself"
         )
     return place, found

@@ -123,7 +123,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     kind = file.architecture
     if kind not in ARCHITECTURES:
         raise ConfigError(
-            f"{file.path} holds the architecture {kind or 'of no name'!r}; supported in GGUF files are {', '.join(ARCHITECTURES)}"
+            f"{file.path} holds the architecture {kind or 'of no name'!r}; supported in GGUF files are "
+            f"{', '.join(ARCHITECTURES)}"
         )
     said = _Said(file)
     said.check_known()
@@ -187,7 +188,8 @@ class _Said:
         value = self.needed(key, default)
         if not isinstance(value, int) or value > _MOST:
             raise ConfigError(
-                f"{self._file.path}: {self._file.architecture}.{key} is {value}; it must be a whole number up to {_MOST}"
+                f"{self._file.path}: {self._file.architecture}.{key} is {value}; it must be a whole number up to "
+                f"{_MOST}"
             )
         return value
 
@@ -218,8 +220,10 @@ def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: i
     found = {name: file.tensors[name].shape[0] for name in said if name in file.tensors}
     if len(layers) != num_layers or any(said[name] != count for name, count in found.items()):
         raise ConfigError(
-            f"{file.path} does not fit its own metadata: {num_layers} layers of {num_heads} heads, {num_kv_heads} of keys, of "
-            f"{head_dim} values; its tensors are of {len(layers)} layers, {', '.join(f'{k} of {v} rows' for k, v in found.items())}"
+            f"{file.path} does not fit its own metadata: {num_layers} layers of {num_heads} heads, {num_kv_heads} of "
+            f"keys, of "
+            f"{head_dim} values; its tensors are of {len(layers)} layers, "
+            f"{', '.join(f'{k} of {v} rows' for k, v in found.items())}"
         )
 
 

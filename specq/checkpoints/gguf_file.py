@@ -277,7 +277,8 @@ class _Header:
         end = start + num_rows * row_bytes
         if end > len(self._bytes):
             raise ConfigError(
-                f"{self._path} is cut: the tensor {name} ends at byte {end}, the file at {len(self._bytes)}; fetch it again"
+                f"{self._path} is cut: the tensor {name} ends at byte {end}, the file at {len(self._bytes)}; fetch it "
+                f"again"
             )
         data = np.frombuffer(self._bytes, np.uint8, num_rows * row_bytes, start)
         return GgufTensor(name, shape, type_id, data.reshape(num_rows, row_bytes))

@@ -79,7 +79,8 @@ def _rule(file: GgufFile) -> _Rule:
     kind, name = (file.metadata.get(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
     if kind != _KIND:
         raise ConfigError(
-            f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not llama, t5 "
+            f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not "
+            f"llama, t5 "
             "(SentencePiece), bert (WordPiece), rwkv"
         )
     if not isinstance(name, str) or name not in RULES:

@@ -40,7 +40,8 @@ def pull_command(name: str) -> None:
     if "/" not in name and not Path(found).exists():
         names = ", ".join(dict.fromkeys(model.name for model in known_models()))
         raise ConfigError(
-            f"{name!r} is no model that specq knows ({names}), and no path; a hub name has a slash, as in Qwen/Qwen3-0.6B"
+            f"{name!r} is no model that specq knows ({names}), and no path; a hub name has a slash, as in "
+            f"Qwen/Qwen3-0.6B"
         )
     if "/" in name and found == name:
         from specq.engines import resolve_checkpoint

@@ -49,7 +49,8 @@ GROUPS: dict[str, dict[str, str]] = {
         **{name: text for own in STRATEGIES for name, text in strategy(own).parameters.items()},
     },
     "Drafting": {
-        "mode": "async: drafters run ahead; sync: they wait for each verdict; plain: nobody drafts, the verifier's lookups included.",
+        "mode": "async: drafters run ahead; sync: they wait for each verdict; plain: nobody drafts, the verifier's "
+        "lookups included.",
         "num_candidates": "Draft N candidates a round, as one tree; 0: grow a tree best first.",
         "candidate_temp": "Temperature of drafts; -1: that of sampling.",
         "candidate_top_p": "Top-p of drafts; 0: that of sampling.",

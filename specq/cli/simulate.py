@@ -66,6 +66,7 @@ def _draw(outcomes: list[Outcome], out: Path) -> None:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         click.echo(
-            "no plots: they need matplotlib, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[plots]'",
+            "no plots: they need matplotlib, which is not installed; in a clone of specq: .venv/bin/pip install -e "
+            "'.[plots]'",
             err=True,
         )

@@ -112,11 +112,16 @@ def submit(
             )
     if not write.num_written and not file.num_done:
         click.echo(f"specq: there is no prompt in {prompts.name}", err=True)
+    ctx.exit(_conclude(write, num_before, num_failed, out))
+
+
+def _conclude(write: _Writer, num_before: int, num_failed: int, out: str) -> int:
+    """Say what became of the lines; return the exit status."""
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
-        ctx.exit(1)
-    if out != "-" and write.num_written:
+    elif out != "-" and write.num_written:
         click.echo(f"specq: {write.summary(num_before)} written to {out}: {write.figures()}", err=True)
+    return 1 if num_failed else 0
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ from specq.training import PARALLEL_STAGES
 @click.option(
     "--share/--no-share",
     default=False,
-    help="Whether the embedding and the head stay those of the model that it starts from, and are left out of what is written.",
+    help="Whether the embedding and the head stay those of the model that it starts from, and are left out of what is "
+    "written.",
 )
 @click.option("--seconds", type=DURATION, default=800.0, help="How long to train.")
 @click.option("--num-places", type=click.IntRange(2, 16), default=5, help="How many tokens one pass drafts.")

@@ -25,6 +25,7 @@ from specq.training.records import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Any], Any]  # as click.option returns it
 
 ALL_STAGES = "all"
 MOST_SECONDS = 1e8
@@ -68,7 +69,19 @@ def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping
 def run_options(out: str, made: str) -> Callable[[F], F]:
     """Add the options of `specq.training.settings.RunSettings` whose defaults are the same for all methods;
     `made`, into the folder `out`: what such a method makes."""
-    options = [
+    options = [*_text_options(), *_place_options(out, made), *_rollout_options(), *_bench_options()]
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _text_options() -> list[Option]:
+    """Return the options that say what is trained for, and on which texts."""
+    return [
         click.option(
             "--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2."
         ),
@@ -84,13 +97,24 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
             type=_FOLDER,
             default=None,
             show_default="others that come with specq",
-            help="Directory of *.jsonl prompts for `evaluate`; where it is that of --corpus, too, every fourth of them, and `rollouts` takes the rest.",
+            help="Directory of *.jsonl prompts for `evaluate`; where it is that of --corpus, too, every fourth of "
+            "them, and `rollouts` takes the rest.",
         ),
+    ]
+
+
+def _place_options(out: str, made: str) -> list[Option]:
+    return [
         click.option("--work", type=OutFolder(), default=".train", help="Directory for rollouts and the report."),
         click.option("--out", type=OutFolder(), default=out, help=f"Where {made}."),
         click.option(
             "--results", type=OutFile(makes_directory=True), default=None, help="A second place for the report."
         ),
+    ]
+
+
+def _rollout_options() -> list[Option]:
+    return [
         click.option(
             "--rollouts",
             type=_FILE,
@@ -109,14 +133,12 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
         ),
         click.option("--rollout-rows", type=COUNT, default=2048, help="Prompts in a batch of rollouts, at most."),
         click.option("--rollout-tokens", type=COUNT, default=256, help="New tokens of a rollout, at most."),
+    ]
+
+
+def _bench_options() -> list[Option]:
+    return [
         click.option("--hard-weight", type=SHARE, default=0.5, help="Weight of the target's first choice in the loss."),
         click.option("--bench-prompts", type=COUNT, default=60, help="Prompts of each benchmark."),
         click.option("--bench-tokens", type=COUNT, default=192, help="New tokens of a benchmark answer, at most."),
     ]
-
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add

@@ -31,7 +31,8 @@ SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [se
 @click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
 @click.option(
     "--draft-model",
-    help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if it has one]",
+    help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if "
+    "it has one]",
 )
 @key_options(TargetConfig, RUNNING)
 @own_key_options({"target": OWN["target"]})

@@ -195,7 +195,8 @@ def _check_known(token_ids: Sequence[int], served: ServedModel) -> None:
             raise JobError(f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})")
         text = served.codec.decode([outside], skip_special=False)  # added to the tokenizer without resizing the model
         raise JobError(
-            f"the prompt has the token {shown(text)} (id {outside}), which {info.name} does not have: its tokenizer has "
+            f"the prompt has the token {shown(text)} (id {outside}), which {info.name} does not have: its tokenizer "
+            f"has "
             f"{info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
         )
 

@@ -56,7 +56,8 @@ def check_type(key: str, value: object, kind: Any) -> None:
         right = type(value) is kind or (kind is float and type(value) is int)
     if not right:
         wanted = {
-            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options", Texts: "a list of strings"
+            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of "
+                "options", Texts: "a list of strings"
         }  # fmt: skip
         shown = list(value) if isinstance(value, tuple) else value
         raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")

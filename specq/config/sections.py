@@ -60,7 +60,8 @@ def _model() -> str:
 def _vocabulary() -> str:
     return option(
         "same",
-        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that both have are "
+        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that both "
+        "have are "
         "drafted; text: its drafts are turned into text, and that into tokens of the target",
         choices=VOCABULARIES,
     )
@@ -148,7 +149,8 @@ class BrokerConfig(Section):
         _check_bind(self)
         if self.liveness_ms < 2 * self.heartbeat_ms:
             raise ConfigError(
-                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms ({self.heartbeat_ms})"
+                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms "
+                f"({self.heartbeat_ms})"
             )
 
 
@@ -174,7 +176,8 @@ class TargetConfig(Section):
     max_step_rows: int = option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
     max_prefill_slowdown: float = option(
         1.8,
-        "how many times as long a step may become by the prompts that it computes beside sessions that generate; at least 1; 0: no limit",
+        "how many times as long a step may become by the prompts that it computes beside sessions that generate; at "
+        "least 1; 0: no limit",
         high=1e6,
         check=_check_slowdown,
     )
@@ -204,14 +207,16 @@ class TargetConfig(Section):
     lookahead_guesses: int = option(0, "n-grams that it drafts at most (G); 0: as many as there are columns", high=256)
     drafts: str = option(
         "measured",
-        "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used anyway",
+        "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used "
+        "anyway",
         choices=("measured", "always"),
     )
     draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory, or a name of `specq models`; empty: none",
+        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory, or "
+        "a name of `specq models`; empty: none",
     )
     heads_tree: str = option(
         "",
@@ -253,7 +258,8 @@ class DraftConfig(Section):
     vocabulary: str = _vocabulary()
     target: str = option(
         "",
-        "the target, named as `model`: vocabulary shared and text need its tokenizer, proposer eagle3 its sizes and its embedding; empty: "
+        "the target, named as `model`: vocabulary shared and text need its tokenizer, proposer eagle3 its sizes and "
+        "its embedding; empty: "
         "unknown",
     )
     keys: str = _keys()
@@ -314,7 +320,8 @@ class ServeConfig(Section):
     hosts: str = option("", "names by which clients may call it, separated by commas, besides localhost and addresses")
     cors_origins: Texts = option(
         Texts(()),
-        "origin (https://chat.example.org) whose pages may ask from a browser; * for all; may be repeated; none: no page but the gateway's own",
+        "origin (https://chat.example.org) whose pages may ask from a browser; * for all; may be repeated; none: no "
+        "page but the gateway's own",
         check=check_origins,
     )
     insecure: bool = option(default=False, text="listen beyond this machine without API keys or without TLS")
@@ -348,7 +355,8 @@ def _check_http(section: ServeConfig) -> None:
     if missing and not section.insecure and not bind.is_local:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
-            f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, or allow "
+            f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, "
+            f"or allow "
             "it with --insecure of specq serve, or `insecure = true` in [serve] of a --config, which specq up reads too"
         )
 

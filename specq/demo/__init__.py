@@ -145,7 +145,8 @@ def measure(
 ) -> list[Measured]:
     """Return, for each prompt, the results of each way. The ways take turns, and so do the prompts."""
     click.echo(
-        f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times ...\n"
+        f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times "
+        f"...\n"
     )
     measured: list[Measured] = [{name: [] for name in complete} for _ in prompts]
     for number in range(WARM_UPS + repeats):
@@ -162,7 +163,8 @@ def report(prompts: list[tuple[str, str]], measured: list[Measured], what_drafts
     num_turns = len(measured[0][SPECQ])
     click.echo(table([name for name, _ in prompts], measured))
     click.echo(
-        f"\ntokens/s: medians of {num_turns} turns, one prompt at a time; VS: the least and the most of the turns. specq: {what_drafts}"
+        f"\ntokens/s: medians of {num_turns} turns, one prompt at a time; VS: the least and the most of the turns. "
+        f"specq: {what_drafts}"
     )
     same = all(are_same(results) for results in measured)
     if same:

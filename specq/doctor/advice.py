@@ -48,7 +48,8 @@ def advise(
         said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
     if at.runs_here:
         said.append(
-            f"specq runs here already ({at.runs_here}; specq status shows what a broker has): a second one would share the processors with it."
+            f"specq runs here already ({at.runs_here}; specq status shows what a broker has): a second one would share "
+            f"the processors with it."
         )
     said += _by_machine(at, max((one.num_sessions for one in predictions), default=1))
     return said
@@ -83,7 +84,8 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
     sessions = f"{best.num_sessions} session{'s' * (best.num_sessions > 1)} at a time"
     if method == PLAIN:
         return (
-            f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq measures that in service "
+            f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq "
+            f"measures that in service "
             f"and switches off what does not pay: {command(at, method)}"
         )
     why = f"{NAMES[method]} is predicted to be best, {best.ratio:.1f} times plain decoding"
@@ -94,12 +96,14 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
 def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
     if not at.has_draft:
         yield (
-            "There is no draft model, so drafts come only from what texts repeat. A model of a tenth of the target's size with the same "
+            "There is no draft model, so drafts come only from what texts repeat. A model of a tenth of the target's "
+            "size with the same "
             "tokenizer usually brings most: --draft-model, or train one (specq train draft all --target MODEL)."
         )
     if at.num_bytes > LARGE_BYTES and not at.has_gpu:
         yield (
-            "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 reads fewer bytes, "
+            "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 "
+            "reads fewer bytes, "
             "and drafts bring the more, the longer a step takes."
         )
     if at.has_gpu and at.engine == TORCH:
@@ -108,6 +112,12 @@ def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
             f"The torch engine was looked at here. For quantised models, and for those that do not fit one GPU, {how}."
         )
     if not at.has_gpu and most_sessions >= MANY:
-        yield f"With {most_sessions} sessions on a CPU rows are no longer free, so drafts bring little: a GPU, or more machines with a verifier each, do."
+        yield (
+            f"With {most_sessions} sessions on a CPU rows are no longer free, so drafts bring little: a GPU, or more "
+            f"machines with a verifier each, do."
+        )
     if at.num_cores == 1:
-        yield "There is one core for all processes: leave drafts to the verifier's own process (--drafters 0 or nothing at all)."
+        yield (
+            "There is one core for all processes: leave drafts to the verifier's own process (--drafters 0 or "
+            "nothing at all)."
+        )

@@ -77,7 +77,10 @@ class ServedRates:
         check = self.check
         return [
             columns([("WAY", "TOKENS/S", "OF EACH TEXT"), *rows]),
-            f"with drafts {self.ratio:.2f} times as fast as without: the median of pairs of turns, one session at a time",
+            (
+                f"with drafts {self.ratio:.2f} times as fast as without: the median of pairs of turns, one session at "
+                "a time"
+            ),
             " ".join(filter(None, (f"same text: {check.status}:", check.found, check.advice and f"({check.advice})"))),
         ]
 

@@ -147,7 +147,8 @@ def _fetched(model: str, *patterns: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises many kinds
         raise ConfigError(
-            f"model {model!r} is neither a name of `specq models` nor a directory, and it cannot be had from the hub: {error}"
+            f"model {model!r} is neither a name of `specq models` nor a directory, and it cannot be had from the hub: "
+            f"{error}"
         ) from error
 
 

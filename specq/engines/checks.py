@@ -69,7 +69,8 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
             raise EngineError(f"the {engine.info.engine} engine returns no hidden states")
         if min(tap.layers) < FINAL or max(tap.layers) >= num_layers:
             raise EngineError(
-                f"hidden states of layers {tap.layers}; {engine.info.name} has layers 0 to {num_layers - 1}, and FINAL ({FINAL})"
+                f"hidden states of layers {tap.layers}; {engine.info.name} has layers 0 to {num_layers - 1}, and FINAL "
+                f"({FINAL})"
             )
     if not engine.takes_scratch and StepBatch.of(steps).has_scratch:
         for step in steps:

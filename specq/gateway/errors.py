@@ -52,7 +52,10 @@ class ApiError(Exception):
 
 
 def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client of the gateway is told of an error of its job; `names`: see `specq.gateway.completion_call.Call`."""
+    """Return what a client of the gateway is told of an error of its job.
+
+    `names`: see `specq.gateway.completion_call.Call`.
+    """
     status, message = _STATUS.get(error.code, 500), str(error)
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"

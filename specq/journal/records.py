@@ -44,7 +44,8 @@ def unpack(rows: bytes, num_top: int) -> LogprobRecord:
 
 
 class JobTaken(NamedTuple):
-    """A job was accepted. Times are the journal's (`specq.journal.interface`); deadline 0: none. `owner`: its submitter."""
+    """A job was accepted. Times are the journal's (`specq.journal.interface`); deadline 0: none.
+    `owner`: its submitter."""
 
     submit: Submit
     owner: str

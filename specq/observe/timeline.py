@@ -89,13 +89,17 @@ def _lane(event: Event, lanes: dict[int, str]) -> str:
 def _round(event: Event, _lanes: dict[int, str]) -> str:
     wait, plan, forward, commit = (event[f"{name}_us"] / 1000 for name in ("wait", "plan", "forward", "commit"))
     return (
-        f"round from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} drafts; "
+        f"round from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} "
+        f"drafts; "
         f"wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
     )
 
 
 def _verdict(event: Event, _lanes: dict[int, str]) -> str:
-    return f"verdict from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} drafts"
+    return (
+        f"verdict from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} "
+        f"drafts"
+    )
 
 
 def _finished(event: Event, _lanes: dict[int, str]) -> str:

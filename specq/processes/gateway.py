@@ -100,7 +100,8 @@ def _load(settings: uvicorn.Config) -> None:
         settings.load()
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"serve.tls_cert ({settings.ssl_certfile}) and serve.tls_key ({settings.ssl_keyfile}) cannot be used: {error}"
+            f"serve.tls_cert ({settings.ssl_certfile}) and serve.tls_key ({settings.ssl_keyfile}) cannot be used: "
+            f"{error}"
         ) from None
 
 

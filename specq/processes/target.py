@@ -240,26 +240,14 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     started = time.monotonic()
     named = config.model or default_model()
     spec: EngineSpec = ENGINES.resolve(config.engine)
-    own = own_options(
-        config, spec.options, ENGINES.names()
-    ).arguments()  # a wrong one is said before anything is fetched
+    # A wrong option is said before anything is fetched.
+    own = own_options(config, spec.options, ENGINES.names()).arguments()
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     heads = resolve_model(config.heads, HEADS) if config.heads else ""
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
-    engine = spec.make(
-        model,
-        device=config.device,
-        dtype=config.dtype,
-        kv_slots=config.kv_slots,
-        name=named,
-        threads=config.threads,
-        verbose=config.verbose,
-        max_sessions=config.max_sessions,
-        max_step_rows=prefill_rows,
-        **own,
-    )
+    engine = _make_engine(spec, config, model, named, prefill_rows, own)
     tell("measuring steps")
     unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
     log.info(
@@ -269,11 +257,9 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         seconds=round(time.monotonic() - started, 1),
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )
-    place = colocated_device(config)
-    helpers = own.get("helper_cores", ())
     setup = Setup(
-        *(config, engine.info, draft_model, place, tell),
-        helper_cores=helpers,
+        *(config, engine.info, draft_model, colocated_device(config), tell),
+        helper_cores=own.get("helper_cores", ()),
         target=model,
         heads=heads,
         draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
@@ -293,6 +279,23 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         trust_drafts=config.trust_drafts,
         measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
+    )
+
+
+def _make_engine(
+    spec: EngineSpec, config: TargetConfig, model: str, named: str, prefill_rows: int, own: Mapping[str, Any]
+) -> Engine:
+    return spec.make(
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_slots=config.kv_slots,
+        name=named,
+        threads=config.threads,
+        verbose=config.verbose,
+        max_sessions=config.max_sessions,
+        max_step_rows=prefill_rows,
+        **own,
     )
 
 

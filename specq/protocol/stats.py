@@ -111,7 +111,8 @@ class WorkerMetricsBound:
     """The bound of `Heartbeat.metrics`."""
 
     allowed = (
-        f"an object of finite 64-bit numbers, lists of them, and objects of these, with at most {MOST_ENTRIES} names and numbers in all, "
+        f"an object of finite 64-bit numbers, lists of them, and objects of these, with at most {MOST_ENTRIES} names "
+        f"and numbers in all, "
         f"and names of at most {MOST_NAME} characters"
     )
 

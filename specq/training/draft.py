@@ -116,7 +116,8 @@ def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_f
     heads, left = divmod(settings.hidden_size, settings.head_dim)
     if left or settings.head_dim % 2:
         raise ConfigError(
-            f"--hidden-size is {settings.hidden_size} and --head-dim {settings.head_dim}; give an even head size of which the hidden size is a "
+            f"--hidden-size is {settings.hidden_size} and --head-dim {settings.head_dim}; give an even head size of "
+            f"which the hidden size is a "
             "multiple"
         )
     return draft_form.DraftShape(

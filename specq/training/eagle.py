@@ -146,7 +146,10 @@ def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int
     """Return what must be the same for a run to go on."""
     own = settings.num_steps, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"eagle3 scaled {settings.target} {settings.start} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
+    return (
+        f"eagle3 scaled {settings.target} {settings.start} {shape} {own} {rates} {len(token_ids)} "
+        f"{int(token_ids.sum())}"
+    )
 
 
 def step_losses(

@@ -58,7 +58,8 @@ def start_eagle(network: EagleNetwork, head: EagleHead, scales: torch.Tensor, pa
     wrong = [name for name, value in asdict(shape).items() if name not in MAY_DIFFER and getattr(found, name) != value]
     if wrong:
         raise ConfigError(
-            f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be trained "
+            f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be "
+            f"trained "
             f"{getattr(shape, wrong[0])}"
         )
     state = head.network.float().state_dict()

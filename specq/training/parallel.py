@@ -143,7 +143,10 @@ def _about(settings: ParallelSettings, draft: ParallelDraft) -> str:
     """Return what must be the same for a run to go on."""
     own = settings.num_places, settings.keep, settings.least_keep, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"{settings.target} {settings.draft} {draft.shape.shared} {own} {rates} {len(draft.token_ids)} {int(draft.token_ids.sum())}"
+    return (
+        f"{settings.target} {settings.draft} {draft.shape.shared} {own} {rates} {len(draft.token_ids)} "
+        f"{int(draft.token_ids.sum())}"
+    )
 
 
 def draw_masks(counted: np.ndarray, settings: ParallelSettings, rng: np.random.Generator) -> Int64Array:

@@ -88,7 +88,8 @@ def share(draft: ParallelDraft, start: Path, out: Path) -> ParallelDraft:
     shape = draft_form.draft_shape(start)
     if shape is None:
         raise ConfigError(
-            f"{start} is not of the form that `specq train draft` writes; only such a model can share its embedding and head"
+            f"{start} is not of the form that `specq train draft` writes; only such a model can share its embedding "
+            f"and head"
         )
     place, _ = draft_form.owner(start, shape)
     embedding = draft.network.model.embed_tokens
@@ -102,7 +103,8 @@ def _check_tokenizer(draft: Path, target: Path) -> None:
     own, targets = read_info(draft).tokenizer_hash, read_info(target).tokenizer_hash
     if own != targets:
         raise ConfigError(
-            f"{draft} is for another tokenizer ({own[:12] or 'none'}) than {target} ({targets[:12]}); a parallel draft model starts from a "
+            f"{draft} is for another tokenizer ({own[:12] or 'none'}) than {target} ({targets[:12]}); a parallel draft "
+            f"model starts from a "
             "draft model of its target's vocabulary"
         )
 
@@ -116,7 +118,8 @@ def _check_llama(network: Any, draft: Path) -> None:
         or any(name.endswith(".bias") for name, _ in network.named_parameters())
     ):
         raise ConfigError(
-            f"{draft} is {config.model_type}; a parallel draft model starts from a Llama with plain rotary positions and no biases, such as "
+            f"{draft} is {config.model_type}; a parallel draft model starts from a Llama with plain rotary positions "
+            f"and no biases, such as "
             "`specq train draft` makes"
         )
 

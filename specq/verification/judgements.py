@@ -84,7 +84,8 @@ class Judgements(Sequence[Judgement]):
         for one in judgements:
             if len(one.token_ids) != (len(one.path) + 1 if one.fault is None else 0):
                 raise EngineError(
-                    f"session {one.session_id} was judged wrongly: {len(one.token_ids)} tokens for a path of {len(one.path)} nodes"
+                    f"session {one.session_id} was judged wrongly: {len(one.token_ids)} tokens for a path of "
+                    f"{len(one.path)} nodes"
                 )
         nodes = chain.from_iterable((*one.path, CORRECTION) for one in judgements if one.fault is None)
         return Judgements(

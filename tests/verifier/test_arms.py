@@ -7,7 +7,8 @@ import pytest
 
 from specq.protocol import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.control.arms import WARM_UP_STEPS, Arms
-from specq.verifier.control.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
+from specq.verifier.control.challenger import FIRST_PATIENCE, MOST_PATIENCE
+from specq.verifier.control.load_level import LoadLevel
 from specq.verifier.control.source_yields import Yield
 from specq.verifier.control.window import LEAST_STEPS, WINDOW_S, Window
 

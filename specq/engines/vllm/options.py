@@ -193,7 +193,10 @@ def _device_kind(device: str) -> str:
     return kind
 
 
-_SMALLER = "a smaller --max-model-len, --max-prefill-rows or --max-sessions, --quantization, or --tensor-parallel-size over more devices"
+_SMALLER = (
+    "a smaller --max-model-len, --max-prefill-rows or --max-sessions, --quantization, or --tensor-parallel-size "
+    "over more devices"
+)
 
 # What vLLM or torch says (in small letters), and what helps then. The first that fits counts.
 _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -211,7 +214,10 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("out of memory", "can't allocate memory", "not enough memory"),
-        f"Weights and a step of the largest size do not fit beside what else is there: {_SMALLER}; or a lower --gpu-memory-utilization",
+        (
+            f"Weights and a step of the largest size do not fit beside what else is there: {_SMALLER}; or a lower "
+            f"--gpu-memory-utilization"
+        ),
     ),
     (
         ("see stack trace for root cause",),  # a worker process, of several

@@ -101,7 +101,10 @@ def warn_if_untested(version: str) -> None:
 
 def unfit(version: str, error: Exception) -> str:
     """Return what to tell the user of a version that was not tested and does not work."""
-    return f"vLLM {version} was not tested with specq, and does not work with it: {error}; install one of {', '.join(TESTED)}"
+    return (
+        f"vLLM {version} was not tested with specq, and does not work with it: {error}; install one of "
+        f"{', '.join(TESTED)}"
+    )
 
 
 # What is used of vLLM's first model runner, and of its batch, besides `execute_model`.

@@ -2,8 +2,8 @@
 
 `specq.verification.sampling` defines the values. In the order in which they run, if they do: `tops_kernel`,
 `heads_kernel` and `weigh_kernel` of heads.py, `distributions_kernel`; for drafted trees `walk_kernel` or
-`longest_kernel` of paths.py, else `probs_kernel` of distributions.py; for own tokens `choose_kernel` and `pick_kernel` of
-choose.py; to draw, `chunks_kernel` and `draw_kernel` of rows.py, which also is what they share.
+`longest_kernel` of paths.py, else `probs_kernel` of distributions.py; for own tokens `choose_kernel` and `pick_kernel`
+of choose.py; to draw, `chunks_kernel` and `draw_kernel` of rows.py, which also is what they share.
 
 How often a row is read: once for its largest logit; once where something is asked of its distribution; once for its own
 token at T > 0, unless top-k or top-p leave few; where a token is drawn, once, and then a chunk.

@@ -111,7 +111,8 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
     ],
 )
 def choose_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, wide, distributions, places, scores,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, wide, distributions,
+    places, scores,
     score_ids, which, OF_SOME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part,

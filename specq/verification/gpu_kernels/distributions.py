@@ -120,7 +120,8 @@ def _key_reaching(
     do_not_specialize_on_alignment=["words", "tops", "counts", "scaled", "weights", "sums", "distributions", "places"],
 )
 def distributions_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, wide, scaled, weights, sums, distributions, places, of_all,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, wide, scaled, weights, sums, distributions,
+    places, of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows): distributions f64[rows, 4] as in `Distributions`; places i32[rows]: 1 where all that is kept is among the
@@ -142,7 +143,8 @@ def distributions_kernel(
             fits = count <= wide
             head_mass = tl.sum(tl.load(parts + 2, mask=is_part & fits, other=0.0), 0)
             bound, mass, moment, is_in_heads = _ranked(
-                base, top, temperature, vocab, scaled + row * wide, weights + row * wide, count, fits, head_mass, mass, top_k, top_p,
+                base, top, temperature, vocab, scaled + row * wide, weights + row * wide, count, fits, head_mass,
+                mass, top_k, top_p,
                 bound, BLOCK,
             )  # fmt: skip
         tl.store(distributions + row * 4, top.to(tl.float64))
@@ -154,7 +156,8 @@ def distributions_kernel(
 
 @triton.jit
 def _ranked(
-    base, top, temperature, vocab, scaled, weights, count, fits, head_mass, low_mass, top_k, top_p, least, BLOCK: tl.constexpr,
+    base, top, temperature, vocab, scaled, weights, count, fits, head_mass, low_mass, top_k, top_p, least,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of a row with top-k or top-p: its bound, mass and moment, and 1 if they come from the heads alone, which they do
     if these are there and suffice."""

@@ -89,7 +89,8 @@ def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.co
     do_not_specialize_on_alignment=["words", "tops", "counts", "columns", "heights", "sums"],
 )
 def heads_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, columns, heights, room, sums, of_all, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, columns, heights, room, sums, of_all,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly
     so: counts i32[rows, splits], OVERFULL where there was too little room; columns and heights as in `_gather`. sums
@@ -152,7 +153,8 @@ def _gather(base, vocab, top, temperature, least, split, splits, columns, room, 
     ],
 )
 def weigh_kernel(
-    logits, stride, vocab, splits, words, counts, columns, heights, room, wide, scaled_out, head_ids, weights, sums, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, counts, columns, heights, room, wide, scaled_out, head_ids, weights, sums,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, splits): of rows with top-k or top-p and not more than `wide` heads, [rows, wide] without gaps: their
     scaled logits f32, their tokens i32, and their weights f64; the third of sums: the weight of each part."""

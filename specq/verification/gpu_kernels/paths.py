@@ -41,7 +41,8 @@ def _are_numbers(distributions, first_row, count, lane):
     ],
 )  # fmt: skip
 def walk_kernel(
-    logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, width, draws, edit_ids, edit_values, lengths, nodes,
+    logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, width, draws, edit_ids,
+    edit_values, lengths, nodes,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(steps): the rule of `probabilistic`, as `specq.verification.walks` has it: lengths i32[steps] of the accepted
@@ -125,7 +126,8 @@ def walk_kernel(
     do_not_specialize_on_alignment=["words", "distributions", "numbers", "trees", "last_rows", "lengths", "nodes"],
 )
 def longest_kernel(
-    logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, last_rows, lengths, nodes, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, last_rows, lengths, nodes,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(steps): the longest accepted path, as `specq.verification.longest` finds it: lengths and nodes as in
     `walk_kernel`, and last_rows i32[steps], the row that follows each path.

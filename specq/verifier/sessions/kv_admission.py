@@ -58,15 +58,14 @@ def admit(
     parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
-    num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
-    are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
+    num_decoding = int(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
+    are_few = num_decoding > len(turn) - num_decoding  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
         if session.yields_to_decode is None:
             session.yields_to_decode = are_few
         if least := prefixes.awaited_by(session):
             session.waited_for = least
-            continue
-        if _fits(session, parked, engine, num_open, is_alone=is_alone):
+        elif _fits(session, parked, engine, num_open, is_alone=is_alone):
             with faults.of(session, "opened"):
                 session.open_in(engine)
                 is_alone = False

@@ -220,7 +220,8 @@ class FusedDecoder:
         keys, values = self.kv.keys[index], self.kv.values[index]
         qkv_kernel[(weights.qkv_size // tile.rows,)](
             scratch.xw, scratch.squares, layer.qkv, layer.qkv_bias if layer.qkv_bias is not None else layer.qkv,
-            weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, weights.eps, keys.stride(0),
+            weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, weights.eps,
+            keys.stride(0),
             HIDDEN=weights.hidden, HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HEAD_DIM=weights.head_dim,
             HAS_BIAS=layer.qkv_bias is not None, PARTS=parts, PARTS_PAD=triton.next_power_of_2(parts),
             **self._product_options(num_rows, tile),
@@ -237,7 +238,8 @@ class FusedDecoder:
         rotate_kernel[(batch.layout.num_rows, triton.cdiv(num_heads, ROTATED_HEADS))](
             scratch.qkv, absent if layer.qkv_bias is None else layer.qkv_bias,
             absent if layer.q_norm is None else layer.q_norm, absent if layer.k_norm is None else layer.k_norm,
-            weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, keys.stride(0), weights.eps,
+            weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, keys.stride(0),
+            weights.eps,
             HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HEAD_DIM=weights.head_dim, SHARE=ROTATED_HEADS,
             HAS_BIAS=layer.qkv_bias is not None, HEAD_NORM=layer.q_norm is not None, PDL=self.pdl, num_warps=4,
             **self.launch_options,
