@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from specq.client import Piece, Result
-from specq.gateway import replies as sse
+from specq.gateway import sse
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
 from specq.gateway.shapes import AnswerShape, Details, Json

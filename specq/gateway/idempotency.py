@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from specq.gateway import replies as sse
+from specq.gateway import sse
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
 

@@ -1,17 +1,11 @@
-"""Requests in, replies out: bodies within their limits, and replies that end when the client goes.
-
-Server-sent events: bytes of an event, and positions in a stream as event ids; pure.
-
-Rule: an event's id says what of the stream the reader has once it has this event, so that it can go on from there.
-"""
+"""Requests in, replies out: bodies within their limits, and replies that end when the client goes."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -22,78 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from specq.gateway.errors import ApiError
 from specq.protocol import MOST_LEVELS, is_too_deep
-
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-MOST_TOKENS_DIGITS = 10
-_CHOICE = re.compile(rf"-|\d{{1,{MOST_TOKENS_DIGITS}}}e?")
-
-
-def event(data: Any, event_id: str = "") -> bytes:
-    """Return an event that carries JSON."""
-    head = f"id: {event_id}\n".encode() if event_id else b""
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceProgress:
-    """What of one completion is sent: whether it was opened, how many tokens, whether its end."""
-
-    is_open: bool = False
-    num_tokens: int = 0
-    ended: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.num_tokens}{'e' if self.ended else ''}" if self.is_open else "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """What of all completions of a stream is sent, and whether the numbers at the end are."""
-
-    choices: tuple[ChoiceProgress, ...]
-    has_usage: bool = False
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.choices)) + (";u" if self.has_usage else "")
-
-    @property
-    def known(self) -> list[int]:
-        """Return of each completion how many tokens are sent."""
-        return [choice.num_tokens for choice in self.choices]
-
-    def moved(self, choice: int, num_tokens: int = 0, *, ended: bool = False) -> Position:
-        """Return the position after so many more tokens of a completion, or its end."""
-        changed = list(self.choices)
-        before = changed[choice]
-        changed[choice] = replace(before, is_open=True, num_tokens=before.num_tokens + num_tokens, ended=ended)
-        return replace(self, choices=tuple(changed))
-
-
-def start(num_choices: int) -> Position:
-    """Return the position before the first event."""
-    return Position((ChoiceProgress(),) * num_choices)
-
-
-def read_position(event_id: str, num_choices: int) -> Position:
-    """Return the position that an event id names; raises ApiError for one that is not of such a stream."""
-    body, _, tail = event_id.partition(";")
-    parts = body.split(",")
-    if len(parts) != num_choices or tail not in ("", "u") or not all(map(_CHOICE.fullmatch, parts)):
-        raise ApiError(
-            f"Last-Event-ID is {event_id[:80]!r}; it must be the id of an event of this stream", param="Last-Event-ID"
-        )
-    return Position(tuple(map(_progress, parts)), has_usage=tail == "u")
-
-
-def _progress(part: str) -> ChoiceProgress:
-    return ChoiceProgress() if part == "-" else ChoiceProgress(True, int(part.rstrip("e")), part.endswith("e"))
-
-
-def all_ended(choices: Sequence[ChoiceProgress]) -> bool:
-    """Return whether the ends of all completions are sent."""
-    return all(choice.ended for choice in choices)
-
 
 T = TypeVar("T")
 GRACE_S = 5.0  # beyond the total time, for a reader that takes nothing

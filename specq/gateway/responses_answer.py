@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specq.client import Piece, Result
-from specq.gateway import replies as sse
+from specq.gateway import sse
 from specq.gateway.answers import EventSource, Head, usage
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError

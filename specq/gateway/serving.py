@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from specq.client import PieceStream, PreparedClient, Request, ServedModel, check_values, read_requests
-from specq.gateway import replies as sse
+from specq.gateway import sse
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
 from specq.gateway.completion_call import Call

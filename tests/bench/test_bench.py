@@ -23,7 +23,7 @@ from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.protocol.messages import Draft, Open, Submit, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode
-from specq.runtime import log as progress
+from specq.runtime import log
 from specq.runtime.machine import describe
 from specq.samples import load_prompts, shipped
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker
@@ -129,7 +129,7 @@ def test_processes_that_never_get_ready(monkeypatch):
     """Processes that do not get ready are named while they are waited for, then given up, and stopped."""
     waiting, told = Servers(pair_config("tiny", "tiny", 0)), []
     monkeypatch.setattr(up.subprocess, "Popen", _sleeper(up.subprocess.Popen))
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(log, "EVERY_S", 0.0)
     with waiting, pytest.raises(EngineError, match="not all processes were ready within"):
         waiting.wait_ready(0.1, told.append)
     assert told[0] == "waiting for broker, target-1: 0 s so far"

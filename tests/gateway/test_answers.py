@@ -6,8 +6,7 @@ import orjson
 import pytest
 
 from specq.client import Piece, Result
-from specq.gateway import replies as sse
-from specq.gateway import responses_call
+from specq.gateway import responses_call, sse
 from specq.gateway.answers import Events, Head, speculation, usage
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError

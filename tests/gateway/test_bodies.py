@@ -11,7 +11,7 @@ from specq.gateway.api_keys import make_key
 from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import ANSWER, INFO, FakeBroker, answer
 from specq.testing.tokenizer import tokenizer_files
-from specq.text import token_texts as tokenizer_chunks
+from specq.text import tokenizer_chunks
 from tests.each import each
 from tests.gateway.serving import connected, running
 

@@ -11,7 +11,7 @@ from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import INFO, answer
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.waiting import wait_until
-from specq.text import token_texts as tokenizer_chunks
+from specq.text import tokenizer_chunks
 from tests.gateway.serving import connected, running
 
 

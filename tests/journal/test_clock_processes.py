@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specq.client.detached import JobDesk
-from specq.config import values as addresses
+from specq.config import values
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.testing import wait_until
@@ -97,7 +97,7 @@ def clocked(spawn: Callable[..., Process], free_address: str, tmp_path: Path, ow
 
 def test_a_clock_that_is_set_a_month_ahead_and_back(clocked: Clocked) -> None:
     """While all run, and between brokers: jobs end with their texts, results stay, a key replays, deadlines hold."""
-    clocked.serve(addresses.free_address())
+    clocked.serve(values.free_address())
     first = clocked.post()
     assert first["choices"][0]["finish_reason"] == "length"
     clocked.submit(1, ENDLESS, deadline_ms=3600 * 1000)
@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_a_month_ahead_and_back(clocked: Clocked) -> None:
 
 def test_a_journal_has_one_owner_whatever_the_clock_says(clocked: Clocked) -> None:
     """A living broker keeps it while the clock is set; one that hangs is taken over, and ends when it wakes."""
-    other_address = addresses.free_address()
+    other_address = values.free_address()
     for ahead_s in (MONTH_S, -MONTH_S):
         clocked.set_clock(ahead_s)
         second = clocked.start_broker(address=other_address)

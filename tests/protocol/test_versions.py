@@ -37,7 +37,7 @@ from specq.protocol.messages import MESSAGES, Message
 from specq.protocol.messages.base import Ids, Lengths, empty
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of, since_of
 from specq.testing.toy import toy_info
-from specq.text import token_texts as tokenizer_chunks
+from specq.text import tokenizer_chunks
 
 IDS = np.array([5], np.int32)
 RECORDED = [

@@ -27,7 +27,7 @@ from specq.protocol import JobError
 
 
 def health_routes(parts: Parts) -> list[Route]:
-    """Return the health_routes."""
+    """Return the routes."""
     handlers = {"/health": _health, "/ready": _ready, "/version": _version}
     return [Route(path, endpoint(parts, handler), methods=["GET"]) for path, handler in handlers.items()]
 
@@ -86,7 +86,7 @@ HEADERS = {
 
 
 def page_routes(parts: Parts) -> list[Route]:
-    """Return the page_routes."""
+    """Return the routes."""
     return [
         Route("/", endpoint(parts, _index), methods=["GET"]),
         Route("/page/{name}", endpoint(parts, _file), methods=["GET"]),

@@ -32,7 +32,7 @@ Read = Callable[[Any], Call]
 
 
 def completion_routes(parts: Parts) -> list[Route]:
-    """Return the completion_routes."""
+    """Return the routes."""
     chat, plain = partial(answer, chat_call.read, _chat), partial(answer, completion_call.read, _plain)
     return [
         Route("/v1/chat/completions", endpoint(parts, chat), methods=["POST"]),

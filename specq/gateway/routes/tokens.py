@@ -100,7 +100,7 @@ def check_vocabulary(token_ids: list[int], info: ModelInfo) -> None:
 
 
 def token_routes(parts: Parts) -> list[Route]:
-    """Return the token_routes."""
+    """Return the routes."""
     return [
         Route("/tokenize", endpoint(parts, _tokenize), methods=["POST"]),
         Route("/detokenize", endpoint(parts, _detokenize), methods=["POST"]),
@@ -130,7 +130,7 @@ async def _detokenize(parts: Parts, request: Request) -> Response:
 
 
 def model_routes(parts: Parts) -> list[Route]:
-    """Return the model_routes."""
+    """Return the routes."""
     return [
         Route("/v1/models", endpoint(parts, _list), methods=["GET"]),
         Route("/v1/models/", endpoint(parts, _list), methods=["GET"]),

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specq.journal.interface import EPOCHS, Clocks, MachineClock, Noted, Opening, offset_of, read_clocks
-from specq.journal.sqlite import schema as room
+from specq.journal.sqlite.schema import MOST_WAL
 from specq.protocol import ConfigError, JournalBusyError
 
 KEEP_ORDER = 1e-5  # times that are brought back lie apart by this part of what they did, so that they keep their order
@@ -82,7 +82,7 @@ def configure(connection: sqlite3.Connection, durability: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {DURABILITIES[durability]}")
     connection.execute("PRAGMA fullfsync = 1")  # of macOS only
-    connection.execute(f"PRAGMA journal_size_limit = {room.MOST_WAL}")
+    connection.execute(f"PRAGMA journal_size_limit = {MOST_WAL}")
 
 
 @contextmanager
