@@ -6,13 +6,14 @@ Rule: a text is judged once, whoever said it, so contestants that say the same a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import cache
 from itertools import dropwhile, takewhile
+from statistics import mean
 from textwrap import dedent
-from typing import Any
 
-from bench import sandbox
+from bench import generated_code
 from bench.turns import Turn
 from specq.protocol import ConfigError
 from specq.samples import Prompt, Reference
@@ -23,7 +24,9 @@ _LATEX = {"{,}": ",", "\\,": "", "\\!": "", "\\$": "$", "\N{MINUS SIGN}": "-"}
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"\s|$|(?:def|class|import|from)\s|@")  # begins a line of code outside of a fence
 
-Right = dict[str, dict[str, list[int]]]  # data set -> contestant -> right answers of each repetition
+Decode = Callable[[Sequence[int]], str]
+Judge = Callable[[Reference, str], bool]
+Shares = dict[str, dict[str, list[float]]]  # data set -> contestant -> of each repetition
 
 
 def final_number(text: str) -> Decimal | None:
@@ -59,47 +62,27 @@ def _code_lines(text: str) -> str:
 def is_right(reference: Reference, text: str) -> bool:
     """Return whether an answer is the reference's, or its code passes the tests."""
     if reference.test:
-        return sandbox.passes(program(reference, text))
+        return generated_code.passes(program(reference, text))
     return final_number(text) == final_number(reference.answer)
 
 
 def check_references(prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError if no prompt has a right answer, or one of them no number."""
-    references = [(prompt, prompt.reference) for prompt in prompts if prompt.reference]
-    if not references:
+    """Raise ConfigError if no prompt says what a right answer is."""
+    if not any(prompt.reference for prompt in prompts):
         raise ConfigError("no prompt has a right answer: --accuracy is for GSM8K and HumanEval, also as published")
-    for prompt, reference in references:
-        if not reference.test and final_number(reference.answer) is None:
-            raise ConfigError(f"{prompt.dataset}, {prompt.id}: the answer {reference.answer[:40]!r} has no number")
 
 
-def count_right(
-    turns: Sequence[Turn], decode: Callable[[Sequence[int]], str],
-    judge: Callable[[Reference, str], bool] = is_right,
-) -> Right:  # fmt: skip
-    """Return how many answers are right, by data set and contestant; data sets without right answers are left out."""
-    verdicts: dict[tuple[Reference, str], bool] = {}
-    right: dict[str, dict[str, dict[int, int]]] = {}
-    for turn, prompt, token_ids in _answers(turns):
-        assert prompt.reference, "others are left out"
-        key = (prompt.reference, decode(token_ids))
-        if key not in verdicts:
-            verdicts[key] = judge(*key)
-        counts = right.setdefault(prompt.dataset, {}).setdefault(turn.contestant, {})
-        counts[turn.repeat] = counts.get(turn.repeat, 0) + verdicts[key]
-    return {dataset: {name: list(counts.values()) for name, counts in own.items()} for dataset, own in right.items()}
-
-
-def _answers(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Prompt, list[int]]]:
+def share_right(turns: Sequence[Turn], decode: Decode, judge: Judge = is_right) -> Shares:
+    """Return the share of right answers; data sets without right answers are left out."""
+    judged = cache(judge)
+    found: dict[str, dict[str, dict[int, list[bool]]]] = {}
     for turn in turns:
         for prompt, completion in zip(turn.prompts, turn.completions, strict=True):
             if prompt.reference:
-                yield turn, prompt, completion.token_ids
-
-
-def add_right(contestants: dict[str, dict[str, Any]], right: Right, prompts: Sequence[Prompt]) -> None:
-    """Add to the figures of each data set how many answers are right, of how many."""
-    for dataset, own in right.items():
-        asked = sum(prompt.dataset == dataset and prompt.reference is not None for prompt in prompts)
-        for name, counts in own.items():
-            contestants[name]["by_dataset"][dataset] |= {"right": counts, "asked": asked}
+                repeats = found.setdefault(prompt.dataset, {}).setdefault(turn.contestant, {})
+                verdict = judged(prompt.reference, decode(completion.token_ids))
+                repeats.setdefault(turn.repeat, []).append(verdict)
+    return {
+        dataset: {name: [mean(own) for own in repeats.values()] for name, repeats in everybody.items()}
+        for dataset, everybody in found.items()
+    }

@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.figures import Row, or_dash
+from bench.accuracy import Shares
+from bench.contestants import PLAIN
+from bench.figures import Row
 from bench.report import Figure, figure, tell
 from specq.runtime import how_to_install
 
-Contestants = Mapping[str, dict[str, Any]]
-HEADER: Row = ("DATA SET", "CONTESTANT", "TOKENS/S", "VS PLAIN", "TOKENS/ROUND", "RIGHT")
+Measured = dict[str, dict[str, dict[str, Figure]]]  # data set -> RATE or RIGHT, where known -> contestant -> figure
+RATE, RIGHT = "tokens/s", "right"
 
 
-def dataset_table(contestants: Contestants) -> list[Row]:
-    """Return a row for each data set and contestant, a header first."""
-    return [HEADER, *(_row(dataset, name, contestants) for dataset, name, _ in _cells(contestants))]
-
-
-def _row(dataset: str, name: str, contestants: Contestants) -> Row:
-    own, plain = (contestants.get(one, {}).get("by_dataset", {}).get(dataset, {}) for one in (name, "plain"))
-    rates, plain_rates = _rates(own), _rates(plain)
-    ratio = median(a / b for a, b in zip(rates, plain_rates, strict=True)) if rates and plain_rates else None
-    return (
-        *(dataset, name, or_dash(median(rates) if rates else None, "{:.1f}".format), or_dash(ratio, "{:.2f}x".format)),
-        or_dash(own["mean_accepted_length"], "{:.2f}".format),
-        f"{'/'.join(map(str, sorted(set(own['right']))))} of {own['asked']}" if "right" in own else "-",
-    )
-
-
-def dataset_figures(contestants: Contestants) -> dict[str, Figure]:
-    """Return speed and the share of right answers, by data set and contestant."""
-    found = {}
-    for dataset, name, own in _cells(contestants):
-        if rates := _rates(own):
-            found[f"{dataset} {name} tokens/s"] = figure("tokens/s", rates)
-        if "right" in own:
-            found[f"{dataset} {name} right"] = figure("share", [count / own["asked"] for count in own["right"]])
+def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> Measured:
+    """Return speed, as `figures` has it, and the share of right answers of each data set, as far as they are known."""
+    found: Measured = {}
+    for name, figures in contestants.items():
+        for dataset, own in figures["by_dataset"].items():
+            known = found.setdefault(dataset, {})
+            if "tokens_per_second" in own:
+                known.setdefault(RATE, {})[name] = figure("tokens/s", own["tokens_per_second"]["repeats"])
+            if dataset in right:
+                known.setdefault(RIGHT, {})[name] = figure("share", right[dataset][name])
     return found
 
 
-def _rates(own: Mapping[str, Any]) -> list[float]:
-    return list(own.get("tokens_per_second", {}).get("repeats", []))
+def dataset_figures(measured: Measured) -> dict[str, Figure]:
+    """Return the figures under the names that a report has them by."""
+    return {
+        f"{dataset} {name} {what}": one
+        for dataset, known in measured.items()
+        for what, own in known.items()
+        for name, one in own.items()
+    }
 
 
-def _cells(contestants: Contestants) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (data set, contestant, figures), the data sets in order."""
-    for dataset in dict.fromkeys(dataset for own in contestants.values() for dataset in own["by_dataset"]):
-        for name, own in contestants.items():
-            yield dataset, name, own["by_dataset"][dataset]
+def dataset_table(measured: Measured, names: Iterable[str]) -> list[Row]:
+    """Return a row for each data set and contestant, a header first."""
+    header: Row = ("DATA SET", "CONTESTANT", "TOKENS/S", "VS PLAIN", "RIGHT")
+    return [header, *((dataset, name, *_cells(known, name)) for dataset, known in measured.items() for name in names)]
+
+
+def _cells(known: dict[str, dict[str, Figure]], name: str) -> Row:
+    rate, plain, right = (known.get(what, {}).get(who) for what, who in ((RATE, name), (RATE, PLAIN), (RIGHT, name)))
+    return (
+        f"{rate['median']:.1f}" if rate else "-",
+        f"{median(map(truediv, rate['repeats'], plain['repeats'])):.2f}x" if rate and plain else "-",
+        f"{right['median']:.1%}" if right else "-",
+    )
 
 
 def can_draw() -> bool:
@@ -62,28 +65,27 @@ def can_draw() -> bool:
     return True
 
 
-def draw(contestants: Contestants, report: Path) -> list[Path]:
+def draw(measured: Measured, report: Path) -> list[Path]:
     """Write a PNG for each data set beside the report; return the files."""
     from matplotlib.figure import Figure as Canvas
 
-    datasets, figures = dict.fromkeys(dataset for dataset, *_ in _cells(contestants)), dataset_figures(contestants)
     paths = []
-    for dataset in datasets:
-        canvas: Any = Canvas(figsize=(10, 4), layout="constrained")
+    for dataset, known in measured.items():
+        canvas: Any = Canvas(figsize=(5 * len(known), 4), layout="constrained")
         canvas.suptitle(dataset)
-        for panel, what in zip(canvas.subplots(1, 2), ("tokens/s", "right"), strict=True):
-            bars = {name: found for name in contestants if (found := figures.get(f"{dataset} {name} {what}"))}
-            _bars(panel, what, bars)
+        for panel, (what, own) in zip(canvas.subplots(1, len(known), squeeze=False)[0], known.items(), strict=True):
+            _bars(panel, what, own)
         paths.append(report.with_name(f"{report.stem}_{dataset}.png"))
         canvas.savefig(paths[-1], dpi=110)
     return paths
 
 
-def _bars(panel: Any, title: str, bars: Mapping[str, Figure]) -> None:
+def _bars(panel: Any, what: str, bars: Mapping[str, Figure]) -> None:
     """Draw the median of each contestant, and its repetitions as points."""
     shown = panel.bar(list(bars), [one["median"] for one in bars.values()], color="C0")
-    panel.bar_label(shown, fmt="%.3g")
+    panel.bar_label(shown, fmt="%.3g", padding=3)
     for name, one in bars.items():
         panel.plot([name] * len(one["repeats"]), one["repeats"], "k.", markersize=4)
-    panel.set(title=title if bars else f"{title}: not measured", ylim=(0, None))
+    panel.set(title=what, ylabel=next(iter(bars.values()))["unit"])
+    panel.set_ylim(0, 1 if what == RIGHT else None)
     panel.tick_params(axis="x", rotation=30)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.report import Report
+from specq.protocol import ConfigError
 
 
 @contextmanager
@@ -19,7 +20,11 @@ def tracked(report: Report, group: str) -> Iterator[list[Path]]:
     import wandb
 
     about = {name: value for name, value in report.content.items() if name not in ("figures", "results")}
-    with wandb.init(project="specq", group=group or None, job_type=about["suite"], config=about) as run:
+    try:
+        started = wandb.init(project="specq", group=group or None, job_type=about["suite"], config=about)
+    except wandb.Error as error:
+        raise ConfigError(f"Weights & Biases: {error}") from None
+    with started as run:
         plots = list[Path]()
         yield plots
         figures = {name.replace("/", " per "): one for name, one in report.content["figures"].items()}

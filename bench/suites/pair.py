@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench import agreement
-from bench.accuracy import add_right, check_references, count_right
-from bench.by_dataset import can_draw, dataset_figures, dataset_table, draw
+from bench.accuracy import Shares, check_references, share_right
+from bench.by_dataset import by_dataset, can_draw, dataset_figures, dataset_table, draw
 from bench.contestants import NO_DRAFTS, Specq
 from bench.deployments import Deployments, Starter, deployment, starter
 from bench.figures import figures, table
@@ -93,18 +93,19 @@ def command(
     tracking: AbstractContextManager[list[Path]] = tracked(report, group) if wandb else nullcontext([])
     with tracking as plots:
         names = only or default_names(settings, random_draft=random_draft)
-        result = run(settings, names, tell, has_accuracy=accuracy, by_dataset=every)
+        result = run(settings, names, tell, has_accuracy=accuracy, is_apart=every)
         found = result["contestants"]
         rates = {
             f"{name} tokens/s": figure("tokens/s", own["tokens_per_second"]["repeats"]) for name, own in found.items()
         }
-        rates |= dataset_figures(found) if every or accuracy else {}
+        measured = by_dataset(found, result["right"]) if every or accuracy else {}
+        rates |= dataset_figures(measured)
         report.update(settings=result.pop("settings"), figures=rates, results=result)
         show(table(found), _notes(settings, result["agreement"]))
-        if every or accuracy:
-            show(dataset_table(found), result["accuracy"])
+        if measured:
+            show(dataset_table(measured, found), [_equal(result["right"])] if accuracy else [])
         if beside:
-            plots.extend(draw(found, beside))
+            plots.extend(draw(measured, beside))
 
 
 def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
@@ -114,17 +115,17 @@ def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
 
 
 def run(
-    settings: Settings, names: Sequence[str], tell: Tell, *, has_accuracy: bool = False, by_dataset: bool = False
+    settings: Settings, names: Sequence[str], tell: Tell, *, has_accuracy: bool = False, is_apart: bool = False
 ) -> dict[str, Any]:
     """Measure the named contestants; return settings, figures and differences as JSON-able values.
 
     has_accuracy  whether right answers are counted
-    by_dataset    whether data sets come one after the other, also with several sessions in flight
+    is_apart      whether data sets come one after the other, also with several sessions in flight
     """
     prompts = settings.prompts()
     if has_accuracy:
         check_references(prompts)
-    portions = [list(own) for _, own in groupby(prompts, lambda prompt: prompt.dataset if by_dataset else "")]
+    portions = [list(own) for _, own in groupby(prompts, lambda prompt: prompt.dataset if is_apart else "")]
     with Deployments() as deployments:
         tell("starting specq's processes")
         running = deployments.serve({kind: _starter(kind, settings) for kind in kinds(names)})
@@ -142,14 +143,11 @@ def run(
         sessions = {one.name: one.concurrency or settings.concurrency for one in everybody}
         comparable = [turn for turn in turns if settings.temperature == 0 or turn.contestant not in RIVALS]
         different = agreement.differences(comparable, rivals.logit_gap if rivals else None)
-    found = figures(turns, sessions)
-    right = count_right(turns, settings.codec().decode) if has_accuracy else {}
-    add_right(found, right, prompts)
     return {
         "settings": asdict(settings) | {"transformers_threads": rivals.num_threads if rivals else None},
         "num_prompts": len(prompts),
-        "contestants": found,
-        "accuracy": [_equal(dataset, own) for dataset, own in right.items()],
+        "contestants": figures(turns, sessions),
+        "right": share_right(turns, settings.codec().decode) if has_accuracy else {},
         "agreement": agreement.summary(comparable, different),
         "notes": NOTES,
     }
@@ -186,13 +184,15 @@ def _rival(rivals: Rivals | None, name: str) -> Contestant:
     return Transformers(rivals, name, assisted=name == "assisted")
 
 
-def _equal(dataset: str, right: dict[str, list[int]]) -> str:
-    """Return whether specq gives as many right answers with drafts as without."""
-    counts = {name: own for name, own in right.items() if name not in RIVALS}
-    is_same = len({count for own in counts.values() for count in own}) <= 1
-    return (
-        f"{dataset}: as many right answers with drafts as without" if is_same else f"{dataset}: NOT as many: {counts}"
-    )
+def _equal(right: Shares) -> str:
+    """Return whether specq is right as often with drafts as without."""
+    differing = [
+        dataset
+        for dataset, found in right.items()
+        if len({share for name, shares in found.items() if name in KINDS for share in shares}) > 1
+    ]
+    same = "as many right answers with drafts as without"
+    return f"NOT {same}: {', '.join(differing)}" if differing else same
 
 
 def _notes(settings: Settings, agreement: dict[str, Any]) -> list[str]:
