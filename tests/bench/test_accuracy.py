@@ -75,6 +75,7 @@ def test_prompts_without_right_answers_are_refused():
     ("In 2 weeks he makes $5,600,000.00.", "5600000"),
     ("10-4 = 6, then 6 - 9 = -3", "-3"),
     ("It costs -$12", "-12"),
+    ("10-4", "4"),
     ("a loss of \N{MINUS SIGN}4 degrees", "-4"),
     ("Half is .5 liters.", "0.5"),
     ("1, 2, 3", "3"),
@@ -122,7 +123,7 @@ def test_what_does_not_come_to_its_end(code):
 
 @pytest.mark.slow
 def test_processor_time_has_a_limit(monkeypatch):
-    monkeypatch.setattr(generated_code, "WALL_S", 100)
+    monkeypatch.setattr(generated_code, "WALL_S", 1000)
     assert not generated_code.passes("while True: pass")
 
 
