@@ -30,7 +30,8 @@ Shares = dict[str, dict[str, list[float]]]  # data set -> contestant -> of each 
 
 
 def final_number(text: str) -> Decimal | None:
-    """Return the last number behind `####`, else in a box, else of all, without `$`, commas and units; None: no number."""
+    """Return the last number behind `####`, else in a box, else of all, without `$`, commas and units; None: there is
+    none."""
     for written, plain in _LATEX.items():
         text = text.replace(written, plain)
     found = next((numbers for place in _PLACES if (numbers := place.findall(text))), [""])[-1]
@@ -63,7 +64,8 @@ def is_right(reference: Reference, text: str) -> bool:
     """Return whether an answer is the reference's, or its code passes the tests."""
     if reference.test:
         return generated_code.passes(program(reference, text))
-    return final_number(text) == final_number(reference.answer)
+    wanted = final_number(reference.answer)
+    return wanted is not None and final_number(text) == wanted
 
 
 def check_references(prompts: Sequence[Prompt]) -> None:

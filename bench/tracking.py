@@ -13,7 +13,7 @@ from specq.protocol import ConfigError
 
 @contextmanager
 def tracked(report: Report, group: str) -> Iterator[list[Path]]:
-    """Yield a list for plots; log them and the report when the block ends: repetitions as steps, medians as the summary.
+    """Yield a list for plots; log them and the report when the block ends: repetitions as steps, medians as summary.
 
     The run begins before anything is measured, so that a missing package or login is an error at once.
     """

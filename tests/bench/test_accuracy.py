@@ -19,7 +19,7 @@ from specq.testing.waiting import wait_until
 from tests.each import each
 
 TASK = Reference(
-    prompt='import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle; half(r) is no area."""\n',
+    prompt='import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n',
     test="def check(candidate):\n    assert candidate(2) == math.pi * 4\n    assert half(2) == 1\n",
     entry_point="area",
 )
@@ -92,6 +92,7 @@ def test_a_number_is_right_however_it_is_written():
     assert is_right(reference, "The profit is $70000.00.")
     assert not is_right(reference, "The profit is $7000.")
     assert not is_right(reference, "I do not know.")
+    assert not is_right(Reference(answer="Paris"), "London")
 
 
 # --- code -------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.fixture
 def canvas(monkeypatch):
-    """What stands for all of matplotlib's figures and their panels: it keeps what it is asked for, and draws nothing."""
+    """What stands for all of matplotlib's figures and panels: it keeps what it is asked for, and draws nothing."""
     canvas = MagicMock()
     canvas.subplots.side_effect = lambda rows, columns, squeeze: [[canvas] * columns]
     monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
