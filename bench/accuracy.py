@@ -22,7 +22,7 @@ _NUMBER = r"((?:(?<![\w)\]}])-)?(?:\$-?)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\
 _PLACES = tuple(re.compile(mark + _NUMBER) for mark in (r"####[\s*:=]*", r"\\boxed\{[^}]*?", ""))  # of the answer
 _LATEX = {"{,}": ",", "\\,": "", "\\!": "", "\\$": "$", "\N{MINUS SIGN}": "-"}
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_CODE = re.compile(r"\s|$|(?:def|class|import|from)\s|@")  # begins a line of code outside of a fence
+_CODE = re.compile(r"\s|$|(?:def|class|import|from)\s|[@#]")  # begins a line of code outside of a fence
 
 Decode = Callable[[Sequence[int]], str]
 Judge = Callable[[Reference, str], bool]
@@ -45,10 +45,10 @@ def program(reference: Reference, text: str) -> str:
     """
     name, beginning = reference.entry_point, reference.prompt
     defined = re.compile(rf"^[ \t]*def {re.escape(name)}\(", re.MULTILINE)
-    blocks = _FENCED.findall(text) or [_code_lines(text)]
-    code = next(filter(defined.search, blocks), None)
+    bare = _code_lines(text)
+    code = next(filter(defined.search, [*_FENCED.findall(text), bare]), None)
     if code is None:
-        code = "\n".join(takewhile(lambda line: not line[:1].strip(), blocks[0].splitlines()))
+        code = "\n".join(takewhile(lambda line: not line[:1].strip(), bare.splitlines()))
     else:  # of the prompt, imports and functions that it calls
         code, beginning = dedent(code), beginning[: max(beginning.rfind(f"def {name}("), 0)]
     return f"{beginning}{code}\n{reference.test}\ncheck({name})\n"
