@@ -13,6 +13,9 @@ specq beside other ways to serve the same prompts, in one run; suites are short 
     turns         interleaved repetitions: everybody on the same block, in rotating order
     figures       medians, paired ratios with intervals, speculation figures, and their table
     agreement     do all say the same?
+    by_dataset    the same for each data set, and a plot of each
+    accuracy      are the answers right? generated_code: runs code with its tests, in a process with limits
+    tracking      a report as a run at Weights & Biases
     methods       the ways to draft, each a deployment; method_figures: what they cost and bring
     step_split    where the time of a verifier's steps went
     drafts        draft models that are worse than the bundled one

@@ -54,20 +54,18 @@ class Report:
 
     def __init__(self, suite: str, out: Path | None = None, commit: str = "") -> None:
         """`out`: the file to write, if any; `commit`: of the code that is measured, where git does not know it."""
-        self._out, self._unwritten = out, ""  # the latter: why, if the file lacks what is known
+        self.out, self._unwritten = out, ""  # the latter: why, if the file lacks what is known
         about = describe(shlex.join(["specq", *sys.argv[1:]]), commit)
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
 
     def resume(self) -> None:
         """Take over figures and results of the file, if it is there; raises ConfigError if it is no report of this
         suite."""
-        if self._out is None or not self._out.exists():
+        if self.out is None or not self.out.exists():
             return
-        earlier = read_report(self._out)
+        earlier = read_report(self.out)
         if earlier["suite"] != self.content["suite"]:
-            raise ConfigError(
-                f"{self._out} is a report of the suite {earlier['suite']}, not of {self.content['suite']}"
-            )
+            raise ConfigError(f"{self.out} is a report of the suite {earlier['suite']}, not of {self.content['suite']}")
         for part in ("figures", "results"):
             self.content[part].update(earlier[part])
 
@@ -81,8 +79,8 @@ class Report:
         """Add what is known now, and write the file."""
         for part, values in (("settings", settings), ("figures", figures), ("results", results)):
             self.content[part].update(values or {})
-        if self._out is not None:
-            self._write(self._out)
+        if self.out is not None:
+            self._write(self.out)
 
     def _write(self, out: Path) -> None:
         before, self._unwritten = self._unwritten, ""

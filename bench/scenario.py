@@ -14,6 +14,7 @@ from typing import Any
 
 from specq.protocol import ConfigError
 from specq.samples import Prompt, codec_of, load_prompts
+from specq.text import TextCodec
 
 MADE_OF = "tiny"  # the draft model that the made ones are made of
 
@@ -45,10 +46,14 @@ class Settings:
 
     def prompts(self) -> list[Prompt]:
         """Return the prompts; raises ConfigError if there are none."""
-        found = load_prompts(self.datasets, self.num_prompts, codec_of(self.model))
+        found = load_prompts(self.datasets, self.num_prompts, self.codec())
         if not found:
             raise ConfigError(f"no prompts in {', '.join(self.datasets)}")
         return found
+
+    def codec(self) -> TextCodec:
+        """Return the target's tokenizer."""
+        return codec_of(self.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from specq.models import SHOWN_PAIR, default_pair, draft_for, parallel_for
 from specq.processes.servers import Servers
 from specq.protocol import ConfigError
 from specq.runtime import Number, Tell
-from specq.samples import DATA, Prompt, files_of, shipped
+from specq.samples import Prompt, files_of, shipped_and_chats
 
 # of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
 READY_S = 600.0
@@ -134,7 +134,7 @@ def command(
 def _settings(target: str, bench: Path | None, *, sessions: int, limit: int, max_tokens: int, repeats: int) -> Settings:
     """Return the settings of a run; raises ConfigError for a directory without data sets."""
     return Settings(
-        datasets=(*shipped(), *files_of(DATA / "chat")) if bench is None else files_of(bench),
+        datasets=shipped_and_chats() if bench is None else files_of(bench),
         num_prompts=limit,
         output_len=max_tokens,
         concurrency=sessions,

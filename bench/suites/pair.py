@@ -13,22 +13,28 @@ random         specq with a drafter of random weights (if asked for)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench import agreement
+from bench.accuracy import Shares, check_references, share_right
+from bench.by_dataset import by_dataset, can_draw, dataset_figures, dataset_table, draw
 from bench.contestants import NO_DRAFTS, Specq
 from bench.deployments import Deployments, Starter, deployment, starter
 from bench.figures import figures, table
 from bench.report import Report, figure, show, tell
 from bench.scenario import Settings
 from bench.suite import COUNT, option, repeatable, serving_options, suite
+from bench.tracking import tracked
 from bench.turns import Contestant, blocks_of, measure, warm_up
 from specq.models import SHOWN_PAIR, default_pair
 from specq.runtime import Number, Tell
-from specq.samples import shipped
+from specq.samples import shipped, shipped_and_chats
 
 if TYPE_CHECKING:
     from bench.rivals.transformers import Rivals
@@ -60,23 +66,46 @@ NOTES = {
 @option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
 @repeatable("--only", click.Choice(NAMES), (), "Measure only this one.", show_default=False)
+@click.option(
+    "--accuracy", is_flag=True, help="Count right answers; runs HumanEval's answers, in a process with limits."
+)
+@click.option(
+    "--all", "every", is_flag=True, help="Also MT-bench; with --out, a plot of each data set beside the report."
+)
+@click.option("--wandb", is_flag=True, help="Log the report to Weights & Biases.")
+@option("--group", str, "", "Of the run there.")
 def command(
-    report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, **options: Any
-) -> None:
+    report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, every: bool,
+    accuracy: bool, wandb: bool, group: str, **options: Any,
+) -> None:  # fmt: skip
     """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with
     drafters.
 
     plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has
     drafters, and lookups where they have sent nothing.
     """
-    settings = Settings(datasets=dataset or tuple(shipped()), num_prompts=numseqs, **options)
-    result = run(settings, only or default_names(settings, random_draft=random_draft), tell)
-    rates = {
-        f"{name} tokens/s": figure("tokens/s", own["tokens_per_second"]["repeats"])
-        for name, own in result["contestants"].items()
-    }
-    report.update(settings=result.pop("settings"), figures=rates, results=result)
-    show(table(result["contestants"]), _notes(settings, result["agreement"]))
+    if group and not wandb:
+        raise click.UsageError("--group is of runs at Weights & Biases; give --wandb, too")
+    datasets = tuple(dict.fromkeys([*shipped_and_chats(), *dataset])) if every else dataset or tuple(shipped())
+    settings = Settings(datasets=datasets, num_prompts=numseqs, **options)
+    report.content["settings"].update(asdict(settings))
+    beside = report.out if every and report.out and can_draw() else None
+    tracking: AbstractContextManager[list[Path]] = tracked(report, group) if wandb else nullcontext([])
+    with tracking as plots:
+        names = only or default_names(settings, random_draft=random_draft)
+        result = run(settings, names, tell, has_accuracy=accuracy, is_apart=every)
+        found = result["contestants"]
+        rates = {
+            f"{name} tokens/s": figure("tokens/s", own["tokens_per_second"]["repeats"]) for name, own in found.items()
+        }
+        measured = by_dataset(found, result["right"]) if every or accuracy else {}
+        rates |= dataset_figures(measured)
+        report.update(settings=result.pop("settings"), figures=rates, results=result)
+        show(table(found), _notes(settings, result["agreement"]))
+        if measured:
+            show(dataset_table(measured, found), [_equal(result["right"])] if accuracy else [])
+        if beside:
+            plots.extend(draw(measured, beside))
 
 
 def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
@@ -85,9 +114,18 @@ def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
     return tuple(name for name in NAMES if asked.get(name, True))
 
 
-def run(settings: Settings, names: Sequence[str], tell: Tell) -> dict[str, Any]:
-    """Measure the named contestants; return settings, figures and differences as JSON-able values."""
+def run(
+    settings: Settings, names: Sequence[str], tell: Tell, *, has_accuracy: bool = False, is_apart: bool = False
+) -> dict[str, Any]:
+    """Measure the named contestants; return settings, figures and differences as JSON-able values.
+
+    has_accuracy  whether right answers are counted
+    is_apart      whether data sets come one after the other, also with several sessions in flight
+    """
     prompts = settings.prompts()
+    if has_accuracy:
+        check_references(prompts)
+    portions = [list(own) for _, own in groupby(prompts, lambda prompt: prompt.dataset if is_apart else "")]
     with Deployments() as deployments:
         tell("starting specq's processes")
         running = deployments.serve({kind: _starter(kind, settings) for kind in kinds(names)})
@@ -100,7 +138,8 @@ def run(settings: Settings, names: Sequence[str], tell: Tell) -> dict[str, Any]:
             if name in names
         ]
         warm_up(everybody, prompts, settings, tell)
-        turns = measure(everybody, blocks_of([prompts] * settings.repeats, settings.concurrency), settings, tell)
+        planned = [block for own in portions for block in blocks_of([own] * settings.repeats, settings.concurrency)]
+        turns = measure(everybody, planned, settings, tell)
         sessions = {one.name: one.concurrency or settings.concurrency for one in everybody}
         comparable = [turn for turn in turns if settings.temperature == 0 or turn.contestant not in RIVALS]
         different = agreement.differences(comparable, rivals.logit_gap if rivals else None)
@@ -108,6 +147,7 @@ def run(settings: Settings, names: Sequence[str], tell: Tell) -> dict[str, Any]:
         "settings": asdict(settings) | {"transformers_threads": rivals.num_threads if rivals else None},
         "num_prompts": len(prompts),
         "contestants": figures(turns, sessions),
+        "right": share_right(turns, settings.codec().decode) if has_accuracy else {},
         "agreement": agreement.summary(comparable, different),
         "notes": NOTES,
     }
@@ -142,6 +182,17 @@ def _rival(rivals: Rivals | None, name: str) -> Contestant:
 
     assert rivals is not None, "they are loaded for whoever needs them"
     return Transformers(rivals, name, assisted=name == "assisted")
+
+
+def _equal(right: Shares) -> str:
+    """Return whether specq is right as often with drafts as without."""
+    differing = [
+        dataset
+        for dataset, found in right.items()
+        if len({share for name, shares in found.items() if name in KINDS for share in shares}) > 1
+    ]
+    same = "as many right answers with drafts as without"
+    return f"NOT {same}: {', '.join(differing)}" if differing else same
 
 
 def _notes(settings: Settings, agreement: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import orjson
 
-from specq.runtime import OutFolder, columns, log, writing
+from specq.runtime import OutFolder, columns, how_to_install, log, writing
 from specq.runtime.machine import describe
 from specq.simulate.calibration import read_measured, to_toml
 from specq.simulate.report import Outcome, run_points, table, to_json
@@ -65,8 +65,4 @@ def _draw(outcomes: list[Outcome], out: Path) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        click.echo(
-            "no plots: they need matplotlib, which is not installed; in a clone of specq: .venv/bin/pip install -e "
-            "'.[plots]'",
-            err=True,
-        )
+        click.echo(f"no plots: {how_to_install('matplotlib')}", err=True)

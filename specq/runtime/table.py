@@ -29,7 +29,12 @@ from specq.protocol import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
+EXTRAS = {  # package -> extra
+    **dict.fromkeys(("torch", "transformers", "safetensors"), "torch"),
+    "vllm": "vllm",
+    "matplotlib": "plots",
+    "wandb": "wandb",
+}
 
 
 def how_to_install(package: str) -> str:

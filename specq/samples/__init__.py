@@ -1,10 +1,15 @@
-"""Benchmark prompts: samples that ship with specq, or any JSONL file of `{"prompt": ...}` or `{"messages": [...]}`."""
+"""Benchmark prompts: samples that ship with specq, or any JSONL file of `{"prompt": ...}` or `{"messages": [...]}`, or
+GSM8K or HumanEval as published, which say what a right answer is."""
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+import orjson
 
 from specq.client import PromptLine, read_lines
 from specq.models import resolve_model
@@ -12,20 +17,42 @@ from specq.protocol import ConfigError, JobError
 from specq.text import TextCodec, load_tokenizer_files
 
 DATA = Path(__file__).parent / "data"
+_PUBLISHED = {"question": "prompt", "task_id": "id"}  # keys of GSM8K and HumanEval, and ours
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a right answer is.
+
+    answer        GSM8K: a text whose last number it is
+    prompt, test, entry_point  HumanEval: the beginning of the program, a function `check`, and the name of the function
+                  that it is called with
+    """
+
+    answer: str = ""
+    prompt: str = ""
+    test: str = ""
+    entry_point: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as all contestants get it: token ids, the chat template applied."""
+    """A prompt as all contestants get it: token ids, the chat template applied. `reference`: where the line has one."""
 
     dataset: str
     id: str
     token_ids: tuple[int, ...]
+    reference: Reference | None = None
 
 
 def shipped() -> list[str]:
     """Return the names of the data sets in the package."""
     return sorted(path.stem for path in DATA.glob("*.jsonl"))
+
+
+def shipped_and_chats() -> tuple[str, ...]:
+    """Return what `shipped` does, and the files of chats in the package."""
+    return (*shipped(), *files_of(DATA / "chat"))
 
 
 def files_of(directory: Path) -> tuple[str, ...]:
@@ -68,17 +95,34 @@ def codec_of(model: str) -> TextCodec:
 
 def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
     path = DATA / f"{dataset}.jsonl" if dataset in shipped() else Path(dataset)
+    references = dict[int, Reference]()  # by the number of the line
     try:
         with path.open("rb") as file:
-            lines = list(islice(read_lines(file), num))
+            lines = list(islice(read_lines(_without_references(file, references)), num))
     except OSError as error:
         raise ConfigError(
             f"no data set {dataset!r} ({error.strerror}); shipped are {', '.join(shipped())}, or name a JSONL file"
         ) from None
-    return [_prompt(path.stem, line, codec) for line in lines]
+    return [_prompt(path.stem, line, codec, references.get(line.number)) for line in lines]
 
 
-def _prompt(dataset: str, line: PromptLine, codec: TextCodec) -> Prompt:
+def _without_references(raw_lines: Iterable[bytes], found: dict[int, Reference]) -> Iterator[bytes]:
+    """Yield the lines as those of a prompts file; what they say of the right answer goes to `found`."""
+    for number, raw in enumerate(raw_lines, 1):
+        try:
+            values = orjson.loads(raw.removeprefix(BOM_UTF8))
+        except orjson.JSONDecodeError:
+            values = None  # `read_lines` says what is wrong with it
+        if not isinstance(values, dict) or not ("answer" in values or {"test", "entry_point"} <= values.keys()):
+            yield raw
+            continue
+        line = {_PUBLISHED.get(name, name): value for name, value in values.items() if name != "canonical_solution"}
+        given = {name: str(line.pop(name)) for name in ("answer", "test", "entry_point") if name in line}
+        found[number] = Reference(**given, prompt=str(line.get("prompt", "")))
+        yield orjson.dumps(line)
+
+
+def _prompt(dataset: str, line: PromptLine, codec: TextCodec, reference: Reference | None) -> Prompt:
     if line.error:
         raise ConfigError(f"{dataset}: {line.error}")
     arguments = line.arguments
@@ -86,7 +130,7 @@ def _prompt(dataset: str, line: PromptLine, codec: TextCodec) -> Prompt:
         token_ids = arguments.get("token_ids") or _encode(arguments, codec)
     except JobError as error:
         raise ConfigError(f"{dataset}, line {line.number}: {error}") from None
-    return Prompt(dataset, str(line.id), tuple(token_ids))
+    return Prompt(dataset, str(line.id), tuple(token_ids), reference)
 
 
 def _encode(arguments: dict[str, object], codec: TextCodec) -> list[int]:

@@ -57,7 +57,7 @@ def test_options_without_a_suite_go_to_the_default_one(monkeypatch, arguments):
     from bench.suites import pair
 
     asked = []
-    monkeypatch.setattr(pair, "run", lambda settings, names, tell: asked.append(settings.k) or _nothing())
+    monkeypatch.setattr(pair, "run", lambda settings, names, tell, **_: asked.append(settings.k) or _nothing())
     outcome = bench(*arguments)
     assert outcome.exit_code == 0, outcome.output
     assert asked == [3 if arguments else 5]
