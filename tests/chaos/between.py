@@ -10,9 +10,7 @@ from typing import ClassVar, Self
 import zmq
 
 from specq.config.values import free_address
-from specq.protocol.errors import ProtocolError
-from specq.protocol.messages import Assign, Message, Refused, Release, Verdict, Verdicts, Welcome
-from specq.protocol.wire import Frames, decode
+from specq.protocol import Assign, Frames, Message, ProtocolError, Refused, Release, Verdict, Verdicts, Welcome, decode
 from tests.chaos.forgers import SEND_MS, Peer
 from tests.chaos.forging import Forger, Session
 

@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from specq.config.values import free_address
-from specq.protocol.errors import ProtocolError
+from specq.protocol import Frames, ModelInfo, ProtocolError, SamplingParams, decode, encode, type_of
 from specq.protocol.messages import (
     MESSAGES,
     Ack,
@@ -42,9 +42,6 @@ from specq.protocol.messages import (
     Verdict,
     Verdicts,
 )
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import ModelInfo
-from specq.protocol.wire import Frames, decode, encode, type_of
 from tests.chaos.forging import Forger, Session
 
 BEAT_S = 0.1

@@ -19,14 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from specq.protocol import Frames, Message, ModelInfo, SamplingParams, Speculation, Values
 from specq.protocol.bounds import Elements, Items, Json, OneOf, PairBound, Range, Text
 from specq.protocol.layout import is_array
-from specq.protocol.messages import Message
-from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.stats import StatsBound, WorkerMetricsBound
-from specq.protocol.types import ModelInfo
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
-from specq.protocol.wire import Frames
 from specq.verification import STRATEGIES
 
 KEYS = ("session_id", "job_id")

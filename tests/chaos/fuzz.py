@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ import orjson
 from specq.broker.core import Broker
 from specq.client.core import ClientCore
 from specq.drafting.worker.drafter import Drafter
-from specq.protocol.errors import ProtocolError
+from specq.protocol import Frames, ProtocolError, SamplingParams, decode, encode
 from specq.protocol.messages import (
     MESSAGES,
     Ack,
@@ -36,20 +36,16 @@ from specq.protocol.messages import (
     Verdict,
     Verdicts,
 )
-from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION
-from specq.protocol.wire import Frames, decode, encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.core import Verifier
+from specq.verifier import StepCurve, Verifier
 from specq.verifier.validation import validate
 
 JOB, EPOCH = 1, 1
 PROMPT = np.array([5, 6, 7], np.int32)
 WRONG = (None, True, -1, 2**70, 1e300, "", "x" * 5000, [], [1, "a"], {}, {"a": {}}, "deterministic", 0, 3)
-SUITED: dict[
-    str, tuple[type[Message], ...]
-] = {  # what each party is meant to hear; now and then it hears something else
+# What each party is meant to hear; now and then it hears something else.
+SUITED: dict[str, tuple[type[Message], ...]] = {
     "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
     "broker back": (Verdict, Verdicts, SessionFailed),
     "verifier": (Open, Close, Ack, Draft),
@@ -61,23 +57,14 @@ PARTIES = tuple(SUITED)
 
 def real_messages() -> list[Message]:
     """Return messages of a session that there is."""
-    hello = Hello(
-        role="target",
-        name="v",
-        incarnation=1,
-        model=toy_info(),
-        endpoint="toy",
-        max_sessions=8,
-        capabilities=CAPABILITIES,
-    )
+    worker = {"role": "target", "name": "v", "model": toy_info(), "endpoint": "toy", "max_sessions": 8}
+    held = {"session_ids": np.array([JOB]), "epochs": np.array([EPOCH])}
     tree = {"token_ids": np.array([3, 4], np.int32), "parent_ids": np.array([-1, 0], np.int32)}
     params = SamplingParams(max_tokens=50)
     key = {"session_id": JOB, "epoch": EPOCH}
     return [
-        hello,
-        Heartbeat(
-            incarnation=1, state="ready", session_ids=np.array([JOB]), epochs=np.array([EPOCH]), lengths=np.array([3])
-        ),
+        Hello(incarnation=1, capabilities=CAPABILITIES, **worker),
+        Heartbeat(incarnation=1, state="ready", lengths=np.array([3]), **held),
         Submit(job_id=JOB, params=params, prompt_ids=PROMPT),
         Cancel(job_id=2),
         Open(**key, prompt_len=3, tokens_left=50, params=params, owner="ann", by_owner=True, token_ids=PROMPT),
@@ -87,8 +74,7 @@ def real_messages() -> list[Message]:
         Draft(**key, lane=0, base_len=3, first_id=0, scores=np.zeros(2, np.float16), **tree),
         Verdict(**key, base_len=3, token_ids=np.array([9], np.int32), us=(1, 2), seen=(0, 1)),
         Verdicts(
-            session_ids=np.array([JOB]),
-            epochs=np.array([EPOCH]),
+            **held,
             base_lens=np.array([3]),
             num_tokens=np.array([1]),
             num_nodes=np.array([1]),
@@ -215,13 +201,25 @@ class Parties:
 
 def fuzz(num_frames: int, seed: int = 0) -> Counter[str]:
     """Send so many mutated messages, to each party in turn; return how many each has dropped or taken."""
-    rng, parties = random.Random(seed), Parties()
+    rng = random.Random(seed)
     real = {type(message): encode(message) for message in real_messages()}
-    for number in range(num_frames):
+    return send_all(num_frames, rng, tuple(real), lambda name, kind, parties: mutated(real[kind], rng))
+
+
+def send_all(
+    num: int,
+    rng: random.Random,
+    kinds: Sequence[type[Message]],
+    frames_of: Callable[[str, type[Message], Parties], Frames],
+) -> Counter[str]:
+    """Send so many messages, mostly of the kinds that a party is meant to hear, to each party in turn; return how many
+    each took or refused. All else is raised."""
+    parties = Parties()
+    for number in range(num):
         name = PARTIES[number % len(PARTIES)]
-        frames = real[rng.choice(SUITED[name] if rng.random() < 0.8 else tuple(real))]
+        kind = rng.choice(SUITED[name] if rng.random() < 0.8 else kinds)
         try:
-            parties.takers()[name](mutated(frames, rng))
+            parties.takers()[name](frames_of(name, kind, parties))
             parties.counts[f"{name} took or dropped"] += 1
         except ProtocolError:
             parties.counts[f"{name} refused"] += 1

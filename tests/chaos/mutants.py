@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from specq.broker import core
-from specq.broker.core import Broker
-from specq.broker.effects import Effect
+from specq.broker import Broker, Effect, core
 from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.job import BrokerJob
@@ -20,9 +18,8 @@ from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.reconcile import Expected, Reported
 from specq.client.core import ClientCore
-from specq.protocol.messages import Message, Open, Verdict
+from specq.protocol import Judgement, Message, Open, SessionStep, Verdict
 from specq.protocol.messages import Verdicts as StepVerdicts
-from specq.protocol.types import Judgement, SessionStep
 from specq.verifier.inbox import VerifierInbox
 from tests.chaos.stubs import SlowEngine
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,9 +33,15 @@ RECOVERY_S = 5.0
 START_S = 120.0  # for all processes to be ready
 LONGEST_STOP_S = 2.5  # longer than liveness: who stops so long is taken for dead
 SPECQ = (sys.executable, "-m", "specq")
-BROKER = (sys.executable, "-m", "tests.chaos.checked_broker")
+OURS = (sys.executable, "-m", "tests.chaos.programs")
 SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--cut-every-s", "3", "--cut-s", "0.1")
 ROLES = ("broker", "target", "draft", "client")
+QUESTIONS = (
+    "Tom has 3 boxes with 12 pencils each. He gives away 7 pencils. How many are left?",
+    "Write a Python function that returns the sum of a list.",
+    "What is the capital of France?",
+    "A train goes 60 miles in an hour. How far does it go in 4 hours?",
+)
 
 Process = subprocess.Popen[bytes]
 
@@ -58,7 +64,7 @@ class Deployment:
         self.directory, self.real, self.proxied, self.max_sessions = directory, real, proxied, max_sessions
         bind, self.journal = free_address(), directory / "broker.journal"
         kept = () if "--journal" in options else ("--journal", str(self.journal))
-        self.commands = {"broker": (*BROKER, "--bind", bind, *kept, *BEATS, *options)}
+        self.commands = {"broker": (*OURS, "broker", "--bind", bind, *kept, *BEATS, *options)}
         self.address = self._proxy("link-front", bind)
         self.commands |= {f"target-{i}": self._target(f"target-{i}") for i in range(targets)}
         self.commands |= {f"draft-{i}": self._drafter(f"draft-{i}") for i in range(drafters)}
@@ -82,22 +88,14 @@ class Deployment:
         if not self.proxied:
             return upstream
         listen = free_address()
-        self.commands[name] = (
-            sys.executable,
-            "-m",
-            "bench.delay_proxy",
-            "--listen",
-            listen,
-            "--upstream",
-            upstream,
-            *SPOILT,
-        )
+        proxy = (sys.executable, "-m", "bench.delay_proxy", "--listen", listen, "--upstream", upstream)
+        self.commands[name] = (*proxy, *SPOILT)
         return listen
 
     def _drafter(self, name: str) -> tuple[str, ...]:
         if self.real:
             return self._tiny("draft", name)
-        return (sys.executable, "-m", "tests.chaos.toy_drafter", self.address, name)
+        return (*OURS, "drafter", self.address, name)
 
     def __enter__(self) -> Self:
         for name in self.commands:
@@ -139,6 +137,18 @@ def toy_prompts(num_tokens: int = 150) -> Prompts:
     for i in count():
         prompt = [5, 6 + i % 40, 7 + i // 40 % 40]
         yield prompt, toy_text(prompt, num_tokens)
+
+
+def real_prompts(deployment: Deployment) -> Prompts:
+    """Ask the bundled pair without faults first; yield the questions and their answers for ever."""
+    with Client(deployment.address, timeout_s=START_S) as client:
+        deployment.wait_ready(client)
+        found = []
+        for question in QUESTIONS:
+            prompt = client.served.codec.encode(question)
+            answer = client.generate(token_ids=prompt, max_tokens=64, ignore_eos=True)
+            found.append((prompt, answer.token_ids))
+    yield from cycle(found)
 
 
 @dataclass
@@ -224,8 +234,7 @@ def _inject(deployment: Deployment, kind: str, role: str, rng: random.Random) ->
 
 def _hit_client(deployment: Deployment, kind: str, rng: random.Random) -> str:
     """Start a client of its own with a job, and kill or freeze it in the midst of that."""
-    command = (sys.executable, "-m", "tests.chaos.lone_client", deployment.address)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen((*OURS, "client", deployment.address), stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         process.stdout.readline()  # its first tokens are there

@@ -25,8 +25,7 @@ import structlog
 
 from specq.runtime.machine import describe
 from tests.chaos.fuzz import fuzz
-from tests.chaos.processes import Deployment, Siege, all_away, attack, faults_of, toy_prompts
-from tests.chaos.real import real_prompts
+from tests.chaos.processes import Deployment, Siege, all_away, attack, faults_of, real_prompts, toy_prompts
 from tests.chaos.schedule import play
 
 REAL_ROLES = ("broker", "target", "draft")

@@ -176,8 +176,7 @@ class Schedule:
         self._count("verifier_drained")
         return self._later(1.2, self.world.add_verifier)
 
-    # --- what must hold
-    # -------------------------------------------------------------------------------------------------
+    # --- what must hold -----------------------------------------------------------------------------------------------
 
     def _lengths(self) -> dict[int, int]:
         """Return the generated tokens of each job in the journal; -1 for one that has ended."""

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq.protocol.arrays import Int32Array
-from specq.protocol.types import Judgement, SessionStep
+from specq.protocol import Int32Array, Judgement, SessionStep
 from specq.testing.toy import ToyEngine, ToyProposer, next_token
 
 STEP_S, ROW_S, PASS_S = 0.03, 0.0002, 0.02

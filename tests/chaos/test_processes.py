@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import Deployment, Siege, all_away, attack, faults_of, toy_prompts
-from tests.chaos.real import real_prompts
+from tests.chaos.processes import Deployment, Siege, all_away, attack, faults_of, real_prompts, toy_prompts
 
 PATIENCE_S = 60.0  # on a busy machine; `make chaos`, on one of its own, allows 5 s
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

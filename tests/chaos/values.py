@@ -37,8 +37,7 @@ from tests.chaos.between import Between
 from tests.chaos.forgers import ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
 from tests.chaos.forging import Forger
 from tests.chaos.load import Load, Prompts
-from tests.chaos.processes import START_S, Deployment, toy_prompts
-from tests.chaos.real import real_prompts
+from tests.chaos.processes import START_S, Deployment, real_prompts, toy_prompts
 
 ROLES = ("client", "drafter", "verifier", "broker to verifier", "broker to drafter")
 RATE = 6000  # messages a second at most: a broker lets each socket ask 2000 times

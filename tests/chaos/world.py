@@ -4,7 +4,7 @@ models.
 Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any
 time; the broker also between any two things that it does: before and after each group of its journal, before each
 message. What holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end
-(`tests.chaos.invariants`).
+(`tests.chaos.schedule`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams
+from specq.protocol.types import ModelInfo
 from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.machine import DelayLine, EventQueue, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.world import NO_HOST
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.core import Verifier
+from specq.verifier import StepCurve, Verifier
 from tests.chaos.stubs import Moods, MoodyEngine, SlowEngine, slow_proposer
 from tests.chaos.users import Client
 
@@ -85,14 +85,7 @@ class ChaosWorld:
         engine = MoodyEngine(self.moods, self.random) if self.moody else SlowEngine()
         curve = StepCurve(SIZES, engine.step_times(SIZES))
         verifier = Verifier(engine, curve, incarnation=number, max_sessions=8, max_uncommitted=32)
-        hello = Hello(
-            role="target",
-            name=identity.decode(),
-            incarnation=number,
-            model=engine.info,
-            max_sessions=8,
-            capabilities=CAPABILITIES,
-        )
+        hello = self._hello("target", identity, number, engine.info, max_sessions=8)
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, NO_HOST))
         return identity
 
@@ -101,11 +94,13 @@ class ChaosWorld:
         number = next(self._numbers)
         identity, proposer = b"d%d" % number, slow_proposer(2 + number % 4)
         drafter = Drafter(proposer, incarnation=number, width=4, max_ahead=8)
-        hello = Hello(
-            role="draft", name=identity.decode(), incarnation=number, model=proposer.info, capabilities=CAPABILITIES
-        )
+        hello = self._hello("draft", identity, number, proposer.info)
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, NO_HOST))
         return identity
+
+    def _hello(self, role: str, identity: bytes, number: int, model: ModelInfo, max_sessions: int = 0) -> Hello:
+        own = {"name": identity.decode(), "incarnation": number, "max_sessions": max_sessions}
+        return Hello(role=role, model=model, capabilities=CAPABILITIES, **own)
 
     def _start(self, process: Process) -> None:
         self.processes[process.identity] = process
@@ -193,8 +188,7 @@ class ChaosWorld:
                 self.faults["crash_at_boundary"] += 1
                 raise CrashError
 
-    # --- messages to the broker
-    # -----------------------------------------------------------------------------------------
+    # --- messages to the broker ---------------------------------------------------------------------------------------
 
     def _from_worker(self, time: float, sender: Process, message: Message) -> None:
         is_back = sender.hello.role == "target" and not isinstance(message, Hello | Heartbeat)
@@ -225,8 +219,7 @@ class ChaosWorld:
         except CrashError:
             self.kill_broker(self.random.uniform(0.05, 0.8), survives=self._survives)
 
-    # --- what the broker does
-    # -------------------------------------------------------------------------------------------
+    # --- what the broker does -----------------------------------------------------------------------------------------
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -281,8 +274,7 @@ class ChaosWorld:
             for message in client.core.take_outbox():
                 self._carry_up(self.now, client.identity, message, is_back=False)
 
-    # --- what must hold at any time
-    # -------------------------------------------------------------------------------------
+    # --- what must hold at any time -----------------------------------------------------------------------------------
 
     def _check_told(self, send: Send) -> None:
         """Fail if a client is told what the journal does not have."""

@@ -1,7 +1,9 @@
-"""The command line: quick to start, one clear line for each mistake, and its options are the configuration's."""
+"""The command line: quick to start, one clear line for each mistake, and its options are the configuration's. Numbers
+have one type for all ranges, which takes neither NaN nor infinity."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -9,7 +11,6 @@ import sys
 import time
 import tomllib
 from itertools import product
-from pathlib import Path
 
 import click
 import pytest
@@ -19,11 +20,10 @@ from specq import Client, __version__
 from specq.cli import COMMANDS, SUMMARIES, exit_status, main
 from specq.cli.bench import load as load_bench
 from specq.cli.options import section_options
-from specq.config.loading import override, to_arguments
-from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
+from specq.config import BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig, override, to_arguments
 from specq.protocol.errors import ConfigError, EngineError, JobError
-from specq.runtime.columns import columns
-from specq.runtime.table import resolve
+from specq.runtime import Number, columns, resolve
+from tests.cli.test_outputs import every_command
 from tests.each import each
 
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
@@ -84,34 +84,30 @@ def test_each_command_has_help(name):
 
 
 @each(
-    ("arguments", "status", "said"),
+    ("arguments", "said"),
     [
-        (["broker", "--bind", "tcp://0.0.0.0:1"], 2, "broker.bind is tcp://0.0.0.0:1, which others can reach"),
-        (["broker", "--config", "nowhere.toml"], 2, "nowhere.toml"),
-        (["worker", "--role", "draft", "--engine", "torch"], 2, "unknown option of draft engine"),
-        (["worker", "--role", "draft", "--cores", "1-x"], 2, "'1-x' is no list of CPU ids such as 0,2-3"),
-        (["worker", "--role", "draft", "--cores", "5-2"], 2, "'5-2' is no list of CPU ids such as 0,2-3"),
-        (["worker", "--role", "draft", "--cores", f"0-{10**12}"], 2, "each at most 65535"),
-        (["worker", "--role", "target", "--model", "./nowhere"], 2, "there is no model directory nowhere"),
-        (["worker"], 2, "Missing option '--role'"),
-        (["up", "--targets", "0"], 2, "up.targets is 0; it must be from 1"),
-        (["status", "--broker", "nonsense"], 2, "client.broker is 'nonsense'"),
-        (["status", "--keys", "nowhere/x"], 2, "nor a key nowhere/x.secret"),
-        (
-            ["broker", "--keys", "."],
-            2,
-            ". holds no secret key of the role broker; make one: specq keys . NAME --role broker",
-        ),
-        (["keys", ".", "x"], 2, "Missing option '--role'"),
-        (["keys", ".", "x", "--role", "client", "--trusted"], 2, "only drafters can be trusted"),
-        (["nonsense"], 2, "No such command 'nonsense'"),
-        (["sumbit"], 2, "No such command 'sumbit'. Did you mean 'submit'?"),
+        (["broker", "--bind", "tcp://0.0.0.0:1"], "broker.bind is tcp://0.0.0.0:1, which others can reach"),
+        (["broker", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["worker", "--role", "draft", "--engine", "torch"], "unknown option of draft engine"),
+        (["worker", "--role", "draft", "--cores", "1-x"], "'1-x' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "draft", "--cores", "5-2"], "'5-2' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "draft", "--cores", f"0-{10**12}"], "each at most 65535"),
+        (["worker", "--role", "target", "--model", "./nowhere"], "there is no model directory nowhere"),
+        (["worker"], "Missing option '--role'"),
+        (["up", "--targets", "0"], "up.targets is 0; it must be from 1"),
+        (["status", "--broker", "nonsense"], "client.broker is 'nonsense'"),
+        (["status", "--keys", "nowhere/x"], "nor a key nowhere/x.secret"),
+        (["broker", "--keys", "."], "role broker; make one: specq keys . NAME --role broker"),
+        (["keys", ".", "x"], "Missing option '--role'"),
+        (["keys", ".", "x", "--role", "client", "--trusted"], "only drafters can be trusted"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?"),
     ],
 )
-def test_mistakes_are_one_clear_line(arguments, status, said):
+def test_mistakes_are_one_clear_line(arguments, said):
     result = _run(*arguments)
 
-    assert status == result.exit_code
+    assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.output
 
@@ -186,12 +182,8 @@ def test_missing_extra_says_how_to_get_it(monkeypatch):
 
 
 def test_exit_status_tells_input_from_failure():
-    assert [exit_status(e) for e in (ConfigError(""), JobError(""), JobError("", "lost"), EngineError(""))] == [
-        2,
-        2,
-        1,
-        1,
-    ]
+    errors = (ConfigError(""), JobError(""), JobError("", "lost"), EngineError(""))
+    assert [exit_status(error) for error in errors] == [2, 2, 1, 1]
 
 
 def test_keys_makes_two_files(tmp_path):
@@ -285,34 +277,27 @@ assert signal.getsignal(signal.SIGINT) is {handler}
 """
 
 
-def test_an_interrupt_while_modules_are_imported_is_no_traceback():
-    """The process ends by the signal, without a word."""
-    code = INTERRUPTED.format(before="", handler="None")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
 @each(
-    ("before", "handler"),
-    [("sys.meta_path.pop(0)", "signal.default_int_handler"), ("signal.signal(2, signal.SIG_IGN)", "signal.SIG_IGN")],
+    ("before", "handler", "status"),
+    [
+        ("", "None", -signal.SIGINT),
+        ("sys.meta_path.pop(0)", "signal.default_int_handler", 0),
+        ("signal.signal(2, signal.SIG_IGN)", "signal.SIG_IGN", 0),
+    ],
 )
-def test_later_interrupts_are_as_they_were(before, handler):
-    """Python's own handler, which click knows; ignored, where whoever started the process wants that."""
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(before, handler, status):
+    """The process ends by the signal, without a word. Later ones are as they were: Python's own handler, which click
+    knows; ignored, where whoever started the process wants that."""
     code = INTERRUPTED.format(before=before, handler=handler)
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
-class Desk:
+class Desk(contextlib.ExitStack):
     """As many jobs that ended as are asked for, of 50, behind one that runs."""
 
     def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        super().__init__()
 
     def list_jobs(self, limit=None):
         line = {"label": "", "tokens": 1, "age_s": 1.0, "priority": 0, "model": "tiny"}
@@ -332,136 +317,38 @@ def test_of_the_jobs_that_ended_the_newest_are_listed(monkeypatch, arguments, nu
     assert len(_run("jobs", *arguments, "--json").stdout.splitlines()) == 1 + number
 
 
-def test_up_takes_what_says_what_drafts_in_the_verifier(monkeypatch):
-    """The options are those of `specq worker --role target`, and what is given wins over the file."""
-    given = []
-    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
-    options = ("--lookahead", "--lookahead-window", "7", "--shared-tokens", "1000", "--heads", "smollm2")
-    assert _run("up", "--model", "tiny", *options, "--prompt-lookup", "none", "--drafts", "always").exit_code == 0
-    wanted = TargetConfig(
-        model="tiny", lookahead=True, lookahead_window=7, shared_tokens=1000, heads="smollm2", prompt_lookup="none", drafts="always",
-    )  # fmt: skip
-    assert given[0].target == wanted
-
-
-def test_up_takes_an_engine_and_its_options_as_a_worker_does(monkeypatch):
-    given = []
-    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
-    assert _run("up", "--engine", "vllm", "--engine-option", "seed=0", "--engine-option", "x=1").exit_code == 0
-    assert given[0].target == TargetConfig(engine="vllm", engine_options=("seed=0", "x=1"))
-
-
-VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
-
-
-@each(
-    "arguments",
-    [
-        ("up", "--config", VLLM_CONFIG),
-        ("up", "--engine", "vllm", "--model", "tiny"),
-        ("chat", "--config", VLLM_CONFIG, "--draft-model", "", "hi"),
-    ],
-)
-def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monkeypatch, arguments, free_address):
-    monkeypatch.setattr("specq.processes.deployment.find_spec", lambda name: None if name == "vllm" else name)
-    monkeypatch.setattr("specq.processes.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    address = ("--broker", free_address) if arguments[0] == "up" else ()
-    done = _run(*arguments, *address)
-    assert done.exit_code == 2
-    assert done.stderr == (
-        "specq: this needs vllm, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[vllm]'\n"
-    )
-
-
-def test_an_engine_that_is_none_is_named_before_anything_is_started(monkeypatch, free_address):
-    monkeypatch.setattr("specq.processes.up.Group.__enter__", lambda _: pytest.fail("processes were started"))
-    done = _run("up", "--engine", "vlm", "--model", "tiny", "--broker", free_address)
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "vlm" in done.stderr
-
-
-@each(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
-def test_an_empty_draft_model_is_none(monkeypatch, tmp_path, draft_model, expected):
-    """On the command line; it wins over that of the file."""
-    given = []
-    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
-    (tmp_path / "own.toml").write_text('[target]\nmodel = "tiny"\ndraft_model = "tiny"\n')
-    assert _run("up", "--config", str(tmp_path / "own.toml"), "--draft-model", draft_model).exit_code == 0
-    assert (given[0].target.draft_model, given[0].up.drafters) == expected
-
-
-def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypatch):
-    given = []
-
-    def servers(config, **_):
-        given.append(config)
-        raise EngineError("enough is known")
-
-    monkeypatch.setattr("specq.processes.servers.Servers", servers)
-    monkeypatch.setattr("specq.cli.chat._served_models", lambda _: None)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    for options in ((), ("--draft-model", "")):
-        assert "enough is known" in _run("chat", "--model", "tiny", *options, "hi").stderr
-    assert [config.up.drafters for config in given] == [AUTO_DRAFTERS, 0]
-
-
-def test_up_lets_pages_of_named_origins_ask(monkeypatch):
-    given = []
-    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
-    origins = ("https://a.example", "https://b.example:8443")
-    assert _run("up", "--serve", *(part for origin in origins for part in ("--cors-origin", origin))).exit_code == 0
-    assert given[0].serve.cors_origins == origins
-
-
-def test_up_says_where_http_is_served(monkeypatch):
-    """By the options of `specq serve`; what is given wins over the file, and nothing is given in vain."""
-    given = []
-    monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: given.append(config) or 0)
-    tls = ("--tls-cert", "c.pem", "--tls-key", "k.pem", "--hosts", "llm.example.org", "--api-keys", "a.toml")
-    assert _run("up", "--serve", "--bind", "tcp://127.0.0.1:9000").exit_code == 0
-    assert _run("up", "--serve", "--bind", "tcp://*:9000", *tls).exit_code == 0
-    assert [one.serve.bind for one in given] == ["tcp://127.0.0.1:9000", "tcp://*:9000"]
-    assert (given[1].serve.tls_cert, given[1].serve.tls_key, given[1].serve.hosts) == (
-        "c.pem",
-        "k.pem",
-        "llm.example.org",
-    )
-
-    in_the_open = _run("up", "--serve", "--bind", "tcp://*:9000")
-    assert "give --api-keys and --tls-cert" in in_the_open.stderr
-    assert "`insecure = true` in [serve]" in in_the_open.stderr
-    for flag, value in (
-        ("--bind", "tcp://127.0.0.1:9000"),
-        ("--api-keys", "a.toml"),
-        ("--cors-origin", "https://a.example"),
-    ):
-        in_vain = _run("up", flag, value)
-        assert in_vain.exit_code == 2
-        assert f"{flag} says how HTTP is served, which needs --serve as well" in in_vain.stderr
-    assert len(given) == 2
-
-
-def test_an_option_of_up_says_what_it_says_of_a_gateway():
-    up, serve = (
-        {one.opts[0]: one.help for one in resolve("command", COMMANDS, name).params} for name in ("up", "serve")
-    )
-    for option in ("--bind", "--tls-cert", "--tls-key", "--hosts", "--cors-origin"):
-        assert up[option] == serve[option]
-
-
-def test_an_option_of_up_says_what_it_says_of_a_verifier():
-    """There is one definition of it: the key of its section."""
-    up, worker = (
-        {one.opts[0]: one.help for one in resolve("command", COMMANDS, name).params} for name in ("up", "worker")
-    )
-    for option in (
-        *("--lookahead", "--lookahead-window", "--shared-tokens", "--heads", "--prompt-lookup", "--drafts"),
-        "--engine",
-    ):
-        assert up[option].partition("  [")[0] in worker[option].replace(" (--role target only)", "")
-
-
 def test_without_the_repository_bench_says_what_there_is(tmp_path):
     with pytest.raises(ConfigError, match=r"from a checkout of the repository.*specq doctor"):
         load_bench(tmp_path)
+
+
+@each(
+    ("kind", "value", "said"),
+    [
+        (kind, value, said)
+        for kind in [Number(0), Number(0.01), Number(0, min_open=True)]
+        for (value, said) in [
+            ("nan", "nan is not a number"),
+            ("inf", "inf is not a finite number"),
+            ("1e400", "1e400 is not a finite number"),
+            ("-inf", "-inf is not in the range x>"),
+            ("-1", "-1.0 is not in the range x>"),
+            ("two", "'two' is not a valid number"),
+        ]
+    ],
+)
+def test_what_is_no_number_of_the_range_is_refused(kind, value, said):
+    with pytest.raises(click.BadParameter, match=said):
+        kind.convert(value, None, None)
+    assert kind.convert("2.5", None, None) == 2.5
+
+
+def test_ranges_of_all_commands_are_of_that_type():
+    ranges = {
+        f"{name} {option.name}": option.type
+        for name, command in every_command()
+        for option in command.params
+        if isinstance(option.type, click.FloatRange)
+    }
+    assert len(ranges) > 20
+    assert [name for name, kind in ranges.items() if not isinstance(kind, Number)] == []

@@ -170,14 +170,9 @@ def test_every_option_that_writes_refuses_what_cannot_be_written(tmp_path):
                     option.type.convert(str(bad), option, None)
                 num_checked += 1
     assert num_checked > 60
-    for arguments in (
-        ("api", "me", "--file"),
-        ("curve", "--role", "client", "--"),
-        ("curve", "--role", "client", "--"),
-    ):
-        done = CliRunner().invoke(
-            main, ["keys", *arguments, str(tmp_path / "file" / "x"), *["me"] * (arguments[0] == "curve")]
-        )
+    place = str(tmp_path / "file" / "x")
+    for arguments in (("api", "me", "--file", place), ("curve", "--role", "client", "--", place, "me")):
+        done = CliRunner().invoke(main, ["keys", *arguments])
         assert done.exit_code == 2, done.output
         assert done.stderr.count("\n") == 1
 

@@ -10,8 +10,7 @@ from specq.cli.parameters import GROUPS
 from specq.client import Piece, Result
 from specq.client.parameters import NAMES
 from specq.client.prompt_files import show_pieces
-from specq.protocol.messages import Failed, Submit
-from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol import Failed, SamplingParams, Speculation, Submit
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
 from specq.verification.seeds import derived_seed
 from tests.each import each

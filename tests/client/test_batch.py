@@ -1,18 +1,14 @@
 """Several prompts in one call: a list in, a list of results out, in order, from both clients."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
 import specq
 from specq.client import Client
 from specq.client.completions import is_batch, split_batch
-from specq.protocol.errors import JobError
-from specq.protocol.messages import Accepted, Cancel, Failed, Submit
+from specq.protocol import Accepted, Cancel, Failed, JobError, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
-from tests.client.asking import run_async
 from tests.each import each
 
 CHATS = [[{"role": "user", "content": text}] for text in ("Hi", "Why?")]
@@ -29,23 +25,9 @@ def echo(message):
     return answer(message)
 
 
-def generate_async(address, cache_dir, arguments, timeout_s):
-    async def scenario():
-        async with specq.AsyncClient(address, cache_dir=cache_dir, timeout_s=timeout_s) as client:
-            return await client.generate(**arguments)
-
-    return run_async(scenario())
-
-
-def generate_sync(address, cache_dir, arguments, timeout_s):
-    with Client(address, cache_dir=cache_dir, timeout_s=timeout_s) as client:
-        return client.generate(**arguments)
-
-
-@pytest.fixture(params=[generate_sync, generate_async])
-def generate(request, tmp_path):
-    """Either client's `generate`, against a broker that answers as it is set up."""
-    return lambda broker, timeout_s=10.0, **arguments: request.param(broker.address, tmp_path, arguments, timeout_s)
+@pytest.fixture
+def generate(client):
+    return client.generate
 
 
 @pytest.fixture
@@ -69,7 +51,7 @@ def broker():
 def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
     """Of results in the order of the prompts, whatever kind they are."""
     before = broker.num_heard(Submit)
-    results = generate(broker, max_tokens=9, **arguments)
+    results = generate(max_tokens=9, **arguments)
     assert [result.token_ids for result in results] == prompt_ids
     assert {result.index for result in results} <= {None}
     assert broker.num_heard(Submit) == before + len(prompt_ids)
@@ -77,10 +59,10 @@ def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
 
 @each("arguments", [{"prompt": "a"}, {"messages": CHATS[0]}, {"token_ids": [5]}])
 def test_one_prompt_is_no_list(generate, broker, arguments):
-    assert isinstance(generate(broker, **arguments), specq.client.Result)
+    assert isinstance(generate(**arguments), specq.client.Result)
 
 
-def test_all_are_submitted_at_once(generate, tmp_path):
+def test_all_are_submitted_at_once(generate, broker):
     """None is answered before all are there; then the last one first."""
     submits = []
 
@@ -92,14 +74,14 @@ def test_all_are_submitted_at_once(generate, tmp_path):
             return [Accepted(job_id=message.job_id)]
         return [tokens(job.job_id, 0, job.prompt_ids.tolist(), "stop") for job in reversed(submits)]
 
-    with FakeBroker(reply) as broker:
-        results = generate(broker, prompt=PROMPTS)
+    broker.reply = reply
+    results = generate(prompt=PROMPTS)
     assert [result.text for result in results] == [CODEC.decode(CODEC.encode(prompt)) for prompt in PROMPTS]
 
 
 def test_several_completions_of_each(generate, broker):
     """A list of them for each prompt; each prompt with the seeds that it has alone."""
-    results = generate(broker, prompt=PROMPTS, n=2, temperature=0.5, seed=7)
+    results = generate(prompt=PROMPTS, n=2, temperature=0.5, seed=7)
     assert [[result.prompt for result in own] for own in results] == [[prompt] * 2 for prompt in PROMPTS]
     assert [[result.index for result in own] for own in results] == [[0, 1]] * 3
     seeds = [derived_seed(7, index) for index in range(2)]
@@ -107,20 +89,20 @@ def test_several_completions_of_each(generate, broker):
 
 
 def test_seeds_that_are_drawn_differ(generate, broker):
-    results = generate(broker, prompt=["a"] * 5, temperature=0.5)
+    results = generate(prompt=["a"] * 5, temperature=0.5)
     assert len({result.stats["seed"] for result in results}) == 5
 
 
 def test_ids_are_a_list_too(generate, broker):
-    assert [result.id for result in generate(broker, prompt=PROMPTS, id=["x", 1, "y"])] == ["x", 1, "y"]
+    assert [result.id for result in generate(prompt=PROMPTS, id=["x", 1, "y"])] == ["x", 1, "y"]
     for wrong in ("x", ["x"]):
         with pytest.raises(JobError, match="for 3 prompts it must be a list of 3 ids"):
-            generate(broker, prompt=PROMPTS, id=wrong)
+            generate(prompt=PROMPTS, id=wrong)
 
 
 def test_one_that_fails_has_an_error(generate, broker):
     """In its result; the others are whole."""
-    results = generate(broker, prompt=["a", "fail", "b"])
+    results = generate(prompt=["a", "fail", "b"])
     assert [result.error for result in results] == [None, "it broke", None]
     assert [result.text for result in results][::2] == ["a", "b"]
 
@@ -138,7 +120,7 @@ def test_one_that_fails_has_an_error(generate, broker):
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(generate, broker, arguments, reason):
     with pytest.raises(JobError, match=reason):
-        generate(broker, **arguments)
+        generate(**arguments)
     assert broker.num_heard(Submit) == 0
 
 
@@ -149,40 +131,18 @@ def never_all(message):
     return [tokens(message.job_id, 0, [], "cancelled")] if isinstance(message, Cancel) else answer(message)
 
 
-def test_all_are_stopped_if_the_broker_is_gone(tmp_path):
+def test_all_are_stopped_if_the_broker_is_gone(connect, broker):
     """The error is raised; what still runs is cancelled, though the client stays open, and nobody waits for it."""
-    with FakeBroker(never_all) as broker, Client(broker.address, cache_dir=tmp_path, timeout_s=0.5) as client:
-        with pytest.raises(JobError, match="not answered") as caught:
-            client.generate(["a", "b"])
-        submits = broker.wait_for(Submit, 2)
-        (taken,) = {message.job_id for message in submits if message.prompt_ids.tolist() == CODEC.encode("b")}
-        assert taken in {message.job_id for message in broker.wait_for(Cancel)}
-        client.status()
-        assert client._connection.link.num_awaited == 0
+    broker.reply = never_all
+    client = connect(broker.address, timeout_s=0.5)
+    with pytest.raises(JobError, match="not answered") as caught:
+        client.generate(["a", "b"])
+    submits = broker.wait_for(Submit, 2)
+    (taken,) = {message.job_id for message in submits if message.prompt_ids.tolist() == CODEC.encode("b")}
+    assert taken in {message.job_id for message in broker.wait_for(Cancel)}
+    client.status()
+    assert client._connection.link.num_awaited == 0
     assert caught.value.code == "lost"
-
-
-def test_cancelling_who_waits_stops_all(tmp_path):
-    """In asyncio; nobody is left who waits."""
-
-    async def scenario(broker):
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            task = asyncio.create_task(client.generate(PROMPTS))
-            await asyncio.to_thread(broker.wait_for, Submit, len(PROMPTS))
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.to_thread(broker.wait_for, Cancel, len(PROMPTS))
-            await client.status()
-            return client._connection.link.num_awaited
-
-    def reply(message):
-        if isinstance(message, Cancel):
-            return [tokens(message.job_id, 0, [], "cancelled")]
-        return [] if isinstance(message, Submit) else answer(message)
-
-    with FakeBroker(reply) as broker:
-        assert run_async(scenario(broker)) == 0
 
 
 def test_submit_takes_one(tmp_path, broker):

@@ -1,19 +1,15 @@
-"""The blocking client against a small broker over real TCP."""
+"""Both clients against a small broker over real TCP."""
 
 import threading
 import time
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
 
 import specq
-from specq.client import Client
 from specq.client.base import count_ready
-from specq.protocol.errors import JobError
-from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
-from specq.protocol.origins import DRAFT_WORKER, PLAIN
+from specq.protocol import DRAFT_WORKER, PLAIN, Accepted, Cancel, FetchTokenizer, JobError, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 from tests.client.asking import CHAT
 from tests.each import each
@@ -35,16 +31,8 @@ def test_generate(client):
     assert (stats["acceptance_rate"], stats["mean_accepted_length"]) == (0.75, 2.5)
     assert {**stats, **result.internal, **result.usage}.items() >= STATS.items()
     assert not set(stats) & set(result.internal)
-    assert list(result.to_dict()) == [
-        "id",
-        "prompt",
-        "text",
-        "token_ids",
-        "finish_reason",
-        "usage",
-        "stats",
-        "error",
-    ]
+    names = ["id", "prompt", "text", "token_ids", "finish_reason", "usage", "stats", "error"]
+    assert list(result.to_dict()) == names
 
 
 def test_generate_from_chat_and_ids(client, broker):
@@ -88,7 +76,7 @@ def test_stream(client, stop):
     assert pieces[-1].token_ids == tuple(ANSWER_IDS[-(len(ANSWER_IDS) % 3 or 3) :])  # they came with the end
 
 
-def test_the_last_piece_has_the_log_probabilities_of_its_tokens(tmp_path):
+def test_the_last_piece_has_the_log_probabilities_of_its_tokens(client, broker):
     """As all others have; with places in the text, as a stream from the middle and the result have them, too."""
 
     def with_logprobs(message):
@@ -98,28 +86,15 @@ def test_the_last_piece_has_the_log_probabilities_of_its_tokens(tmp_path):
         accepted, *rounds = replies
         return [accepted, *(replace(one, logprobs=-np.ones(len(one.token_ids), np.float32)) for one in rounds)]
 
-    with FakeBroker(with_logprobs) as broker, specq.Client(broker.address, cache_dir=tmp_path) as asking:
-        for known in (0, 4):
-            pieces = list(asking.stream("a", logprobs=0, max_tokens=100, resume_from=[known]))
-            entries = [entry for piece in pieces for entry in piece.logprobs]
-            assert [len(piece.logprobs) for piece in pieces] == [len(piece.token_ids) for piece in pieces]
-            assert pieces[-1].logprobs
-            assert entries == pieces[-1].result.logprobs[known:]
+    broker.reply = with_logprobs
+    for known in (0, 4):
+        pieces = list(client.stream("a", logprobs=0, max_tokens=100, resume_from=[known]))
+        entries = [entry for piece in pieces for entry in piece.logprobs]
+        assert [len(piece.logprobs) for piece in pieces] == [len(piece.token_ids) for piece in pieces]
+        assert pieces[-1].logprobs
+        assert entries == pieces[-1].result.logprobs[known:]
     texts = [ANSWER[: entry["offset"]] for entry in pieces[-1].result.logprobs]
     assert texts == [CODEC.decode(ANSWER_IDS[:i]).rstrip("\ufffd") for i in range(len(ANSWER_IDS))]
-
-
-def test_stream_that_is_left_early(tmp_path):
-    """Who stops reading stops the job."""
-
-    def begin(message):
-        return [tokens(message.job_id, 0, ANSWER_IDS[:3])] if isinstance(message, Submit) else answer(message)
-
-    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        pieces = client.stream("a")
-        list(islice(pieces, 1))
-        pieces.close()
-        assert broker.wait_for(Cancel)[0].job_id == broker.wait_for(Submit)[0].job_id
 
 
 def begin(message):
@@ -131,19 +106,21 @@ def begin(message):
     return answer(message)
 
 
-def test_streams_that_are_left_leave_nothing(tmp_path):
-    """However many: the client forgets who read them, and stops asking for their end."""
-    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        for _ in range(100):
-            pieces = client.stream("a")
-            next(pieces)
-            pieces.close()
-        broker.wait_for(Cancel, 100)
-        client.status()
-        assert client._connection.link.num_awaited == 0
+def test_streams_that_are_left_leave_nothing(client, broker):
+    """Who stops reading stops the job; however many they are, the client forgets them, and stops asking for their
+    end."""
+    broker.reply = begin
+    for _ in range(100):
+        pieces = client.stream("a")
+        next(pieces)
+        pieces.close()
+    jobs = {message.job_id for message in broker.wait_for(Submit, 100)}
+    assert {message.job_id for message in broker.wait_for(Cancel, 100)} == jobs
+    client.status()
+    assert client._connection.link.num_awaited == 0
 
 
-def test_a_lost_cancel_is_sent_again(tmp_path):
+def test_a_lost_cancel_is_sent_again(client, broker):
     """Also where the client closes at once."""
     lost = set()
 
@@ -153,16 +130,16 @@ def test_a_lost_cancel_is_sent_again(tmp_path):
             return []
         return begin(message)
 
-    with FakeBroker(reply) as broker:
-        with Client(broker.address, cache_dir=tmp_path) as client:
-            job = client.submit("a")
-            broker.wait_for(Submit)
-            job.cancel()
-            assert job.result(10).finish_reason == "cancelled"
-            client.submit("a")
-            broker.wait_for(Submit, 2)
-        assert [message.job_id for message in broker.heard if isinstance(message, Cancel)].count(job.id) == 2
-        assert broker.num_heard(Cancel) == 4
+    broker.reply = reply
+    job = client.submit("a")
+    broker.wait_for(Submit)
+    job.cancel()
+    assert job.result(10).finish_reason == "cancelled"
+    client.submit("a")
+    broker.wait_for(Submit, 2)
+    client.close()
+    assert [message.job_id for message in broker.heard if isinstance(message, Cancel)].count(job.id) == 2
+    assert broker.num_heard(Cancel) == 4
 
 
 def test_a_job_that_is_too_large_is_not_sent(client, broker):
@@ -176,35 +153,36 @@ def test_a_job_that_is_too_large_is_not_sent(client, broker):
     assert client.generate("a").text
 
 
-def test_a_job_that_is_never_answered_fails_in_time(tmp_path):
+def test_a_job_that_is_never_answered_fails_in_time(connect, broker):
     """Though the broker answers others all the while."""
 
     def reply(message):
         lost = isinstance(message, Submit) and message.params.max_tokens == 7
         return [] if lost else answer(message)
 
-    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path, timeout_s=0.5) as client:
-        job = client.submit("a", max_tokens=7)
-        deadline = time.monotonic() + 20
-        while not job.done and time.monotonic() < deadline:
-            client.generate("b")
-        with pytest.raises(JobError, match="is there, but has not answered") as caught:
-            job.result(0)
-        assert caught.value.code == "lost"
+    broker.reply = reply
+    client = connect(broker.address, timeout_s=0.5)
+    job = client.submit("a", max_tokens=7)
+    deadline = time.monotonic() + 20
+    while not job.done and time.monotonic() < deadline:
+        client.generate("b")
+    with pytest.raises(JobError, match="is there, but has not answered") as caught:
+        job.result(0)
+    assert caught.value.code == "lost"
 
 
-def test_submit_and_cancel(tmp_path):
+def test_submit_and_cancel(client, broker):
     """A job runs by itself; cancelled, it ends with what it has."""
-    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        job = client.submit("a")
-        broker.wait_for(Submit)
-        with pytest.raises(TimeoutError):
-            job.result(0.01)
-        assert not job.done
-        job.cancel()
-        assert job.result(10).finish_reason == "cancelled"
-        assert job.result(0).token_ids == ANSWER_IDS[:3]
-        assert job.done
+    broker.reply = begin
+    job = client.submit("a")
+    broker.wait_for(Submit)
+    with pytest.raises(TimeoutError):
+        job.result(0.01)
+    assert not job.done
+    job.cancel()
+    assert job.result(10).finish_reason == "cancelled"
+    assert job.result(0).token_ids == ANSWER_IDS[:3]
+    assert job.done
 
 
 def test_many_at_once(client):
@@ -213,7 +191,7 @@ def test_many_at_once(client):
     assert [job.result(10).token_ids for job in jobs] == [ANSWER_IDS[:n] for n in range(1, 40)]
 
 
-def test_lost_messages_over_the_wire(tmp_path):
+def test_lost_messages_over_the_wire(connect, broker):
     """The broker swallows the first submission and then the middle of the tokens; the client asks until it has all."""
     heard = []
 
@@ -224,33 +202,29 @@ def test_lost_messages_over_the_wire(tmp_path):
         whole = completion(message)
         return {1: [], 2: [Accepted(job_id=message.job_id), whole[0], *whole[2:]]}.get(len(heard), whole)
 
-    with FakeBroker(lossy) as broker, Client(broker.address, cache_dir=tmp_path, timeout_s=2.0) as client:
-        assert client.generate("a", max_tokens=100).token_ids == ANSWER_IDS
+    broker.reply = lossy
+    client = connect(broker.address, timeout_s=2.0)
+    assert client.generate("a", max_tokens=100).token_ids == ANSWER_IDS
     assert heard == [0, 0, 3]
 
 
-def test_broker_restart(tmp_path):
+def test_broker_restart(connect):
     """A broker that dies in the middle and comes back at its address without memory: the same text."""
 
-    def begin(message):
-        return [tokens(message.job_id, 0, ANSWER_IDS[:4])] if isinstance(message, Submit) else answer(message)
-
     with FakeBroker(begin) as first:
-        client = Client(first.address, cache_dir=tmp_path, timeout_s=5.0)
+        client = connect(first.address, timeout_s=5.0)
         job = client.submit("a", max_tokens=100)
         first.wait_for(Submit)
     with FakeBroker(endpoint=first.address):
         assert job.result(10).token_ids == ANSWER_IDS
-    client.close()
 
 
-def test_garbage_is_survived(tmp_path):
+def test_garbage_is_survived(client, broker):
     """Frames that are no message are dropped; the job goes on."""
-    with FakeBroker() as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        send = broker._socket.send_multipart
-        broker._socket.send_multipart = lambda frames: (send([frames[0], b"x", b"{", b"\0"]), send(frames))
-        assert client.generate("a", max_tokens=5).token_ids == ANSWER_IDS[:5]
-        del broker._socket.send_multipart
+    send = broker._socket.send_multipart
+    broker._socket.send_multipart = lambda frames: (send([frames[0], b"x", b"{", b"\0"]), send(frames))
+    assert client.generate("a", max_tokens=5).token_ids == ANSWER_IDS[:5]
+    del broker._socket.send_multipart
 
 
 def test_status_and_readiness(client):

@@ -8,10 +8,9 @@ from itertools import islice
 import pytest
 
 import specq
-from specq.client import Client
-from specq.protocol.errors import JobError
-from specq.protocol.messages import Accepted, Cancel, Failed, Submit
+from specq.protocol import Accepted, Cancel, Failed, JobError, Message, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
+from specq.testing.waiting import wait_until
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
 from tests.each import each
@@ -54,16 +53,19 @@ def begin(message):
     """Answer a job with one token and no more, until it is cancelled."""
     if isinstance(message, Submit):
         return [tokens(message.job_id, 0, said(message.params.seed)[:1])]
-    if isinstance(message, Cancel):
-        return [tokens(message.job_id, 1, [], "cancelled")]
-    return answer(message)
+    return [tokens(message.job_id, 1, [], "cancelled")] if isinstance(message, Cancel) else answer(message)
+
+
+def ids_of(broker: FakeBroker, kind: type[Message]) -> set[int]:
+    """Return the jobs of which a broker has heard messages of a kind."""
+    return {message.job_id for message in list(broker.heard) if isinstance(message, kind)}
 
 
 def cancelled(broker: FakeBroker, count: int) -> bool:
     """Wait until so many jobs were submitted and all of them cancelled."""
-    submitted = {message.job_id for message in broker.wait_for(Submit, count)}
+    broker.wait_for(Submit, count)
     broker.wait_for(Cancel, count)
-    return submitted == {message.job_id for message in broker.heard if isinstance(message, Cancel)}
+    return ids_of(broker, Submit) == ids_of(broker, Cancel)
 
 
 # --- n ------------------------------------------------------------------------------------------------------------
@@ -78,29 +80,28 @@ def check(results) -> None:
     assert {(result.id, result.error) for result in results} == {("x", None)}
 
 
-def test_completions_in_order(tmp_path):
+def test_completions_in_order(client, broker):
     """Whatever the order in which they come."""
-    with FakeBroker(Reversed()) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        check(client.generate("Once", id="x", **ASKED))
-        sent = broker.wait_for(Submit, N)
+    broker.reply = Reversed()
+    check(client.generate("Once", id="x", **ASKED))
+    sent = broker.wait_for(Submit, N)
     assert len({message.job_id for message in sent}) == N
     assert {tuple(message.prompt_ids.tolist()) for message in sent} == {tuple(CODEC.encode("Once"))}
 
 
-def test_one_is_a_list_only_if_a_number_was_given(tmp_path):
+def test_one_is_a_list_only_if_a_number_was_given(client, broker):
     """`n` decides the type, not its value; a single completion has the seed that was asked for and no index."""
-    with FakeBroker() as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        alone, (listed,) = client.generate("a", seed=5), client.generate("a", seed=5, n=1)
-        assert [message.params.seed for message in broker.wait_for(Submit, 2)] == [5, 5]
+    alone, (listed,) = client.generate("a", seed=5), client.generate("a", seed=5, n=1)
+    assert [message.params.seed for message in broker.wait_for(Submit, 2)] == [5, 5]
     assert alone.token_ids == listed.token_ids
     assert alone.index is listed.index is None
     assert "index" not in listed.to_dict()
 
 
-def test_pieces_bear_the_index(tmp_path):
+def test_pieces_bear_the_index(client, broker):
     """Pieces of all completions come as they arrive; those of each join to its text, the last has its result."""
-    with FakeBroker(Reversed()) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        pieces = list(client.stream("Once", id="x", **ASKED))
+    broker.reply = Reversed()
+    pieces = list(client.stream("Once", id="x", **ASKED))
     own = [[piece for piece in pieces if piece.index == index] for index in range(N)]
     assert [piece.index for piece in pieces[:N]] == list(reversed(range(N)))
     assert ["".join(piece.text for piece in mine) for mine in own] == [mine[-1].result.text for mine in own]
@@ -109,24 +110,24 @@ def test_pieces_bear_the_index(tmp_path):
 
 
 @each("failing", range(N))
-def test_a_completion_that_fails_harms_no_other(tmp_path, failing):
+def test_a_completion_that_fails_harms_no_other(client, broker, failing):
     """Its result says why; the others are whole."""
-    with FakeBroker(Reversed(failing)) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        results = client.generate("Once", **ASKED)
+    broker.reply = Reversed(failing)
+    results = client.generate("Once", **ASKED)
     assert [result.error for result in results] == ["it broke" if i == failing else None for i in range(N)]
     assert [result.index for result in results] == list(range(N))
     assert [r.token_ids for r in results] == [[] if i == failing else said(s) for i, s in enumerate(SEEDS)]
     assert results[failing].finish_reason == "error"
 
 
-def test_a_failing_piece(tmp_path):
+def test_a_failing_piece(client, broker):
     """A stream reports a completion that failed, and goes on with the others."""
-    with FakeBroker(Reversed(failing=2)) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        results = {piece.index: piece.result for piece in client.stream("Once", **ASKED) if piece.result}
+    broker.reply = Reversed(failing=2)
+    results = {piece.index: piece.result for piece in client.stream("Once", **ASKED) if piece.result}
     assert {index: result.error for index, result in results.items()} == {0: None, 1: None, 2: "it broke"}
 
 
-def test_a_single_completion_that_fails_raises(tmp_path):
+def test_a_single_completion_that_fails_raises(client, broker):
     """Where no list was asked for."""
 
     def refuse(message):
@@ -134,89 +135,60 @@ def test_a_single_completion_that_fails_raises(tmp_path):
             return [Failed(job_id=message.job_id, code="engine", reason="it broke")]
         return answer(message)
 
-    with FakeBroker(refuse) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        with pytest.raises(JobError, match="it broke"):
-            client.submit("a").result(10)
-        with pytest.raises(JobError, match="it broke"):
-            list(client.stream("a"))
-        assert [result.error for result in client.submit("a", n=2).results(10)] == ["it broke"] * 2
-
-
-def test_async_completions(tmp_path):
-    """The same from asyncio, at once and piece by piece."""
-
-    async def scenario(broker):
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            check(await client.generate("Once", id="x", **ASKED))
-            broker.reply = Reversed()
-            check(await (await client.submit("Once", id="x", **ASKED)).results())
-            broker.reply = Reversed(failing=0)
-            return [piece async for piece in client.stream("Once", **ASKED)]
-
-    with FakeBroker(Reversed()) as broker:
-        pieces = run_async(scenario(broker))
-    results = {piece.index: piece.result for piece in pieces if piece.result}
-    assert [results[index].error for index in range(N)] == ["it broke", None, None]
+    broker.reply = refuse
+    with pytest.raises(JobError, match="it broke"):
+        client.submit("a").result(10)
+    with pytest.raises(JobError, match="it broke"):
+        list(client.stream("a"))
+    assert [result.error for result in client.submit("a", n=2).results(10)] == ["it broke"] * 2
 
 
 # --- the end of the client ------------------------------------------------------------------------------------------
 
 
-def test_cancelling_stops_all(tmp_path):
+def test_cancelling_stops_all(client, broker):
     """Each completion ends with what it has."""
-    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        job = client.submit("a", **ASKED)
-        broker.wait_for(Submit, N)
-        job.cancel()
-        results = job.results(10)
-        assert cancelled(broker, N)
+    broker.reply = begin
+    job = client.submit("a", **ASKED)
+    broker.wait_for(Submit, N)
+    job.cancel()
+    results = job.results(10)
+    assert cancelled(broker, N)
     assert [result.finish_reason for result in results] == ["cancelled"] * N
     assert [result.token_ids for result in results] == [said(seed)[:1] for seed in SEEDS]
 
 
-def test_leaving_a_stream_stops_all(tmp_path):
+def test_leaving_a_stream_stops_all(client, broker):
     """Who stops reading stops every completion."""
-    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        pieces = client.stream("a", **ASKED)
-        list(islice(pieces, 1))
-        pieces.close()
-        assert cancelled(broker, N)
+    broker.reply = begin
+    pieces = client.stream("a", **ASKED)
+    list(islice(pieces, 1))
+    pieces.close()
+    assert cancelled(broker, N)
 
 
-def test_closing_stops_the_jobs_that_run(tmp_path):
+def test_closing_stops_the_jobs_that_run(client, broker):
     """A client that is closed leaves no work behind that nobody could fetch; jobs that have ended are left alone."""
-    with FakeBroker() as broker:
-        with Client(broker.address, cache_dir=tmp_path) as client:
-            client.generate("a")
-            done = broker.wait_for(Submit)[0].job_id
-            broker.reply = begin
-            client.submit("a", **ASKED)
-            client.submit("a")
-            broker.wait_for(Submit, N + 2)
-        broker.wait_for(Cancel, N + 1)
-    assert done not in {message.job_id for message in broker.heard if isinstance(message, Cancel)}
+    client.generate("a")
+    done = broker.wait_for(Submit)[0].job_id
+    broker.reply = begin
+    client.submit("a", **ASKED)
+    client.submit("a")
+    broker.wait_for(Submit, N + 2)
+    client.close()
+    broker.wait_for(Cancel, N + 1)
+    assert done not in ids_of(broker, Cancel)
 
 
-def test_async_closing_stops_the_jobs_that_run(tmp_path):
-    """Also where nobody waits for them."""
-
-    async def scenario(broker):
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            await client.submit("a", **ASKED)
-            await asyncio.to_thread(broker.wait_for, Submit, N)
-
-    with FakeBroker(begin) as broker:
-        run_async(scenario(broker))
-        assert cancelled(broker, N)
-
-
-@each("call", ["generate", "submit"])
+@each("call", ["generate", "submit", "batch"])
 def test_cancelling_who_waits_stops_the_jobs(tmp_path, call):
     """While the client stays open; its other jobs run on, and a shield keeps a job from it."""
 
     async def wait(client):
         if call == "generate":
             return await client.generate("a", **ASKED)
+        if call == "batch":
+            return await client.generate(["a"] * N)
         return await (await client.submit("a", **ASKED)).results()
 
     async def scenario(broker):
@@ -229,8 +201,8 @@ def test_cancelling_who_waits_stops_the_jobs(tmp_path, call):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            cancels = await asyncio.to_thread(broker.wait_for, Cancel, N)
-            assert {message.job_id for message in cancels} == {message.job_id for message in submits[1:]}
+            wanted = {message.job_id for message in submits[1:]}
+            await asyncio.to_thread(wait_until, lambda: wanted == ids_of(broker, Cancel))
             assert not other.done
 
     with FakeBroker(begin) as broker:

@@ -7,11 +7,9 @@ import pytest
 
 from specq.client.core import RETRY_MAX_S, ClientCore
 from specq.client.events import JobDone, NewTokens, RequestFailed
-from specq.protocol.messages import Accepted, Failed, Submit
-from specq.protocol.origins import DRAFT_WORKER, PLAIN, origin_names
-from specq.protocol.params import SamplingParams
+from specq.protocol import DRAFT_WORKER, PLAIN, Accepted, Failed, Submit, origin_names
 from specq.testing.fake_broker import STATS, tokens
-from tests.client.cores import TEXT, make_core, new_ids
+from tests.client.cores import TEXT, job_of, make_core, new_ids
 from tests.each import each
 
 
@@ -131,7 +129,7 @@ def test_a_broker_that_is_older_than_what_was_asked_for():
     reason = "the broker cannot read this submit: protocol version 6; this side speaks 5"
     for salt, expected in (("pepper", f"the broker at nowhere is older than cache_salt: {reason}"), ("", reason)):
         core = ClientCore("nowhere", 10.0)
-        core.submit(Submit(job_id=7, params=SamplingParams(), cache_salt=salt, prompt_ids=np.arange(3)), 0.0)
+        core.submit(job_of(7, cache_salt=salt), 0.0)
         (failed,) = core.receive(Failed(job_id=7, code="invalid", reason=reason), 0.1)
         assert (failed.error.code, str(failed.error)) == ("invalid", expected)
 

@@ -10,11 +10,12 @@ import pytest
 from specq.client.core import ClientCore
 from specq.client.events import JobAccepted, JobDone, NewTokens
 from specq.protocol.errors import ProtocolError
-from specq.protocol.messages import Follow, JobInfo, JobTokens, Submit
+from specq.protocol.messages import Follow, JobInfo, JobTokens
 from specq.protocol.origins import CORRECTED, DRAFT_WORKER, PLAIN
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.fake_broker import tokens
+from tests.client.cores import job_of
 from tests.each import each
 
 
@@ -37,8 +38,7 @@ def together(*jobs: tuple[int, int, list[int]], **changes: Any) -> JobTokens:
 def make_core(*job_ids: int) -> ClientCore:
     core = ClientCore("tcp://somewhere:1", 10.0)
     for job_id in job_ids:
-        params = SamplingParams(max_tokens=20)
-        core.submit(Submit(job_id=job_id, params=params, prompt_ids=np.array([1, 2], np.int32)), 0.0)
+        core.submit(job_of(job_id), 0.0)
     core.take_outbox()
     return core
 
@@ -84,8 +84,7 @@ def test_two_stories_of_one_job_fail_that_job() -> None:
 def test_jobs_that_are_left_or_looked_up() -> None:
     """Tokens say that the broker has a job that is left to it; those of a job that is looked up wait for what it is."""
     core = make_core()
-    job = Submit(job_id=5, params=SamplingParams(max_tokens=20), prompt_ids=np.array([1], np.int32))
-    core.submit_detached(job, 0.0)
+    core.submit_detached(job_of(5), 0.0)
     core.find(6, 0.0, until_end=True)
     assert core.receive(together((5, 0, [1]), (6, 0, [2])), 0.1) == [JobAccepted(5)]
     core.receive(JobInfo(job_id=6, params=SamplingParams(), prompt_ids=np.array([1], np.int32)), 0.2)

@@ -6,73 +6,51 @@ import time
 
 import pytest
 
-import specq
 from specq.client import Client
-from specq.protocol.errors import ConfigError, JobError
-from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
-from specq.testing.fake_broker import ANSWER, FakeBroker, answer
-from tests.client.asking import run_async
+from specq.protocol import Cancel, ConfigError, Failed, FetchTokenizer, JobError, Submit
+from specq.testing.fake_broker import ANSWER, answer
 
 
-def test_no_broker(tmp_path):
+def test_no_broker(connect, free_address):
     """Nobody at the address: an error with the address and what to start, in time."""
-    with FakeBroker() as gone:
-        address = gone.address
-    with Client(address, cache_dir=tmp_path, timeout_s=0.3) as client:
-        with pytest.raises(JobError, match=f"no broker answered at {address}.*make broker") as caught:
-            client.generate("a")
+    client = connect(free_address, timeout_s=0.3)
+    for ask in (lambda: client.generate("a"), client.status):
+        with pytest.raises(JobError, match=f"no broker answered at {free_address}.*make broker") as caught:
+            ask()
         assert caught.value.code == "no_broker"
 
 
-def test_no_verifier(tmp_path):
+NO_VERIFIER = Failed(job_id=0, code="no_verifier", reason="no verifier is registered")
+
+
+def test_no_verifier(connect, broker):
     """A broker without verifier: its reason reaches the caller."""
+    broker.reply = lambda _: [NO_VERIFIER]
+    with pytest.raises(JobError, match="no verifier") as caught:
+        connect(broker.address, wait_s=0).generate("a")
+    assert caught.value.code == "no_verifier"
+
+
+def test_a_verifier_is_waited_for(connect, broker):
+    """`on_wait` is called once with what is waited for."""
+    questions, waits = [], []
 
     def reply(message):
-        return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
-
-    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path, wait_s=0) as client:
-        with pytest.raises(JobError, match="no verifier") as caught:
-            client.generate("a")
-        assert caught.value.code == "no_verifier"
-
-
-def wait_twice(message, questions):
-    """Answer that there is no verifier, twice."""
-    if isinstance(message, FetchTokenizer) and len(questions) < 2:
         questions.append(message)
-        return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
-    return answer(message)
+        is_early = sum(isinstance(asked, FetchTokenizer) for asked in questions) <= 2
+        return [NO_VERIFIER] if isinstance(message, FetchTokenizer) and is_early else answer(message)
+
+    broker.reply = reply
+    client = connect(broker.address, timeout_s=0.4, on_wait=waits.append)
+    assert client.generate("a", max_tokens=100).text == ANSWER
+    assert [what.partition(" at ")[0] for what in waits] == ["a verifier to register with the broker"]
 
 
-def test_a_verifier_is_waited_for(tmp_path):
-    """`on_wait` is called once with what is waited for; in asyncio alike."""
-    waits = []
-
-    async def scenario(address):
-        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.4, on_wait=waits.append) as client:
-            return (await client.generate("a", max_tokens=100)).text
-
-    for run in (lambda: sync_text(broker.address, tmp_path, waits), lambda: run_async(scenario(broker.address))):
-        questions = []
-        with FakeBroker(lambda message, questions=questions: wait_twice(message, questions)) as broker:
-            assert run() == ANSWER
-        assert waits.pop().startswith("a verifier to register with the broker at ")
-        assert not waits
-
-
-def sync_text(address, cache_dir, waits):
-    with Client(address, cache_dir=cache_dir, timeout_s=0.4, on_wait=waits.append) as client:
-        return client.generate("a", max_tokens=100).text
-
-
-def test_a_broker_is_waited_for_if_asked(tmp_path):
+def test_a_broker_is_waited_for_if_asked(connect, free_address):
     """For longer than any other silence."""
-    with FakeBroker() as gone:
-        address = gone.address
     began = time.monotonic()
-    client = Client(address, cache_dir=tmp_path, timeout_s=0.1, wait_s=0.5)
-    with client, pytest.raises(JobError, match="no broker") as caught:
-        client.generate("a")
+    with pytest.raises(JobError, match="no broker") as caught:
+        connect(free_address, timeout_s=0.1, wait_s=0.5).generate("a")
     assert (caught.value.code, time.monotonic() - began >= 0.5) == ("no_broker", True)
 
 
@@ -103,23 +81,22 @@ def test_invalid_requests_send_nothing(client, broker):
     assert broker.num_heard(Submit) == 0
 
 
-def test_closing_fails_those_who_wait(tmp_path):
+def test_closing_fails_those_who_wait(client, broker):
     """A closed client answers everybody: those who wait and those who come later."""
-    silent = FakeBroker(lambda m: [] if isinstance(m, Submit) else answer(m))
-    with silent as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        job = client.submit("a")
-        broker.wait_for(Submit)
-        client.close()
-        with pytest.raises(JobError, match="closed"):
-            job.result(5)
-        with pytest.raises(JobError, match="closed"):
-            client.generate("a")
+    broker.reply = lambda m: [] if isinstance(m, Submit) else answer(m)
+    job = client.submit("a")
+    broker.wait_for(Submit)
+    client.close()
+    with pytest.raises(JobError, match="closed"):
+        job.result(5)
+    with pytest.raises(JobError, match="closed"):
+        client.generate("a")
 
 
-def test_leaving_stops_no_job(broker, tmp_path):
+def test_leaving_stops_no_job(connect, broker):
     """A client that leaves sends no Cancel; one that closes does."""
     broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
-    left, closed = (Client(broker.address, cache_dir=tmp_path) for _ in range(2))
+    left, closed = (connect(broker.address) for _ in range(2))
     jobs = [client.submit("a") for client in (left, closed)]
     broker.wait_for(Submit, 2)
     left.leave()

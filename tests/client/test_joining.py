@@ -8,8 +8,7 @@ import pytest
 import specq
 from specq.client.core import ClientCore
 from specq.client.events import NewTokens, RequestFailed
-from specq.protocol.errors import JobError
-from specq.protocol.messages import Accepted, Cancel, Submit
+from specq.protocol import Accepted, Cancel, JobError, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer, tokens
 from tests.client.asking import CHAT, run_async
 from tests.client.cores import TEXT, make_core, new_ids

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, processors
 
 from specq.client.parameters import read_job_options, read_parameters, seed_used
 from specq.client.request import ServedModel, read_request
-from specq.protocol.errors import JobError
-from specq.protocol.wire import decode, encode
+from specq.protocol import JobError, decode, encode
 from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec

@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
-from specq.protocol.messages import Failed, Submit
-from specq.protocol.params import SamplingParams
+from specq.protocol import Failed, SamplingParams, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from specq.testing.fake_broker import STATS as STATS_SENT
 from tests.each import each

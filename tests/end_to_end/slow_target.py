@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from specq.cli import main
 from specq.engines import ENGINES, EngineSpec
 from specq.engines.torch.engine import TorchEngine
-from specq.protocol.step_output import NO_TAP, StepOutput, Tap
-from specq.protocol.types import SessionStep
+from specq.protocol import NO_TAP, SessionStep, StepOutput, Tap
 
 STEP_S = 0.008
 

@@ -7,45 +7,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specq import Client
-from specq.config.loading import load
-from specq.config.values import free_address
-from specq.processes.up import Group, members
+from specq.processes.up import Group
 from specq.verification.seeds import derived_seed
+from tests.deploying import QUESTION, group_of, ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils has he?"}]
 STEP_ROWS = 64
 SEEDS = [derived_seed(7, index) for index in range(3)]
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter
-    that gives way to nobody; frequent heartbeats."""
-    config = load()
-    config = replace(
-        config,
-        up=replace(config.up, drafters=1),
-        broker=replace(config.broker, bind=free_address(), heartbeat_ms=50),
-        target=replace(config.target, model="tiny", max_step_rows=STEP_ROWS, prompt_lookup="none", drafts="always"),
-        draft=replace(config.draft, nice=0),
-    )
-    with Group(members(config, ["--log-level", "error"])) as running:
-        running.wait_ready(120)
+    """A verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter;
+    frequent heartbeats."""
+    target = {"max_step_rows": STEP_ROWS, "prompt_lookup": "none", "drafts": "always"}
+    with ready(group_of(up={"drafters": 1}, broker={"heartbeat_ms": 50}, target=target)) as running:
         yield running
 
 
 @pytest.fixture
 def client(group: Group) -> Iterator[Client]:
-    with Client(group.address) as connected:
-        yield connected
+    with Client(group.address) as one:
+        yield one
 
 
 # --- several completions ------------------------------------------------------------------------------------------

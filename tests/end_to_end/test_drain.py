@@ -12,8 +12,7 @@ import pytest
 
 from specq import Client
 from specq.protocol.errors import JobError
-from specq.testing import wait_until
-from specq.testing.toy import toy_text
+from specq.testing import toy_text, wait_until
 from specq.transport.sockets import Stop
 from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said
 

@@ -3,83 +3,50 @@
 import numpy as np
 import pytest
 
-from specq.protocol.messages import Cancel, Submit
-from specq.protocol.params import SamplingParams
-from specq.protocol.step_output import NO_TAP
+from specq.protocol import NO_TAP, Cancel, SamplingParams, Submit
 from specq.testing.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import World
-from tests.end_to_end.pipeline import PROMPT, finished
+from tests.each import each
+from tests.end_to_end.pipeline import PROMPT, completed, completed_all, count, finished, started, toys
 
 
 def test_a_job_without_a_drafter_is_plain_decoding() -> None:
     """The pipeline needs no drafter: one token a round."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=20)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 20)
+    job = completed(started(), 20)
     assert (job.finish, job.stats["rounds"], job.stats["draft_tokens"]) == ("length", 20, 0)
 
 
 def test_a_perfect_drafter_makes_rounds_long() -> None:
     """With a drafter that knows the target, far fewer rounds give the same text."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=60)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 60)
-    assert int(job.stats["rounds"]) < 30  # type: ignore[call-overload]
+    job = completed(started(ToyProposer()), 60)
+    assert count(job, "rounds") < 30
     assert job.stats["accepted_tokens"]
 
 
-@pytest.mark.parametrize("wrong_every", [1, 2, 3, 7])
-@pytest.mark.parametrize("blind", [False, True])
+@each(("wrong_every", "blind"), [(wrong, blind) for wrong in (1, 2, 3, 7) for blind in (False, True)])
 def test_any_drafter_gives_the_same_text(wrong_every: int, blind: bool) -> None:
     """Drafts change speed, never text; and they were in fact contradicted, and accepted where that is possible.
 
-    (A blind drafter that is wrong at every other position is never in time: the plain step takes the right one.)
+    (A blind drafter that is wrong at every other position is never in time: the plain step takes the right one.) Where
+    a drafter's second choice is right, most rounds begin with live nodes.
     """
-    world = World()
-    world.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=wrong_every, blind=blind))
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=50)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 50)
-    assert int(job.stats["stale"]) > 0  # type: ignore[call-overload]
+    job = completed(started(*toys(wrong_every, blind=blind)), 50)
+    assert count(job, "stale") > 0
     assert bool(job.stats["accepted_tokens"]) == (not blind or wrong_every > 2)
     assert bool(job.stats["hits"]) == (not blind or wrong_every > 1)
-
-
-def test_predrafted_outcomes_are_hits() -> None:
-    """Where the drafter's second choice is right, most rounds begin with live nodes."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=3))
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=50)
-    world.run_until(lambda: finished(world, 1))
-    assert int(job.stats["hits"]) > int(job.stats["misses"]) > 0  # type: ignore[call-overload]
+    if wrong_every == 3 and not blind:
+        assert count(job, "hits") > count(job, "misses") > 0
 
 
 def test_a_useless_drafter_costs_next_to_nothing() -> None:
     """Contradicted time and again, its nodes are not verified, and it learns to be silent."""
-    plain, world = World(), World()
-    for w in (plain, world):
-        w.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=1, blind=True))
-    for w in (plain, world):
-        w.run(0.1)
-        w.submit(1, PROMPT, max_tokens=500)
-        w.run_until(lambda w=w: finished(w, 1))  # type: ignore[misc]
-    assert world.received[1].token_ids == plain.received[1].token_ids
+    plain, world = started(), started(*toys(1, blind=True))
+    completed(plain, 500)
+    job = completed(world, 500)
     assert world.now < plain.now * 1.05
-    assert int(world.received[1].stats["draft_tokens"]) < 30  # type: ignore[call-overload]
-    assert 0 < int(world.received[1].stats["drafted"]) < 220  # type: ignore[call-overload]
-    assert int(world.received[1].stats["accepted_tokens"]) == 0  # type: ignore[call-overload]
+    assert count(job, "draft_tokens") < 30
+    assert 0 < count(job, "drafted") < 220
+    assert count(job, "accepted_tokens") == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -88,8 +55,8 @@ def test_loss_and_doubling_change_no_text(seed: int) -> None:
     world = World(seed=seed, loss=0.05, double=0.05)
     world.add_verifier(b"v0")
     world.add_verifier(b"v1")
-    for i in range(3):
-        world.add_drafter(f"d{i}".encode(), ToyProposer(wrong_every=i + 2))
+    for i, proposer in enumerate(toys(2, 3, 4)):
+        world.add_drafter(f"d{i}".encode(), proposer)
     world.run(1.0)
     jobs = {i: world.submit(i, [i, i + 1], max_tokens=40, seed=i) for i in range(1, 9)}
     world.run_until(lambda: finished(world, *jobs))
@@ -97,17 +64,14 @@ def test_loss_and_doubling_change_no_text(seed: int) -> None:
         assert job.token_ids == toy_text([i, i + 1], 40, seed=i)
         assert job.finish == "length"
     for kind in ("accepted_tokens", "hits", "stale"):
-        assert any(int(job.stats[kind]) for job in jobs.values())  # type: ignore[call-overload]
-    sums = [sum(int(job.stats[name]) for job in jobs.values()) for name in ("draft_tokens", "accepted_tokens")]  # type: ignore[call-overload]
-    assert sums[0] > sums[1], "nothing was rejected"
+        assert any(count(job, kind) for job in jobs.values())
+    drafted, accepted = (sum(count(job, name) for job in jobs.values()) for name in ("draft_tokens", "accepted_tokens"))
+    assert drafted > accepted, "nothing was rejected"
 
 
 def test_a_dead_verifier_costs_no_token() -> None:
     """Its sessions go on at another, from the transcript."""
-    world = World()
-    world.add_verifier(b"v0")
-    world.add_drafter()
-    world.run(0.1)
+    world = started(ToyProposer())
     jobs = {i: world.submit(i, [i], max_tokens=300) for i in (1, 2, 3)}
     world.run(0.3)
     world.add_verifier(b"v1")
@@ -119,10 +83,7 @@ def test_a_dead_verifier_costs_no_token() -> None:
 
 def test_a_dead_drafter_is_replaced() -> None:
     """The session goes on alone, then with another drafter, in a new lane."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter(b"d0")
-    world.run(0.1)
+    world = started(ToyProposer())
     job = world.submit(1, PROMPT, max_tokens=1500)
     world.run(0.2)
     world.kill(b"d0")
@@ -134,25 +95,15 @@ def test_a_dead_drafter_is_replaced() -> None:
 
 def test_sixteen_sessions_share_steps() -> None:
     """One step serves many sessions."""
-    world = World()
-    verifier = world.add_verifier()
-    world.add_drafter()
-    world.run(0.1)
-    jobs = [world.submit(i, [i], max_tokens=30) for i in range(1, 17)]
-    world.run_until(lambda: finished(world, *range(1, 17)))
-    assert [job.token_ids for job in jobs] == [toy_text([i], 30) for i in range(1, 17)]
-    assert verifier.num_steps < 60
+    world = started(ToyProposer())
+    completed_all(world, [[i] for i in range(1, 17)], 30)
+    assert world.verifiers[b"v0"].num_steps < 60
 
 
 def test_a_small_pool_evicts_and_goes_on() -> None:
     """Sessions that find no KV room wait, or are evicted and prefilled again; all end with the right text."""
-    world = World()
-    world.add_verifier(engine=ToyEngine(toy_info(kv_slots=120)))
-    world.add_drafter()
-    world.run(0.1)
-    jobs = [world.submit(i, [*range(1, 30), i], max_tokens=60) for i in range(1, 6)]
-    world.run_until(lambda: finished(world, *range(1, 6)))
-    assert [job.token_ids for job in jobs] == [toy_text([*range(1, 30), i], 60) for i in range(1, 6)]
+    world = started(ToyProposer(), engine=ToyEngine(toy_info(kv_slots=120)))
+    completed_all(world, [[*range(1, 30), i] for i in range(1, 6)], 60)
 
 
 def test_more_jobs_than_sessions_wait_their_turn() -> None:
@@ -160,20 +111,15 @@ def test_more_jobs_than_sessions_wait_their_turn() -> None:
     world = World()
     verifier = world.add_verifier(max_sessions=2)
     world.run(0.1)
-    jobs = [world.submit(i, [i], max_tokens=10) for i in range(1, 8)]
-    world.run(0.02)
-    assert len(verifier.sessions) == 2
-    world.run_until(lambda: finished(world, *range(1, 8)))
-    assert [job.token_ids for job in jobs] == [toy_text([i], 10) for i in range(1, 8)]
+    world.at(0.02, lambda: sizes.append(len(verifier.sessions)))
+    sizes = list[int]()
+    completed_all(world, [[i] for i in range(1, 8)], 10)
+    assert sizes == [2]
 
 
 def test_stop_tokens_end_a_job() -> None:
     """The stop token is the last; what was accepted beyond it is cut."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter()
-    world.run(0.1)
-    text = toy_text(PROMPT, 40)
+    world, text = started(ToyProposer()), toy_text(PROMPT, 40)
     stop = text[10]
     job = world.submit(1, PROMPT, max_tokens=40, stop_token_ids=(stop,))
     world.run_until(lambda: finished(world, 1))
@@ -183,28 +129,21 @@ def test_stop_tokens_end_a_job() -> None:
 
 def test_a_cancelled_job_ends() -> None:
     """What is committed stays, and the workers are free again."""
-    world = World()
-    verifier = world.add_verifier()
-    drafter = world.add_drafter()
-    world.run(0.1)
+    world = started(ToyProposer())
     job = world.submit(1, PROMPT, max_tokens=1000)
     world.run(0.2)
     world.send(Cancel(job_id=1))
     world.run(0.1)
     assert job.finish == "cancelled"
     assert 0 < len(job.token_ids) < 1000
-    assert (verifier.sessions, drafter.sessions) == ({}, {})
+    assert (world.verifiers[b"v0"].sessions, world.drafters[b"d0"].sessions) == ({}, {})
 
 
 def test_submitting_twice_is_harmless() -> None:
     """The same id with the same content attaches; with other content it is refused."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=10)
+    world = started()
     world.submit(1, PROMPT, max_tokens=10)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 10)
+    job = completed(world, 10)
     world.submit(1, PROMPT, max_tokens=11)
     world.run(0.1)
     assert job.failed is not None
@@ -213,11 +152,8 @@ def test_submitting_twice_is_harmless() -> None:
 
 def test_a_client_that_comes_back_gets_what_it_lacks() -> None:
     """Submitting again with `have` brings the rest, also of a finished job."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=10)
-    world.run_until(lambda: finished(world, 1))
+    world = started()
+    job = completed(world, 10)
     whole = list(job.token_ids)
     del job.token_ids[4:]
     params = SamplingParams(max_tokens=10)
@@ -237,9 +173,7 @@ def test_eos_ends_a_job_unless_ignored() -> None:
                     judgement.token_ids[-1] = EOS
             return found
 
-    world = World()
-    world.add_verifier(engine=Ender())
-    world.run(0.1)
+    world = started(engine=Ender())
     ended = world.submit(1, PROMPT, max_tokens=40)
     going = world.submit(2, PROMPT, max_tokens=40, ignore_eos=True)
     world.run_until(lambda: finished(world, 1, 2))

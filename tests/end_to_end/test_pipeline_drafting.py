@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from specq.protocol.params import Speculation
-from specq.protocol.types import Judgement, SessionStep
-from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
-from specq.testing.world import World
-from tests.end_to_end.pipeline import PROMPT, finished
+from specq.protocol import Judgement, SessionStep, Speculation
+from specq.testing import ToyEngine, ToyProposer, World, toy_info, toy_text
+from tests.each import each
+from tests.end_to_end.pipeline import PROMPT, completed, count, finished, started, toys
 
 # --- how a job is drafted for -------------------------------------------------------------------------------------
 
@@ -28,17 +26,11 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+@each("speculation", SHAPES)
 def test_all_modes_and_shapes_give_the_same_text(speculation: dict[str, object]) -> None:
     """They buy speed; and each of them, but plain, had nodes accepted and rejected."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=4))
-    world.run(0.1)
-    job = world.submit(1, PROMPT, speculation=Speculation.from_dict(speculation), max_tokens=60)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 60)
-    drafted, accepted = int(job.stats["draft_tokens"]), int(job.stats["accepted_tokens"])  # type: ignore[call-overload]
+    job = completed(started(*toys(4)), 60, **speculation)
+    drafted, accepted = count(job, "draft_tokens"), count(job, "accepted_tokens")
     if speculation.get("mode") == "plain":
         assert drafted == 0
     else:
@@ -47,13 +39,7 @@ def test_all_modes_and_shapes_give_the_same_text(speculation: dict[str, object])
 
 def test_synchronous_rounds_wait_for_their_drafts() -> None:
     """Each round but the first two verifies a draft, though the drafter takes ten steps' time for it."""
-    world = World(pass_s=0.05)
-    world.add_verifier()
-    world.add_drafter()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, speculation=Speculation(mode="sync", num_candidates=1, max_depth=3), max_tokens=41)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 41)
+    job = completed(started(ToyProposer(), pass_s=0.05), 41, mode="sync", num_candidates=1, max_depth=3)
     assert job.stats["rounds"] == 11  # the first is plain; ten make four tokens each
     assert job.stats["depths"] == job.stats["leaves"] * 3 == 30
 
@@ -61,40 +47,24 @@ def test_synchronous_rounds_wait_for_their_drafts() -> None:
 def test_a_miss_waits_for_a_chain_just_in_time() -> None:
     """Each round but the first and the last verifies a draft, though the drafter takes ten steps' time for a pass and
     misses each second token."""
-    world = World(pass_s=0.05)
-    world.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=2))
-    world.run(0.1)
-    job = world.submit(1, PROMPT, speculation=Speculation(mode="jit", num_candidates=1, max_depth=4), max_tokens=41)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 41)
+    job = completed(started(*toys(2), pass_s=0.05), 41, mode="jit", num_candidates=1, max_depth=4)
     assert job.stats["leaves"] == job.stats["rounds"] - 2 >= 10
 
 
-@pytest.mark.parametrize("wrong_every", [2, 3, 5, 7, 9])
+@each("wrong_every", [2, 3, 5, 7, 9])
 def test_a_chain_that_had_grown_before_it_was_owed_is_sent_at_once(wrong_every: int) -> None:
     """Nobody waits for a heartbeat: 300 tokens take no longer than plainly, 1.56 s."""
-    world = World(pass_s=0.001)
-    world.add_verifier()
-    world.add_drafter(proposer=ToyProposer(wrong_every=wrong_every))
-    world.run(0.1)
+    world = started(*toys(wrong_every), pass_s=0.001)
     began = world.now
-    ssd = Speculation(mode="jit", fan_out_hit=(3, 3, 2, 2, 1), fan_out_miss=(4, 3, 2, 2, 1))
-    job = world.submit(1, PROMPT, speculation=ssd, max_tokens=300)
-    world.run_until(lambda: finished(world, 1), limit_s=60)
-    assert job.token_ids == toy_text(PROMPT, 300)
+    completed(world, 300, limit_s=60, mode="jit", fan_out_hit=[3, 3, 2, 2, 1], fan_out_miss=[4, 3, 2, 2, 1])
     assert world.now - began < 1.5
 
 
-@pytest.mark.parametrize("mode", ["sync", "jit"])
+@each("mode", ["sync", "jit"])
 def test_a_job_that_waits_and_has_no_drafter_goes_on_alone(mode: str) -> None:
     """It waits a moment for a drafter, then decodes plainly; and one that dies does not stop it."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, speculation=Speculation(mode=mode), max_tokens=30)
-    world.run_until(lambda: finished(world, 1), limit_s=5)
-    assert job.token_ids == toy_text(PROMPT, 30)
+    world = started()
+    completed(world, 30, limit_s=5, mode=mode)
     world.add_drafter()
     world.run(0.1)
     job = world.submit(2, PROMPT, speculation=Speculation(mode=mode), max_tokens=300)
@@ -106,11 +76,8 @@ def test_a_job_that_waits_and_has_no_drafter_goes_on_alone(mode: str) -> None:
 
 def test_the_shape_follows_acceptance_both_ways() -> None:
     """Once drafts are rejected, hardly any node is verified; when they are good again, trees grow again."""
-    world = World()
-    world.add_verifier()
     proposer = ToyProposer(blind=True)
-    world.add_drafter(proposer=proposer)
-    world.run(0.1)
+    world = started(proposer)
     job = world.submit(1, PROMPT, max_tokens=900)
 
     def counts() -> tuple[int, int]:
@@ -138,10 +105,8 @@ def test_the_shape_follows_acceptance_both_ways() -> None:
 
 def test_drafters_of_probabilistic_jobs_never_learn_the_seed() -> None:
     """Whoever knows it knows what the verifier will draw."""
-    world = World()
-    world.add_verifier()
-    drafter = world.add_drafter()
-    world.run(0.1)
+    world = started(ToyProposer())
+    drafter = world.drafters[b"d0"]
     world.submit(1, PROMPT, strategy="probabilistic", temperature=1.0, seed=77, max_tokens=50)
     world.submit(2, PROMPT, temperature=1.0, seed=78, max_tokens=50)
     world.run_until(lambda: len(drafter.sessions) == 2)
@@ -155,9 +120,9 @@ def test_drafters_of_different_models_share_a_job() -> None:
     """Each in a lane of its own; one that would draft the same as another is not added."""
     world = World()
     world.add_verifier(sources=())
-    world.add_drafter(b"d0", ToyProposer(wrong_every=3))
-    world.add_drafter(b"d1", ToyProposer(replace(toy_info("other"), fingerprint="other"), wrong_every=4))
-    world.add_drafter(b"d2", ToyProposer(wrong_every=3))
+    other = ToyProposer(replace(toy_info("other"), fingerprint="other"), wrong_every=4)
+    for identity, proposer in ((b"d0", *toys(3)), (b"d1", other), (b"d2", *toys(3))):
+        world.add_drafter(identity, proposer)
     world.run(0.1)
     job = world.submit(1, PROMPT, max_tokens=100)
     world.run_until(lambda: sum(len(drafter.sessions) for drafter in world.drafters.values()) == 2)
@@ -172,10 +137,7 @@ def test_drafters_of_different_models_share_a_job() -> None:
 
 def test_a_drafter_that_comes_late_joins_and_one_that_goes_is_not_missed() -> None:
     """The text is the same, and the job goes on at every moment."""
-    world = World()
-    world.add_verifier()
-    world.add_drafter(b"d0", ToyProposer(wrong_every=3))
-    world.run(0.1)
+    world = started(*toys(3))
     job = world.submit(1, PROMPT, max_tokens=400)
     world.run_until(lambda: len(job.token_ids) > 50)
     late = world.add_drafter(b"d1", ToyProposer(replace(toy_info("other"), fingerprint="other")))
@@ -208,23 +170,15 @@ def test_without_drafters_the_verifier_drafts_from_the_text_itself() -> None:
             tokens = [*step.tree.token_ids[path].tolist(), 1 + len(context) % 6]
             return Judgement(step.session_id, tuple(path), np.array(tokens, np.int32))
 
-    world = World()
-    world.add_verifier(engine=Loop())
-    world.run(0.1)
+    world = started(engine=Loop())
     job = world.submit(1, PROMPT, max_tokens=120)
     plain = world.submit(2, PROMPT, speculation=Speculation(mode="plain"), max_tokens=120)
     world.run_until(lambda: finished(world, 1, 2))
     assert job.token_ids == plain.token_ids == [1 + i % 6 for i in range(3, 123)]
     assert plain.stats["rounds"] == 120
-    assert int(job.stats["rounds"]) < 60  # type: ignore[call-overload]
+    assert count(job, "rounds") < 60
 
 
 def test_lookups_that_fail_are_given_up() -> None:
     """In a text that hardly repeats, the verifier's own guesses cost a row now and then, and change nothing."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
-    job = world.submit(1, PROMPT, max_tokens=600)
-    world.run_until(lambda: finished(world, 1))
-    assert job.token_ids == toy_text(PROMPT, 600)
-    assert 0 < int(job.stats["draft_tokens"]) < 100  # type: ignore[call-overload]
+    assert 0 < count(completed(started(), 600), "draft_tokens") < 100

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from specq.protocol.errors import EngineError
-from specq.protocol.messages import Draft, GetStatus
-from specq.protocol.step_output import NO_TAP
-from specq.protocol.wire import encode
+from specq.protocol import NO_TAP, Draft, EngineError, GetStatus, encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import CLIENT, World
-from tests.end_to_end.pipeline import PROMPT, finished
+from tests.end_to_end.pipeline import PROMPT, finished, started
 
 
 def test_a_failed_job_tells_its_reason_again() -> None:
@@ -19,9 +16,7 @@ def test_a_failed_job_tells_its_reason_again() -> None:
         def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
             raise EngineError("out of order")
 
-    world = World()
-    world.add_verifier(engine=Broken())
-    world.run(0.1)
+    world = started(engine=Broken())
     job = world.submit(1, PROMPT, max_tokens=10)
     world.run_until(lambda: finished(world, 1))
     first, job.failed = job.failed, None
@@ -43,9 +38,7 @@ def test_a_failed_job_tells_its_reason_again() -> None:
 )
 def test_bad_jobs_are_refused(prompt: list[int], params: dict[str, int], code: str, reason: str) -> None:
     """A refusal says why, and harms nobody else."""
-    world = World()
-    world.add_verifier()
-    world.run(0.1)
+    world = started()
     good = world.submit(2, PROMPT, max_tokens=5)
     bad = world.submit(1, prompt, **params)
     world.run_until(lambda: finished(world, 1, 2))
@@ -82,19 +75,17 @@ def test_a_drafter_of_another_tokenizer_is_refused(drafter_first: bool) -> None:
 
 def test_a_forged_draft_is_dropped() -> None:
     """Only the drafter of a lane may draft in it."""
-    world = World()
-    verifier = world.add_verifier()
-    world.run(0.1)
+    world = started()
     world.submit(1, PROMPT, max_tokens=1000)
     world.run(0.1)
-    epoch = verifier.sessions[1].epoch
+    session = world.verifiers[b"v0"].sessions[1]
     forged = Draft(
-        session_id=1, epoch=epoch, lane=0, base_len=3, first_id=0,
+        session_id=1, epoch=session.epoch, lane=0, base_len=3, first_id=0,
         token_ids=np.array([1]), parent_ids=np.array([-1]), scores=np.array([0.0]),
     )  # fmt: skip
     world.send(forged)
     world.run(0.1)
-    assert verifier.sessions[1].stats.drafted == 0
+    assert session.stats.drafted == 0
     assert world.broker.state.counts["dropped_front"] == 1
 
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from specq import Client
 from specq.client.result import Result
-from specq.config.loading import load
-from specq.config.values import free_address
 from specq.models import resolve_model
-from specq.processes.up import Group, members
+from specq.processes.up import Group
 from specq.protocol.messages import PROTOCOL_VERSION
 from specq.transport.sockets import connect_dealer
+from tests.deploying import connected, group_of, ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTIONS = (
@@ -31,7 +29,7 @@ QUESTIONS = (
     "What is the capital of France?",
     "A train goes 60 miles in an hour. How far does it go in 4 hours?",
 )
-READY_S = 120
+SPECQ = (sys.executable, "-m", "specq")
 MOST_ROUNDS = 20  # of all questions
 
 
@@ -50,31 +48,21 @@ def random_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start(drafters: int, draft_model: str = "tiny") -> Group:
-    """Start a verifier that uses every draft, and drafters that give way to nobody: on a busy machine few would come
-    otherwise."""
-    config = load()
-    config = replace(
-        config,
-        up=replace(config.up, drafters=drafters),
-        broker=replace(config.broker, bind=free_address()),
-        target=replace(config.target, model="tiny", drafts="always"),
-        draft=replace(config.draft, model=draft_model, nice=0),
-    )
-    return Group(members(config, ["--log-level", "error"]))
+    """Start a verifier that uses every draft, and drafters."""
+    return group_of(up={"drafters": drafters}, target={"drafts": "always"}, draft={"model": draft_model})
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
     """A broker, a verifier and two drafters."""
-    with start(2) as running:
-        running.wait_ready(READY_S)
+    with ready(start(2)) as running:
         yield running
 
 
 @pytest.fixture
 def client(group: Group) -> Iterator[Client]:
-    with Client(group.address) as connected:
-        yield connected
+    with Client(group.address) as one:
+        yield one
 
 
 def answers(client: Client, in_flight: int = 4, **params: object) -> list[Result]:
@@ -141,13 +129,12 @@ def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draf
     assert [result.token_ids for result in results] == texts * (len(results) // len(QUESTIONS))
     assert have_mattered(results)
     assert texts == [result.token_ids for result in answers(client, **params)]
-    with start(1, random_draft) as other:
-        other.wait_ready(READY_S)
-        with Client(other.address) as connected:
-            drafted = answers_until(were_drafted, connected, **params)
-            other.processes["draft-1"].terminate()
-            assert other.processes["draft-1"].wait(10) == 0
-            plain = answers(connected, in_flight=1, mode="plain", **params)
+    other = start(1, random_draft)
+    with connected(other) as another:
+        drafted = answers_until(were_drafted, another, **params)
+        other.processes["draft-1"].terminate()
+        assert other.processes["draft-1"].wait(10) == 0
+        plain = answers(another, in_flight=1, mode="plain", **params)
     assert [result.token_ids for result in drafted] == texts * (len(drafted) // len(QUESTIONS))
     assert texts == [result.token_ids for result in plain]
     assert were_drafted(drafted)
@@ -178,7 +165,7 @@ def test_submit_writes_a_line_for_each_line(group: Group, tmp_path: Path) -> Non
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "-m", "specq", "submit", str(source), "--out", str(out), "--broker", group.address]
+    command = [*SPECQ, "submit", str(source), "--out", str(out), "--broker", group.address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     results = [json.loads(line) for line in out.read_text().splitlines()]
     assert done.returncode != 0
@@ -195,19 +182,11 @@ def test_submit_writes_a_line_for_each_line(group: Group, tmp_path: Path) -> Non
 def test_garbage_is_dropped(group: Group, client: Client) -> None:
     """Random frames at the broker's socket are counted; jobs go on."""
     before = client.status()["counts"].get("dropped_front", 0)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        socket = connect_dealer(context, group.address, queue=True)
-        for frames in (
-            [b"x"],
-            [b"", b""],
-            [b"12345678", b"{}"],
-            [bytes(8), b'{"v":%d,"type":"draft"}' % PROTOCOL_VERSION, b"x" * 1000],
-        ):
+    draft = [bytes(8), b'{"v":%d,"type":"draft"}' % PROTOCOL_VERSION, b"x" * 1000]
+    with zmq.Context() as context, connect_dealer(context, group.address, queue=True) as socket:
+        for frames in ([b"x"], [b"", b""], [b"12345678", b"{}"], draft):
             socket.send_multipart(frames)
         result = client.generate("1 + 1 =", max_tokens=8)
-    finally:
-        context.destroy(linger=1000)
     assert result.error is None
     assert client.status()["counts"]["dropped_front"] - before >= 3
 
@@ -220,22 +199,8 @@ def test_a_draft_model_of_another_vocabulary_is_refused(group: Group, tmp_path: 
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    command = [
-        "worker",
-        "--role",
-        "draft",
-        "--model",
-        str(tmp_path),
-        "--broker",
-        group.address,
-        "--name",
-        "alien",
-        "--nice",
-        "0",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "specq", *command], capture_output=True, text=True, timeout=90, check=False
-    )
+    command = ["--role", "draft", "--model", str(tmp_path), "--broker", group.address, "--name", "alien", "--nice", "0"]
+    done = subprocess.run([*SPECQ, "worker", *command], capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode != 0
     assert "refuses this worker" in done.stderr
     assert str(tmp_path) in done.stderr
@@ -245,14 +210,10 @@ def test_a_draft_model_of_another_vocabulary_is_refused(group: Group, tmp_path: 
 
 def test_all_processes_end_well() -> None:
     """SIGTERM ends each role with status 0."""
-    with start(1) as running:
-        running.wait_ready(READY_S)
+    with ready(start(1)) as running:
         running.stop()
-        assert {name: process.returncode for name, process in running.processes.items()} == {
-            "broker": 0,
-            "target-1": 0,
-            "draft-1": 0,
-        }
+        ends = {name: process.returncode for name, process in running.processes.items()}
+        assert ends == dict.fromkeys(["broker", "target-1", "draft-1"], 0)
 
 
 def test_log_probabilities_come_with_the_tokens(client: Client) -> None:

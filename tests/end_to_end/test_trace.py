@@ -6,39 +6,32 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from specq import Client
 from specq.cli import main
-from specq.config.loading import load
-from specq.config.values import free_address
-from specq.processes.up import Group, members
+from specq.processes.up import Group
+from tests.deploying import connected, group_of, ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-READY_S = 120
 MOST_RUNS = 20  # until drafts came in time: the machine may be busy
 PROMPT = "def add(a, b):"
 
 
 def start(traced_jobs: int, targets: int = 1) -> Group:
-    config = load()
-    config = replace(
-        config,
-        up=replace(config.up, drafters=1, targets=targets),
-        broker=replace(config.broker, bind=free_address(), journal="none", traced_jobs=traced_jobs),
-        target=replace(config.target, model="tiny", drafts="always"),
-        draft=replace(config.draft, model="tiny", nice=0),
+    return group_of(
+        up={"drafters": 1, "targets": targets},
+        broker={"journal": "none", "traced_jobs": traced_jobs},
+        target={"drafts": "always"},
+        draft={"model": "tiny"},
     )
-    return Group(members(config, ["--log-level", "error"]))
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    with start(0) as running:
-        running.wait_ready(READY_S)
+    with ready(start(0)) as running:
         yield running
 
 
@@ -124,16 +117,14 @@ def test_what_is_printed_for_people_and_for_perfetto(group):
 
 def test_a_verifier_that_dies_is_in_the_trace():
     """The next one goes on, and what the first had sent by then stays. No job asked: the broker's option traces it."""
-    with start(traced_jobs=1, targets=2) as group:
-        group.wait_ready(READY_S)
-        with Client(group.address) as client:
-            stream = client.stream(PROMPT, max_tokens=1500, ignore_eos=True)
-            for _ in range(100):
-                next(stream)
-            (holder,) = [one["verifier"] for one in client.status(sessions=1)["sessions"]["busiest"]]
-            group.processes[holder].send_signal(signal.SIGKILL)
-            pieces = [piece.text for piece in stream]
-            assert pieces
+    group = start(traced_jobs=1, targets=2)
+    with connected(group) as client:
+        stream = client.stream(PROMPT, max_tokens=1500, ignore_eos=True)
+        for _ in range(100):
+            next(stream)
+        (holder,) = [one["verifier"] for one in client.status(sessions=1)["sessions"]["busiest"]]
+        group.processes[holder].send_signal(signal.SIGKILL)
+        assert [piece.text for piece in stream]
         trace = traced(group.address)
 
     story = [one["event"] for one in of(trace, "broker", "opened", "crashed", "left", "finished")]

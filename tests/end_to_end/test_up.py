@@ -15,8 +15,10 @@ import pytest
 from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
 from specq.processes.up import Group, Member, members
 from specq.protocol.errors import ConfigError, EngineError
+from specq.runtime import apply_cpu, available_cores, reap
 from specq.runtime.log import EVERY_S, Readiness, teller
-from specq.runtime.usage import apply_cpu, available_cores, reap
+from specq.testing.waiting import wait_until
+from tests.each import each
 
 KEEP_ALIVE = """
 import sys, time
@@ -59,19 +61,11 @@ def test_cores_and_threads_of_the_file_win():
     assert all("--threads 3" in " ".join(t.arguments) for t in targets)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (Config(broker=BrokerConfig(bind="tcp://127.0.0.1:*")), r"broker\.bind .* give it a port"),
-        (
-            Config(target=TargetConfig(bind="tcp://127.0.0.1:1"), up=UpConfig(targets=2)),
-            r"target\.bind .* make its port",
-        ),
-    ],
-)
-def test_addresses_that_cannot_serve_a_group(config, said):
-    with pytest.raises(ConfigError, match=said):
-        members(config)
+def test_addresses_that_cannot_serve_a_group():
+    with pytest.raises(ConfigError, match=r"broker\.bind .* give it a port"):
+        members(Config(broker=BrokerConfig(bind="tcp://127.0.0.1:*")))
+    with pytest.raises(ConfigError, match=r"target\.bind .* make its port"):
+        members(Config(target=TargetConfig(bind="tcp://127.0.0.1:1"), up=UpConfig(targets=2)))
 
 
 SLIP = "there is no model 'smolm2'; did you mean 'smollm2'?"
@@ -121,19 +115,17 @@ def test_a_death_is_named(free_address, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_sudden_death_of_the_parent_ends_the_children(spawn, free_address):
     parent = spawn("-c", KEEP_ALIVE, free_address, program=(sys.executable,))
-    pid = int(_wait_for(lambda: parent.output.read_text().strip()))
+    pid = int(said_by(parent, "\n"))
 
     parent.kill()
 
-    assert _wait_for(lambda: not _is_alive(pid))
+    wait_until(lambda: not _is_alive(pid))
 
 
-def _wait_for(condition, patience_s: float = 30):
-    deadline = time.monotonic() + patience_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return value
+def said_by(process, text: str) -> str:
+    """Wait until a process has said something; return all that it has said."""
+    wait_until(lambda: text in process.output.read_text(), 120)
+    return process.output.read_text()
 
 
 def _is_alive(pid: int) -> bool:
@@ -216,7 +208,7 @@ def test_all_threads_of_a_process_give_way():
     assert set(of_threads) == {min(before + 7, 19)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "is_terminal", "out", "err"),
     [(True, True, "a: loading\n", ""), (False, True, "", "a: loading\n"), (False, False, "", "")],
 )
@@ -235,7 +227,7 @@ def test_sigterm_stops_all(spawn, free_address):
         "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
     )
     process = spawn("-c", code, free_address, program=(sys.executable,))
-    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text)
+    said = said_by(process, "Ctrl-C stops all")
     assert re.search(r"^broker: ready after \d+\.\d s$", said, re.MULTILINE)
 
     process.send_signal(signal.SIGTERM)
@@ -275,15 +267,10 @@ def test_readiness_is_told_as_it_comes():
 def test_up_says_what_it_does(spawn, free_address):
     """From the start on: what is loaded, what is measured, who is ready; in this order for each process."""
     process = spawn("up", "--drafters", "1", "--broker", free_address, "--model", "tiny")
-    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text, 120).splitlines()
+    said = said_by(process, "Ctrl-C stops all").splitlines()
 
-    assert [line for line in said if line.startswith("target-1:")][:2] == [
-        "target-1: loading tiny",
-        "target-1: measuring steps",
-    ]
-    assert [line for line in said if line.startswith("draft-1:")][:2] == [
-        "draft-1: loading tiny",
-        "draft-1: drafting once, so that all is compiled",
-    ]
+    for name, second in (("target-1", "measuring steps"), ("draft-1", "drafting once, so that all is compiled")):
+        steps = [line for line in said if line.startswith(f"{name}:")]
+        assert steps[:2] == [f"{name}: loading tiny", f"{name}: {second}"]
     ready = [line.partition(":")[0] for line in said if ": ready after" in line]
     assert (ready[0], sorted(ready)) == ("broker", ["broker", "draft-1", "target-1"])

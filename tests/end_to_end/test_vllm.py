@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ import torch
 
 from specq import Client
 from specq.client.result import Result
-from specq.config.loading import load
-from specq.config.values import free_address
-from specq.processes.up import Group, members
+from specq.processes.up import Group
 from specq.runtime.usage import available_cores
+from tests.deploying import group_of
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import NUM
 
@@ -44,23 +42,16 @@ ASKED = (
 )
 
 
-def group_of(engine: str, kind: str, *, drafters: int, **options: object) -> Group:
+def start(engine: str, kind: str, *, drafters: int, **options: object) -> Group:
     """Return a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in float32, which
     is the default on a CPU."""
-    config, dtype = load(), "auto" if kind == "cpu" else "float32"
-    config = replace(
-        config,
-        up=replace(config.up, drafters=drafters),
-        broker=replace(config.broker, bind=free_address()),
-        target=replace(config.target, model="tiny", engine=engine, device=kind, dtype=dtype, **options),
-        draft=replace(config.draft, device=kind, nice=0),  # ready on busy cores, too
-    )
-    return Group(members(config, ["--log-level", "error"]))
+    target = {"engine": engine, "device": kind, "dtype": "auto" if kind == "cpu" else "float32"} | options
+    return group_of(up={"drafters": drafters}, target=target, draft={"device": kind})
 
 
 def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> list[Result]:
     """Return the results of such a group, which must end well."""
-    with group_of(engine, kind, drafters=drafters, **options) as group:
+    with start(engine, kind, drafters=drafters, **options) as group:
         group.wait_ready(240)
         with Client(group.address) as client:
             jobs = [
@@ -154,7 +145,7 @@ def test_a_verifier_whose_worker_process_dies_ends_though_nobody_asks_it_for_a_s
 ) -> None:
     """It does not beat on: it ends with what was wrong, is started again, and says what it said before."""
     options = engine_options(vllm_device, two_workers)
-    group = group_of("vllm", vllm_device, drafters=0, cores=CORES, engine_options=options)
+    group = start("vllm", vllm_device, drafters=0, cores=CORES, engine_options=options)
     with group, Client(group.address) as client:
         group.wait_ready(240)
         before = client.generate(QUESTIONS[0], max_tokens=20, ignore_eos=True)

@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specq.config import free_address, load
-from specq.processes.up import Group, members
+from tests.deploying import group_of, ready
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWS = {
@@ -27,11 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
-    config = load()
-    broker = replace(config.broker, bind=free_address(), journal="none")
-    config = replace(config, broker=broker, target=replace(config.target, model="tiny"))
-    with Group(members(config, ["--log-level", "warning"])) as group:
-        group.wait_ready(100)
+    with ready(group_of(broker={"journal": "none"})) as group:
         yield group.address
 
 

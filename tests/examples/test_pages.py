@@ -6,14 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from specq.config import connect_address, free_address, load
-from specq.processes.up import Group, members
+from specq.config import connect_address, free_address
+from tests.deploying import group_of, ready
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/reference/python.md", "docs/http-api.md")]
@@ -29,17 +28,8 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    config = load()
     gateway = free_address()
-    config = replace(
-        config,
-        up=replace(config.up, serve=True),
-        broker=replace(config.broker, bind=free_address(), journal="none"),
-        target=replace(config.target, model="tiny"),
-        serve=replace(config.serve, bind=gateway),
-    )
-    with Group(members(config, ["--log-level", "warning"])) as group:
-        group.wait_ready(100)
+    with ready(group_of(up={"serve": True}, broker={"journal": "none"}, serve={"bind": gateway})) as group:
         yield Served(group.address, connect_address(gateway).removeprefix("tcp://"))
 
 

@@ -27,8 +27,7 @@ import orjson
 from specq import Client
 from specq.config import free_address
 from specq.protocol import parse_address
-from specq.testing.tokenizer import tokenizer_files
-from specq.testing.toy import toy_text
+from specq.testing import tokenizer_files, toy_text
 from specq.text import TextCodec
 
 CODEC = TextCodec(tokenizer_files())

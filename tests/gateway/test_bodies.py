@@ -13,12 +13,11 @@ from specq.testing.fake_broker import ANSWER, INFO, FakeBroker, answer
 from specq.testing.tokenizer import tokenizer_files
 from specq.text import tokenizer_chunks
 from tests.each import each
-from tests.gateway.serving import connected, running
+from tests.gateway.serving import JSON as PLAIN
+from tests.gateway.serving import PATH, connected, running
 
-PATH = "/v1/completions"
 JSON = b'{"prompt": "a", "max_tokens": 99}'
 BOMB = zlib.compress(b" " * 20_000_000)
-PLAIN = {"Content-Type": "application/json"}
 
 
 @each("path", [PATH, "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"])

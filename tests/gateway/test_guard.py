@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import subprocess
 from itertools import product
@@ -19,10 +18,9 @@ from specq.protocol import Accepted, ConfigError, Submit
 from specq.testing.fake_broker import FakeBroker, answer
 from specq.testing.waiting import wait_until
 from tests.each import each
-from tests.gateway.serving import connected, running
+from tests.gateway.serving import BODY_BYTES, PATH, connected, openai_client, raw, request, running
 
 BODY = {"prompt": "a"}
-PATH = "/v1/completions"
 
 
 @pytest.fixture
@@ -43,8 +41,7 @@ def secured(broker, own_cache, keys):
 
 def test_a_key_opens_and_names_the_tenant(secured, broker):
     gateway, key = secured
-    own = openai.DefaultHttpxClient(verify=False)  # as in `connected`
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, http_client=own) as api:
+    with openai_client(gateway, key) as api:
         assert api.models.list().data[0].id == "fake"
         api.completions.create(model="fake", prompt="a", extra_body={"priority": 5})
         with pytest.raises(openai.PermissionDeniedError, match="alice may claim at most 5"):
@@ -164,32 +161,14 @@ def test_a_key_has_so_many_requests_at_a_time(own_cache, keys):
         running(broker.address, api_keys=str(keys), requests_per_key=1) as gateway,
         connected(gateway) as http,
     ):
-        with socket.create_connection(("127.0.0.1", gateway.port)) as raw:
-            raw.sendall(request(BODY_BYTES, alice))
+        with raw(gateway) as waiting:
+            waiting.sendall(request(BODY_BYTES, alice))
             broker.wait_for(Submit)
             refused = http.post(PATH, json=BODY, headers=alice)
             served = http.post(PATH, json=BODY, headers=bob)
         assert (refused.status_code, served.status_code) == (429, 200)
         assert refused.headers["retry-after"] == "1"
         wait_until(lambda: http.get("/v1/models", headers=alice).status_code == 200)
-
-
-BODY_BYTES = b'{"prompt": "a"}'
-
-
-def request(body: bytes, headers: dict[str, str] | None = None) -> bytes:
-    given = {
-        "Host": "localhost",
-        "Content-Type": "application/json",
-        "Content-Length": str(len(body)),
-        **(headers or {}),
-    }
-    return (
-        b"POST /v1/completions HTTP/1.1\r\n"
-        + "".join(f"{k}: {v}\r\n" for k, v in given.items()).encode()
-        + b"\r\n"
-        + body
-    )
 
 
 # --- names and addresses ----------------------------------------------------------------------------------------------
@@ -207,19 +186,28 @@ def test_hosts(host, known):
     assert is_known(host, {"llm.example"}) is known
 
 
-def test_a_foreign_host_is_refused(http):
-    response = http.get("/health", headers={"Host": "evil.example"})
+FOREIGN = ["evil.example", "localhost.evil.example", "evil.example:80@localhost", "127.0.0.1.evil.example"]
 
-    assert (response.status_code, response.json()["error"]["code"]) == (421, "unknown_host")
+
+@each(("host", "statuses"), [*[(host, (421,)) for host in FOREIGN], ("", (400, 421)), ("[::1", (200, 400, 421))])
+def test_a_foreign_host_is_refused(http, host, statuses):
+    response = http.get("/v1/models", headers={"Host": host})
+
+    assert response.status_code in statuses
+    assert "access-control-allow-origin" not in response.headers
+    assert host not in FOREIGN or response.json()["error"]["code"] == "unknown_host"
 
 
 def test_no_foreign_page_may_read_or_ask(http):
     """No CORS; and a body that a form can send is not taken."""
-    asked = http.options(PATH, headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
-    sent = http.post(PATH, content=BODY_BYTES, headers={"Content-Type": "text/plain", "Origin": "http://evil.example"})
+    origin = {"Origin": "http://evil.example"}
+    asked = http.options(PATH, headers={**origin, "Access-Control-Request-Method": "POST"})
+    sent = http.post(PATH, content=BODY_BYTES, headers={"Content-Type": "text/plain", **origin})
+    answered = http.post(PATH, json=BODY, headers=origin)
 
-    assert (asked.status_code, sent.status_code) == (405, 415)
-    assert not [name for name in (*asked.headers, *sent.headers) if name.startswith("access-control")]
+    assert (asked.status_code, sent.status_code, answered.status_code) == (405, 415, 200)
+    headers = {*asked.headers, *sent.headers, *answered.headers}
+    assert not [name for name in headers if name.startswith("access-control")]
 
 
 @each(

@@ -11,37 +11,17 @@ import pytest
 from specq.protocol import Accepted, Cancel, Submit
 from specq.testing.fake_broker import ANSWER, FakeBroker, answer
 from tests.each import each
-from tests.gateway.serving import connected, running
-from tests.gateway.test_guard import BODY_BYTES, PATH, request
-
-LIMITS = {"header_seconds": 0.4, "body_seconds": 0.4, "idle_seconds": 1.0, "body_kb": 64, "header_kb": 8}
+from tests.gateway.serving import BODY_BYTES, JSON, LIMITS, PATH, connected, raw, read_all, request, running
 
 
 @pytest.fixture
-def gateway(broker, own_cache):
-    with running(broker.address, **LIMITS) as one:
-        yield one
-        with connected(one) as http:  # whatever came before
-            assert http.post(PATH, json={"prompt": "a", "max_tokens": 99}).json()["choices"][0]["text"] == ANSWER
+def gateway(limited, broker):
+    yield limited
+    with connected(limited) as http:  # whatever came before
+        assert http.post(PATH, json={"prompt": "a", "max_tokens": 99}).json()["choices"][0]["text"] == ANSWER
 
 
-def raw(gateway):
-    return socket.create_connection(("127.0.0.1", gateway.port), 10)
-
-
-def read_all(connection) -> bytes:
-    found = b""
-    try:
-        while data := connection.recv(65536):
-            found += data
-    except ConnectionResetError:
-        pass
-    return found
-
-
-@pytest.mark.parametrize(
-    "sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: loc", request(BODY_BYTES) + b"GET / HT"]
-)
+@each("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: loc", request(BODY_BYTES) + b"GET / HT"])
 def test_slow_headers_end_the_connection(gateway, sent):
     """At the first request and at a later one; other clients are served meanwhile."""
     with raw(gateway) as slow, connected(gateway) as http:
@@ -70,9 +50,7 @@ def test_a_large_body(gateway):
     """Whether or not it says how large it is."""
     with connected(gateway) as http:
         said = http.post(PATH, json={"prompt": "x" * 70_000})
-        unsaid = http.post(
-            PATH, content=iter([b'{"prompt": "'] + [b"x" * 10_000] * 7), headers={"Content-Type": "application/json"}
-        )
+        unsaid = http.post(PATH, content=iter([b'{"prompt": "'] + [b"x" * 10_000] * 7), headers=JSON)
 
     assert (said.status_code, unsaid.status_code) == (413, 413)
 
@@ -91,20 +69,27 @@ def test_a_large_body(gateway):
 )  # fmt: skip
 def test_bodies_that_are_none(gateway, path, body):
     with connected(gateway) as http:
-        response = http.post(path, content=body, headers={"Content-Type": "application/json"})
+        response = http.post(path, content=body, headers=JSON)
 
     assert response.status_code in (400, 200)
     assert response.status_code == 400 or b'{"messages"' in body
 
 
+NO_HTTP = [
+    b"nonsense\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"\x00\xff\xfe\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHo st: localhost\r\n\r\n",
+]
+
+
 @each(
     "sent",
     [
-        b"nonsense\r\n\r\n",
+        *NO_HTTP,
         b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: a\r\nHost: localhost\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
@@ -113,10 +98,13 @@ def test_bodies_that_are_none(gateway, path, body):
     ],
 )
 def test_what_is_hardly_http(gateway, sent):
+    """What is none at all is told so, in the same form as other mistakes."""
     with raw(gateway) as hostile:
         hostile.sendall(sent)
         hostile.shutdown(socket.SHUT_WR)
-        read_all(hostile)
+        head, _, body = read_all(hostile).partition(b"\r\n\r\n")
+
+    assert sent not in NO_HTTP or (head.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in body)
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -1,13 +1,13 @@
-"""What `/metrics` shows of the pipeline: from what workers count to Prometheus' text, and its names against docs,
-dashboard and vLLM."""
+"""What `/metrics` shows of the pipeline: from what workers count to Prometheus' text, and its names against docs, the
+files in configs/ for Grafana and Prometheus, and vLLM."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,6 +19,13 @@ from tests.each import each
 from tests.gateway.serving import connected, running
 
 ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "observability.md").read_text()
+BOARD: dict[str, Any] = json.loads((ROOT / "configs" / "grafana.json").read_text())
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+SUMS = ("_sum", "_count")
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", *SUMS), "summary": SUMS}
+LABELS = {label for line in TABLE for label in line.labels} | {"le", "instance", "path", "status"}
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -144,12 +151,10 @@ def test_a_report_of_any_form_gives_text(junk, served):
     report = served[0]
     for name in report:
         samples(Metrics().text(report | {name: junk}).decode())
-    for name in METRICS:
-        for value in (junk, {"forward": junk, "4 x": junk, "a b c": junk}):
-            worker = {"name": "w", "role": "target", "metrics": {name: value}}
-            samples(
-                Metrics().text({"workers": [worker, junk], "rounds": {"m": junk}, "counts": {"jobs": junk}}).decode()
-            )
+    for value in (junk, {"forward": junk, "4 x": junk, "a b c": junk}):
+        worker = {"name": "w", "role": "target", "metrics": dict.fromkeys(METRICS, value)}
+        text = Metrics().text({"workers": [worker, junk], "rounds": {"m": junk}, "counts": {"jobs": junk}})
+        assert samples(text.decode())["specq_broker_up",] == 1
 
 
 def test_a_worker_of_another_version_loses_only_what_differs():
@@ -191,10 +196,11 @@ def test_without_a_broker_the_rest_is_shown(own_cache, free_address):
     assert found["specq_http_requests_total", "/health", "200"] == 1
 
 
-def test_completions_are_timed_as_vllm_does(http: httpx2.Client):
-    for body in ({"n": 2}, {"stream": True}, {"max_tokens": 1}):
-        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, **body}).status_code == 200
-    found = samples(http.get("/metrics").text)
+def test_completions_are_timed_as_vllm_does(broker, own_cache):
+    with running(broker.address) as gateway, connected(gateway) as http:
+        for body in ({"n": 2}, {"stream": True}, {"max_tokens": 1}):
+            assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, **body}).status_code == 200
+        found = samples(http.get("/metrics").text)
     of = ("0", "fake")
 
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
@@ -215,17 +221,85 @@ def names() -> set[str]:
 
 
 def test_every_metric_is_in_the_docs_and_no_other():
-    text = (ROOT / "docs" / "observability.md").read_text()
-    named = set(re.findall(r"^\| `((?:specq_|vllm:)\w+)`", text, re.MULTILINE))
+    named = set(re.findall(r"^\| `((?:specq_|vllm:)\w+)`", DOCS, re.MULTILINE))
 
     assert names() == named
     assert len(TABLE) > 50
 
 
 def test_labels_in_the_docs_are_those_that_there_are():
-    text = (ROOT / "docs" / "observability.md").read_text()
-    rows = dict(re.findall(r"^\| `((?:specq_|vllm:)\w+)` \| \w+ \|([^|]*)\|", text, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `((?:specq_|vllm:)\w+)` \| \w+ \|([^|]*)\|", DOCS, re.MULTILINE))
 
     for line in TABLE:
         name = line.name + "_total" * (line.family.__name__ == "CounterMetricFamily")
         assert tuple(re.findall(r"`(\w+)`", rows[name])) == line.labels, name
+
+
+# --- the dashboard ----------------------------------------------------------------------------------------------------
+
+
+def series() -> set[str]:
+    """Return the names of all series that a scrape may have."""
+    families = text_string_to_metric_families(Metrics().text({}).decode())
+    return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+
+
+def queried(text: str) -> set[str]:
+    """Return the names of the metrics in a PromQL expression, or a text that has some."""
+    return set(re.findall(r"(?:\bspecq_|\bvllm:)\w+", text))
+
+
+@each("expression", EXPRESSIONS)
+def test_a_panel_asks_for_metrics_that_there_are(expression):
+    assert queried(expression)
+    assert queried(expression) <= series()
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    assert {label.strip() for labels in grouped for label in labels.split(",")} <= LABELS
+
+
+def test_every_panel_takes_the_data_source_that_was_chosen():
+    variables = {one["name"]: one["type"] for one in BOARD["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "instance": "query"}
+    sources = [panel["datasource"] for panel in PANELS] + [one["datasource"] for p in PANELS for one in p["targets"]]
+    assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
+
+
+def test_panels_have_a_place_and_a_title_of_their_own():
+    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in BOARD["panels"]]
+    titles = [panel["title"] for panel in PANELS]
+
+    assert len(set(places)) == len(places)
+    assert len(set(titles)) == len(titles) > 25
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in BOARD["panels"])
+
+
+def test_what_counts_is_on_the_dashboard():
+    """Rounds, acceptance, the phases of steps, KV, queues, drops, stale drafts, reconnects, journal, arms, HTTP."""
+    asked = set().union(*map(queried, EXPRESSIONS))
+    assert asked >= {
+        *(
+            "specq_rounds_total",
+            "specq_step_seconds_sum",
+            "specq_kv_slots_free",
+            "specq_jobs_waiting",
+            "specq_arm_used",
+        ),
+        *("specq_source_accepted_tokens_total", "specq_depth_accepted_tokens_total", "specq_stale_tokens_total"),
+        *("specq_worker_reconnects_total", "specq_broker_dropped_total", "specq_journal_commit_seconds_count"),
+        *("specq_accepted_length_sum", "specq_step_rows_sum", "specq_http_requests_total"),
+    }
+
+
+def test_the_docs_ask_for_metrics_that_there_are():
+    queries = re.findall(r"^\| [^|]+ \| `(.+)` \|$", DOCS, re.MULTILINE)
+
+    assert len(queries) > 5
+    assert set().union(*map(queried, queries)) <= series()
+
+
+def test_prometheus_is_pointed_at_the_gateways_own_address():
+    text = (ROOT / "configs" / "prometheus.yml").read_text()
+    serve = (ROOT / "configs" / "serve.toml").read_text()
+
+    assert re.findall(r'targets: \["(.+)"\]', text) == re.findall(r'bind = "tcp://(.+)"', serve)

@@ -9,6 +9,7 @@ from specq.client.parameters import seed_used
 from specq.protocol import Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS
 from tests.each import each
+from tests.gateway.serving import connected, running
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -100,38 +101,14 @@ def test_every_form_of_a_prompt(api, prompt):
 
 def test_parameters_reach_the_job(api, broker):
     """OpenAI's own, vLLM's and specq's, the last two by extra_body."""
-    api.chat.completions.create(
-        model="fake",
-        messages=CHAT,
-        temperature=0.5,
-        top_p=0.9,
-        seed=3,
-        stop=["END"],
-        presence_penalty=0.1,
-        frequency_penalty=0.2,
-        logit_bias={"5": 1.5},
-        max_completion_tokens=33,
-        max_tokens=44,
-        user="someone",
-        extra_body={
-            "top_k": 4,
-            "min_p": 0.1,
-            "mode": "sync",
-            "num_candidates": 2,
-            "strategy": "threshold",
-            "threshold": 0.2,
-        },
-    )
+    own = {"mode": "sync", "num_candidates": 2, "strategy": "threshold", "threshold": 0.2}
+    asked = FULL | {"n": 1, "extra_body": {"top_k": 4, "min_p": 0.1} | own, "stream_options": None}
+    api.chat.completions.create(model="fake", messages=CHAT, max_completion_tokens=33, max_tokens=44, **asked)
     (submit,) = broker.wait_for(Submit)
     params = submit.params
 
-    assert (params.temperature, params.top_p, params.seed, params.stop, params.max_tokens) == (
-        0.5,
-        0.9,
-        3,
-        ("END",),
-        33,
-    )
+    assert (params.temperature, params.top_p, params.seed) == (0.5, 0.9, 3)
+    assert (params.stop, params.max_tokens) == (("END",), 33)
     assert (params.presence_penalty, params.frequency_penalty, params.logit_bias) == (0.1, 0.2, ((5, 1.5),))
     assert (params.top_k, params.min_p, params.strategy, params.threshold) == (4, 0.1, "threshold", 0.2)
     assert (submit.speculation.mode, submit.speculation.num_candidates) == ("sync", 2)
@@ -154,10 +131,16 @@ def test_errors_are_of_openais_kinds(api):
     assert raised.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="response_format"):
         api.chat.completions.create(model="fake", messages=CHAT, response_format={"type": "json_object"})
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        api.chat.completions.create(
-            model="fake", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
+    for name in ("tools", "functions", "nonsense"):
+        more = {"model": "fake", "extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
+        for create, prompt in (
+            (api.chat.completions.create, {"messages": CHAT}),
+            (api.completions.create, {"prompt": "a"}),
+            (api.responses.create, {"input": "a"}),
+        ):
+            with pytest.raises(openai.BadRequestError, match=name) as raised:
+                create(**prompt, **more)
+            assert raised.value.param == name
 
 
 def test_a_salt_and_any_seed_at_every_endpoint(api, broker):
@@ -271,28 +254,6 @@ def test_everything_at_once_sync_and_async(gateway, api):
     assert (text, responses[-1].type) == (ANSWER, "response.completed")
 
 
-@each("name", ["tools", "functions", "nonsense"])
-def test_what_cannot_be_honoured_is_named_everywhere(gateway, api, name):
-    """Both clients raise BadRequestError with the field's name, at every endpoint."""
-    more = {"extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
-    calls = [
-        lambda one: one.chat.completions.create(model="fake", messages=CHAT, **more),
-        lambda one: one.completions.create(model="fake", prompt="a", **more),
-        lambda one: one.responses.create(model="fake", input="Hi", **more),
-    ]
-
-    async def refused(call):
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other:
-            await call(other)
-
-    for call in calls:
-        with pytest.raises(openai.BadRequestError, match=name) as raised:
-            call(api)
-        assert raised.value.param == name
-        with pytest.raises(openai.BadRequestError, match=name):
-            asyncio.run(refused(call))
-
-
 # --- what OpenAI does not have ----------------------------------------------------------------------------------------
 
 
@@ -303,13 +264,10 @@ def test_tokens_and_text(http):
 
     assert tokens["count"] == len(tokens["tokens"])
     assert tokens["max_model_len"] == 100
-    assert ("".join(tokens["token_strs"]), text["prompt"]) == (
-        "duckĠeggs",
-        "duck eggs",
-    )  # as the vocabulary spells them
-    assert (
-        http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
-    )
+    assert "".join(tokens["token_strs"]) == "duckĠeggs"  # as the vocabulary spells them
+    assert text["prompt"] == "duck eggs"
+    chat_text = http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
+    assert chat_text.endswith("<|im_start|>assistant\n")
 
 
 def test_state(http):
@@ -335,13 +293,15 @@ def test_what_openai_has_and_specq_has_not_is_named(http, path, what):
     assert (response.status_code, response.json()["error"]["message"]) == (404, expected)
 
 
-def test_metrics(http):
+def test_metrics(broker, own_cache):
     """Requests by path and status; the pipeline behind is in test_metrics.py."""
-    http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
-    http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True})
-    http.post("/v1/completions", json={})
-    http.get("/secret/path")
-    lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if not line.startswith("#"))
+    with running(broker.address) as gateway, connected(gateway) as http:
+        http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
+        http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True})
+        http.post("/v1/completions", json={})
+        http.get("/secret/path")
+        shown = http.get("/metrics").text
+    lines = dict(line.rsplit(" ", 1) for line in shown.splitlines() if not line.startswith("#"))
 
     assert lines['specq_http_requests_total{path="/v1/completions",status="200"}'] == "2.0"
     assert lines['specq_http_requests_total{path="/v1/completions",status="400"}'] == "1.0"

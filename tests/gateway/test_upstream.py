@@ -8,9 +8,8 @@ import pytest
 
 from specq.gateway.serving import REPORT_S
 from specq.protocol import FetchTokenizer, GetStatus, Status
+from specq.testing import tokenizer_files, wait_until
 from specq.testing.fake_broker import INFO, answer
-from specq.testing.tokenizer import tokenizer_files
-from specq.testing.waiting import wait_until
 from specq.text import tokenizer_chunks
 from tests.gateway.serving import connected, running
 

@@ -11,24 +11,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specq.cli import main as specq
 from specq.config.sections import BrokerConfig, Config, TargetConfig, UpConfig
 from specq.processes import up
 from specq.processes.target import VerifierLoop
-from specq.protocol.errors import EngineLostError
-from specq.protocol.step_output import NO_TAP, StepOutput, Tap
-from specq.protocol.types import SessionStep
+from specq.protocol import NO_TAP, EngineLostError, SessionStep, StepOutput, Tap
 from specq.runtime import log
-from specq.testing.tokenizer import tokenizer_files, tokenizer_json
-from specq.testing.toy import toy_info
-from specq.text.codec import num_tokens, tokenizer_hash
-from specq.transport.broker_link import new_incarnation
-from specq.transport.sockets import Stop
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.core import Verifier
-from tests.journal.toy_target import SlowEngine
+from specq.testing.tokenizer import tokenizer_files
+from specq.transport import Stop, new_incarnation
+from specq.verifier import StepCurve, Verifier
+from tests.journal.toy_target import SlowEngine, info_with_tokenizer
 
 MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error
 STATUS = 66
@@ -54,12 +47,9 @@ class DeadlyEngine(SlowEngine):
 def work(broker: str, name: str) -> None:
     """Serve until SIGTERM, or death."""
     log.configure("warning")
-    stop, size = Stop(), num_tokens(tokenizer_json())
-    info = replace(
-        toy_info(kv_slots=100_000), vocab_size=size, num_tokens=size, tokenizer_hash=tokenizer_hash(tokenizer_json())
-    )
+    stop = Stop()
     verifier = Verifier(
-        DeadlyEngine(info, STEP_S),
+        DeadlyEngine(info_with_tokenizer(kv_slots=100_000), STEP_S),
         StepCurve([1, 64], [0.005, 0.006]),
         incarnation=new_incarnation(),
         tokenizer_files=tokenizer_files(),

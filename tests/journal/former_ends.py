@@ -1,20 +1,14 @@
-"""Tiny models whose ends of a text are read anew since cb5a1ef, and jobs that it began: makes
-tests/journal/cb5a1ef.journal and .json.
-
-It runs the code of whatever checkout it is started in, so for the files that are here, that of commit cb5a1ef:
-
-    git worktree add /tmp/old cb5a1ef && cd /tmp/old && make setup
-    .venv/bin/python PATH_TO/former_ends.py OUTPUT_DIRECTORY
+"""Tiny models whose ends of a text are read anew since cb5a1ef, and jobs that it began: tests/journal/cb5a1ef.journal
+and .json.
 
 Broker, verifiers and journal are the real ones, in one process and without sockets. The texts in the .json are those of
-cb5a1ef, from the first token to the last. The journal is of a second run, which stops in the middle of them.
+cb5a1ef, from the first token to the last. The journal is of a second run, which stopped in the middle of them. Both
+files were made with the code of commit cb5a1ef by what this file was in commit 2b162de, which says how.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,17 +16,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path.insert(0, str(Path.cwd()))
-
 from specq.broker.core import Broker
 from specq.broker.effects import Effect, Find, Send, Write
 from specq.engines.torch.engine import TorchEngine
 from specq.journal import Opening, open_journal
-from specq.protocol import Failed, Follow, Hello, JobTokens, SamplingParams, Submit, Tokens, decode, encode
+from specq.protocol import Failed, Follow, Hello, JobTokens, Tokens, decode, encode
 from specq.testing.checkpoints_gguf import Q, write_gguf
 from specq.testing.tokenizer import TEMPLATE, tokenizer_json
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.core import Verifier
+from specq.verifier import StepCurve, Verifier
 
 END, TURN_END = 0, 2  # of SPECIAL in specq.testing.tokenizer
 CONFIG = {
@@ -52,16 +43,8 @@ SHAPES = {
     "model.layers.0.mlp.down_proj": (32, 48),
     "model.layers.0.input_layernorm": (32,), "model.layers.0.post_attention_layernorm": (32,),
 }  # fmt: skip
-# Of each model; the turn's end is made likely, so that texts go past it where it ends none.
-LIKELY = {"temperature": 0.9, "max_tokens": 60, "logit_bias": [[TURN_END, 4.5]]}
-JOBS: dict[int, dict[str, Any]] = {
-    1: {**LIKELY, "seed": 7},
-    2: {**LIKELY, "seed": 11, "min_tokens": 30},
-    3: {**LIKELY, "seed": 5, "max_tokens": 3},
-    4: {**LIKELY, "seed": 3},  # comes last, and has no token
-}
+JOBS = (1, 2, 3, 4)  # of each model; the last has no token yet
 MODELS = ("directory", "gguf", "unchanged")
-BEGUN, PROMPT = 16, (40, 50, 60)
 WAIT_S = 600.0
 
 
@@ -119,30 +102,13 @@ class Service:
         engine = TorchEngine(str(path), device="cpu", dtype="float32", kv_slots=2048, name=model, eager=True)
         number = len(self.verifiers) + 1
         self.verifiers[model.encode()] = Verifier(engine, StepCurve([1, 64], [0.001, 0.002]), incarnation=number)
-        hello = Hello(
-            role="target",
-            name=model,
-            incarnation=number,
-            model=engine.info,
-            endpoint=f"inproc://{model}",
-            max_sessions=64,
-        )
+        place = {"endpoint": f"inproc://{model}", "max_sessions": 64}
+        hello = Hello(role="target", name=model, incarnation=number, model=engine.info, **place)
         self.take(self.broker.from_front(model.encode(), encode(hello), self.now))
-
-    def send(self, message: Any) -> None:
-        """Send as the client."""
-        self.take(self.broker.from_front(b"client", encode(message), self.now))
-
-    def submit(self, model: str, number: int) -> None:
-        """Submit one of the jobs."""
-        params = SamplingParams.from_dict(JOBS[number])
-        self.send(
-            Submit(job_id=job_id(model, number), params=params, model=model, prompt_ids=np.array(PROMPT, np.int32))
-        )
 
     def follow(self, job: int) -> None:
         """Ask for a job's tokens."""
-        self.send(Follow(job_id=job))
+        self.take(self.broker.from_front(b"client", encode(Follow(job_id=job)), self.now))
 
     def take(self, effects: list[Effect]) -> None:
         """Do what the broker wants."""
@@ -195,46 +161,3 @@ class Service:
                 return
             self.turn()
         raise AssertionError(f"it never came to an end: {self.finish}, {self.tokens}")
-
-
-def begun(journal: Path, models: dict[str, Path]) -> Service:
-    """Return a service in which the jobs but the last of each model were submitted."""
-    service = Service(journal)
-    for model, path in models.items():
-        service.join(model, path)
-    for model in models:
-        for number in (1, 2, 3):
-            service.submit(model, number)
-    return service
-
-
-def main(directory: Path) -> None:
-    """Make both files."""
-    models = make_models(directory / "models")
-    whole = begun(directory / "whole.journal", models)
-    for model in models:
-        whole.submit(model, 4)
-    whole.run_until(lambda: len(whole.finish) == len(models) * len(JOBS))
-    half = begun(directory / "half.journal", models)
-    ids = [job_id(model, number) for model in models for number in (1, 2)]
-    half.run_until(lambda: all(len(half.tokens.get(job, ())) >= BEGUN or job in half.finish for job in ids))
-    half.verifiers.clear()  # what comes now is begun by none
-    for model in models:
-        half.submit(model, 4)
-    had = {job: len(tokens) for job, tokens in half.tokens.items()}
-    with sqlite3.connect(directory / "half.journal") as journal, sqlite3.connect(directory / "cb5a1ef.journal") as copy:
-        journal.backup(copy)
-    told = {
-        str(job): {"finish": whole.finish[job], "had": had.get(job, 0), "token_ids": whole.tokens[job]}
-        for job in sorted(whole.finish)
-    }
-    (directory / "cb5a1ef.json").write_text(json.dumps(told) + "\n")
-    for job, entry in told.items():
-        places = [i for i, token in enumerate(entry["token_ids"]) if token == TURN_END]
-        sys.stdout.write(
-            f"job {job}: {entry['had']} of {len(entry['token_ids'])} tokens, {entry['finish']}, ends at {places}\n"
-        )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -18,6 +18,7 @@ from specq.broker.core import Broker
 from specq.broker.effects import Effect, Find, Send, Write
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed
+from specq.protocol import SamplingParams, decode, encode
 from specq.protocol.messages import (
     Accepted,
     Ack,
@@ -34,10 +35,7 @@ from specq.protocol.messages import (
     Tokens,
     Verdict,
 )
-from specq.protocol.params import SamplingParams
-from specq.protocol.wire import decode, encode
-from specq.testing.fake_journal import FakeJournal
-from specq.testing.toy import next_token, toy_info
+from specq.testing import FakeJournal, next_token, toy_info
 
 VERIFIER, CLIENT = b"verifier", b"client"
 ROUND = 3  # tokens

@@ -15,10 +15,8 @@ import pytest
 
 from specq.client.detached import JobDesk
 from specq.config import values
-from specq.protocol.messages import Submit
-from specq.protocol.params import SamplingParams
-from specq.testing import wait_until
-from specq.testing.toy import toy_text
+from specq.protocol import SamplingParams, Submit
+from specq.testing import toy_text, wait_until
 from tests.gateway.test_process import is_up
 from tests.journal.test_processes import BEATS, PATIENCE_S, PROMPT, freeze_between_groups, said
 

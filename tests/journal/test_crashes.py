@@ -15,10 +15,8 @@ from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
-from specq.protocol.messages import Follow
-from specq.protocol.wire import encode
-from specq.testing.fake_journal import FakeJournal
-from specq.testing.toy import toy_text
+from specq.protocol import Follow, encode
+from specq.testing import FakeJournal, toy_text
 from tests.each import each
 from tests.journal.scene import CLIENT, Scene
 

@@ -1,7 +1,7 @@
 """A journal of cb5a1ef, whose models' files name more ends of a text than it read: its jobs end as they would have
 ended there.
 
-tests/journal/former_ends.py made the journal and the texts, and says how.
+See tests/journal/former_ends.py.
 """
 
 from __future__ import annotations
@@ -102,16 +102,8 @@ def test_only_models_with_other_ends_have_another_identity(models: dict[str, Pat
         bound = dict(connection.execute("SELECT job_id, weights FROM active").fetchall())
     for model, path in models.items():
         overrides = {"gguf_values": "float32"} if model == "gguf" else None
-        info = describe(
-            path,
-            engine="torch",
-            name="",
-            dtype="float32",
-            vocab_size=352,
-            max_length=256,
-            kv_slots=1,
-            overrides=overrides,
-        )
+        sizes = {"vocab_size": 352, "max_length": 256, "kv_slots": 1}
+        info = describe(path, engine="torch", name="", dtype="float32", overrides=overrides, **sizes)
         before = bound[job_id(model, 1 if model != "unchanged" else 2)].split()[0]
         known = info.fingerprint if model == "unchanged" else info.former_fingerprint
         assert (model, known, info.added_eos_ids) == (model, before, () if model == "unchanged" else (TURN_END,))

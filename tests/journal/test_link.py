@@ -5,18 +5,16 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specq.broker.core import Broker
+from specq.broker import Broker, JournalLink
 from specq.broker.effects import Find, FindFinished, Write
-from specq.broker.journal_link import JournalLink
 from specq.config.sections import BrokerConfig
-from specq.journal import Clocks, MachineClock, Opening, open_journal
-from specq.journal.interface import Kept
+from specq.journal import Clocks, Kept, MachineClock, Opening, open_journal
 from specq.journal.sqlite.rows import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
@@ -43,23 +41,30 @@ def is_readable(link: JournalLink, timeout_s: float = PATIENCE_S) -> bool:
     return bool(select.select([link], [], [], timeout_s)[0])
 
 
+def hear_until(link: JournalLink, broker: Broker, condition: Callable[[], bool]) -> None:
+    """Let the broker hear what the journal says until the condition holds."""
+    while not condition():
+        assert is_readable(link)
+        link.notify(broker, 0.0)
+
+
 class Recording(Broker):
     """A broker that only notes what the journal tells it."""
 
     def __init__(self) -> None:
         super().__init__(incarnation=1, has_journal=True)
-        self.heard: list[Any] = []
+        self.heard, self.answers = list[int](), list[Any]()
 
     def journaled(self, sequence: int, now: float) -> list[Any]:
         self.heard.append(sequence)
         return []
 
     def found(self, job_id: int, stored: Any, now: float) -> list[Any]:
-        self.heard.append((job_id, stored and stored.finish))
+        self.answers.append((job_id, stored and stored.finish))
         return []
 
     def listed(self, asked: FindFinished, found: Any, now: float) -> list[Any]:
-        self.heard.append((asked.client, [one.job_id for one in found]))
+        self.answers.append((asked.client, [one.job_id for one in found]))
         return []
 
 
@@ -69,16 +74,12 @@ def test_delta_and_answers_arrive(link: JournalLink) -> None:
     for sequence, record in enumerate((taken(1), taken(2), ended(1, [5])), 1):
         link.take(Write(sequence, record))
         link.flush()
-        while broker.heard[-1:] != [sequence]:
-            assert is_readable(link)
-            link.notify(broker, 0.0)
+        hear_until(link, broker, lambda last=sequence: broker.heard[-1:] == [last])
     link.take(Find(1))
     link.take(Find(3))
     link.take(FindFinished(b"c", 10, 0))
-    while len([one for one in broker.heard if isinstance(one, tuple)]) < 3:
-        assert is_readable(link)
-        link.notify(broker, 0.0)
-    assert [one for one in broker.heard if isinstance(one, tuple)] == [(1, "length"), (3, None), (b"c", [1])]
+    hear_until(link, broker, lambda: len(broker.answers) == 3)
+    assert broker.answers == [(1, "length"), (3, None), (b"c", [1])]
 
 
 def test_whoever_asks_is_answered(link: JournalLink) -> None:
@@ -87,9 +88,7 @@ def test_whoever_asks_is_answered(link: JournalLink) -> None:
     told: list[Any] = []
     broker.found = lambda job_id, stored, now: told.append(stored) or []
     link.lookup.ask(Find(1), lambda reader: reader.nonsense)
-    while not told:
-        assert is_readable(link)
-        link.notify(broker, 0.0)
+    hear_until(link, broker, lambda: bool(told))
     assert isinstance(told[0], JournalBusyError)
     assert "cannot be read" in str(told[0])
 

@@ -1,7 +1,7 @@
 """A journal with unfinished jobs that commit f8b254c wrote: its jobs end with the texts that they would have ended with
 there.
 
-tests/journal/make_old_journal.py made the journal and the texts, and says how.
+tests/journal/make_old_journal.py made the journal and the texts; commit 2b162de has it.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from specq import Client
+from specq.client import Job
 from specq.config.values import free_address
 from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
-from specq.testing import wait_until
-from specq.testing.toy import toy_text
+from specq.testing import toy_text, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -152,13 +152,24 @@ def refusal(client: Client, **options: str) -> JobError:
     return raised.value
 
 
+def submit_running(client: Client) -> Job:
+    """Wait for a verifier; return a job that runs, and goes on for a while."""
+    client.wait_until_ready()
+    job = client.submit(token_ids=PROMPT, max_tokens=LONG)
+    wait_until(lambda: client.status()["jobs"]["running"])
+    return job
+
+
+def check_goes_on(client: Client, running: Job) -> None:
+    """The job that ran ends with its text, and so do new ones."""
+    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, LONG)
+    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+
+
 def test_a_locked_journal_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """New jobs are refused with the reason, the broker answers, and what ran ends well once the lock is gone."""
     start_broker()
-    client.wait_until_ready()
-    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
-    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
-    wait_until(lambda: client.status()["jobs"]["running"])
+    running = submit_running(client)
     other = connect(journal)
     wait_until(lambda: locks(other))
     wait_until(lambda: client.status()["journal"]["trouble"])
@@ -167,8 +178,7 @@ def test_a_locked_journal_stops_nothing_for_good(start_broker: StartBroker, clie
     assert not running.done
     other.execute("ROLLBACK")
     other.close()
-    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)
-    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+    check_goes_on(client, running)
 
 
 def locks(connection: object) -> bool:
@@ -183,9 +193,7 @@ def locks(connection: object) -> bool:
 def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """The same where no byte more can be written: nothing of the running job is lost."""
     broker = start_broker("--durability", "process")
-    client.wait_until_ready()
-    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
-    wait_until(lambda: client.status()["jobs"]["running"])
+    running = submit_running(client)
     hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (Path(f"{journal}-wal").stat().st_size, hard))
     wait_until(lambda: client.status()["journal"]["trouble"])
@@ -194,18 +202,15 @@ def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: C
     assert "cannot be written" in str(error)
     assert not running.done
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (hard, hard))
-    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)
-    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+    check_goes_on(client, running)
 
 
 def test_sigterm_forgets_nothing(start_broker: StartBroker, client: Client) -> None:
     """A broker that is asked to stop ends with status 0; the next one goes on with its jobs."""
     broker = start_broker()
-    client.wait_until_ready()
-    running = client.submit(token_ids=PROMPT, max_tokens=LONG)
-    wait_until(lambda: client.status()["jobs"]["running"])
+    running = submit_running(client)
     broker.terminate()
     assert broker.wait(PATIENCE_S) == 0
     assert not running.done
     start_broker()
-    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)
+    check_goes_on(client, running)

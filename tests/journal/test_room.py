@@ -13,15 +13,11 @@ import pytest
 from specq.broker.admission.limits import REQUEST_BYTES, REQUESTS_S
 from specq.broker.core import Broker
 from specq.broker.effects import Find, Send, Write
-from specq.journal import Opening, open_journal
-from specq.journal.records import JobEnded, JobTaken, Record
+from specq.journal import JobEnded, JobTaken, Opening, Record, open_journal
 from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
-from specq.protocol.messages import Failed, Hello, Submit
-from specq.protocol.params import SamplingParams
-from specq.protocol.wire import decode, encode
-from specq.testing import wait_until
+from specq.protocol import Failed, Hello, SamplingParams, Submit, decode, encode
+from specq.testing import toy_info, wait_until
 from specq.testing.journal_records import added, ended, taken
-from specq.testing.toy import toy_info
 
 MIB = 1 << 20
 SLACK = 16 * MIB  # the log, and what one group adds before something is forgotten
@@ -108,20 +104,24 @@ def test_unfinished_jobs_are_never_dropped(path: Path, start: Start) -> None:
         writer.put(job_id, [large(job_id)])
     wait_until(lambda: writer.full and writer.durable == 20)
     assert "have not ended" in writer.full
-    count = sqlite3.connect(f"file:{path}?mode=ro", uri=True).execute(
-        "SELECT count(*) FROM active JOIN jobs USING (job_id)"
-    )
-    assert count.fetchone() == (20,)
+    reading = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    assert reading.execute("SELECT count(*) FROM active JOIN jobs USING (job_id)").fetchone() == (20,)
     writer.put(21, [cancelled(job_id) for job_id in range(1, 21)])
     wait_until(lambda: not writer.full)
     wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
-def test_a_full_journal_takes_no_new_jobs() -> None:
-    """They are refused with the reason; those that run go on, and so do new ones when there is room again."""
+@pytest.fixture
+def broker() -> Broker:
+    """One with a verifier."""
     broker = Broker(incarnation=1, has_journal=True)
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8)
     broker.from_front(b"v", encode(hello), 0.0)
+    return broker
+
+
+def test_a_full_journal_takes_no_new_jobs(broker: Broker) -> None:
+    """They are refused with the reason; those that run go on, and so do new ones when there is room again."""
     assert isinstance(submit(broker, 1), int)
     broker.filled("the jobs that have not ended take up all 1 MB of the journal", 0.0)
     refused = submit(broker, 2)
@@ -179,11 +179,8 @@ def test_submit_and_cancel_at_the_permitted_rate_keeps_to_the_limit(path: Path, 
     assert float(np.median(waited)) < 0.1
 
 
-def test_the_broker_lets_no_more_in_than_that() -> None:
+def test_the_broker_lets_no_more_in_than_that(broker: Broker) -> None:
     """What is beyond the rate of one key is dropped, so that no more reaches the journal."""
-    broker = Broker(incarnation=1, has_journal=True)
-    hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8)
-    broker.from_front(b"v", encode(hello), 0.0)
     message, num_taken = encode(Submit(job_id=1, params=SamplingParams(max_tokens=5), prompt_ids=PROMPT)), 0
     for number in range(4000):
         effects = broker.from_front(b"c", message, number / 400)

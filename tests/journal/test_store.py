@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specq.journal import Opening
+from specq.journal import Opening, StoredJob, pack, unpack
 from specq.journal.sqlite.connection import connect
 from specq.journal.sqlite.schema import STEPS, prepare, room
 from specq.journal.sqlite.store import SqliteJournal
-from specq.protocol import ConfigError, JournalBusyError, SamplingParams
+from specq.protocol import ConfigError, JournalBusyError, LogprobRecord, SamplingParams
 from specq.testing.conformance.journals import take_over_and_go_on
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.journal_records import PARAMS, added, ended, groups, history, taken
@@ -29,6 +29,28 @@ def path(tmp_path: Path) -> Path:
 
 
 Open = Callable[..., SqliteJournal]
+
+
+def find(journal: SqliteJournal, job_id: int) -> StoredJob | None:
+    """Look a job up, as the broker's reader does."""
+    reader = journal.reader()
+    found = reader.find(job_id)
+    reader.close()
+    return found
+
+
+def token_ids(journal: SqliteJournal) -> list[int]:
+    """Return the tokens of the oldest job that has not ended."""
+    return np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist()
+
+
+@pytest.fixture
+def other(path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program's connection to the journal."""
+    path.parent.mkdir()
+    connection = connect(path)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture(name="open_journal")
@@ -70,21 +92,21 @@ def test_a_group_is_written_whole_or_not_at_all(open_journal: Open, path: Path, 
     assert len(set(seen)) > 3
 
 
-def test_what_a_gap_cuts_off_is_forgotten(open_journal: Open, path: Path) -> None:
+def test_what_a_gap_cuts_off_is_forgotten(open_journal: Open, other: sqlite3.Connection) -> None:
     """A file that lost a row in the middle gives the tokens before it; the rest is generated anew, and not mixed in."""
     journal = open_journal()
     journal.write([taken(1)])
     for base_len in (0, 2, 4):
         journal.write([added(1, base_len, [base_len, base_len + 1])])
-    journal._connection.execute("DELETE FROM commits WHERE base_len = 2")
-    (job,) = journal.unfinished()
-    assert np.frombuffer(job.token_ids, "<i4").tolist() == [0, 1]
+    other.execute("DELETE FROM commits WHERE base_len = 2")
+    assert token_ids(journal) == [0, 1]
     journal.write([added(1, 2, [7, 8, 9, 10])])
-    (job,) = journal.unfinished()
-    assert np.frombuffer(job.token_ids, "<i4").tolist() == [0, 1, 7, 8, 9, 10]
+    assert token_ids(journal) == [0, 1, 7, 8, 9, 10]
 
 
-def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_of_jobs_that_ended_are_cleared_away(
+    open_journal: Open, other: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once they are many, and more than those of use; the others stay."""
     monkeypatch.setattr("specq.journal.sqlite.store.MOST_STALE", 30)
     journal, most = open_journal(), 0
@@ -94,9 +116,9 @@ def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeyp
         for base_len in range(5):
             journal.write([added(job_id, base_len, [base_len])])
         journal.write([ended(job_id, list(range(5))), added(1000, job_id - 1, [job_id])])
-        most = max(most, journal._connection.execute("SELECT count(*) FROM commits").fetchone()[0])
+        most = max(most, other.execute("SELECT count(*) FROM commits").fetchone()[0])
     assert most <= 2 * (30 + 59)
-    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == list(range(1, 60))
+    assert token_ids(journal) == list(range(1, 60))
 
 
 def test_a_closed_journal_is_one_file(open_journal: Open, path: Path) -> None:
@@ -118,18 +140,16 @@ def test_nobody_else_can_read_it(open_journal: Open, path: Path) -> None:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_locked_file_is_busy(open_journal: Open, path: Path) -> None:
+def test_a_locked_file_is_busy(open_journal: Open, other: sqlite3.Connection) -> None:
     """While another program writes, nothing is lost: the same group is written later."""
     journal = open_journal()
     journal.write([taken(1)])
-    other = connect(path)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(JournalBusyError, match="locked"):
         journal.write([added(1, 0, [5])])
     other.execute("ROLLBACK")
     journal.write([added(1, 0, [5])])
     assert journal.unfinished()[0].num_tokens == 1
-    other.close()
 
 
 def test_a_full_disk_is_busy(open_journal: Open, path: Path) -> None:
@@ -143,11 +163,9 @@ def test_a_full_disk_is_busy(open_journal: Open, path: Path) -> None:
         with pytest.raises(JournalBusyError, match="full"):
             journal.write(big)
     assert [job.submit.job_id for job in journal.unfinished()] == [1]
-    reader = journal.reader()
-    found = reader.find(2)
+    found = find(journal, 2)
     assert found is not None
     assert found.num_tokens == 1
-    reader.close()
     journal._connection.execute("PRAGMA max_page_count = 1000000")
     journal.write(big)
     assert [job.num_tokens for job in journal.unfinished()] == [2, 20_000]
@@ -170,8 +188,10 @@ def make_newer(path: Path) -> None:
 def make_unreadable_job(path: Path) -> None:
     journal = SqliteJournal(str(path), Opening())
     journal.write([taken(1)])
-    journal._connection.execute("UPDATE jobs SET params = '{\"wishes\": 3}'")
     journal.close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("UPDATE jobs SET params = '{\"wishes\": 3}'")
+    other.close()
 
 
 @each(
@@ -196,25 +216,21 @@ def test_what_is_no_journal_is_refused(open_journal: Open, tmp_path: Path, make:
 OLD = '{"temperature":0.5,"top_k":9223372036854775808,"repetition_penalty":1e-40,"logprobs":1,"stop":["x"]}'
 
 
-def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, path: Path) -> None:
+def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, other: sqlite3.Connection) -> None:
     """Values that an earlier specq let in are read: what is out of bounds now is left out and said, the rest is as it
     was, and the result of a job that ended with such values is there."""
     journal = open_journal()
     journal.write([taken(1), added(1, 0, [4, 5]), taken(2), ended(2, [7, 8]), taken(3)])
-    journal._connection.execute("UPDATE jobs SET params = ? WHERE job_id < 3", (OLD,))
-    journal._connection.execute("UPDATE jobs SET speculation = '{\"max_depth\":99999}' WHERE job_id = 3")
+    other.execute("UPDATE jobs SET params = ? WHERE job_id < 3", (OLD,))
+    other.execute("UPDATE jobs SET speculation = '{\"max_depth\":99999}' WHERE job_id = 3")
 
     first, third = journal.unfinished()
     assert "top_k is 9223372036854775808" in first.misfit
-    assert (first.submit.params, first.num_tokens) == (
-        SamplingParams(temperature=0.5, logprobs=1, stop=("x",)),
-        2,
-    )
+    assert first.submit.params == SamplingParams(temperature=0.5, logprobs=1, stop=("x",))
+    assert first.num_tokens == 2
     assert "max_depth is 99999" in third.misfit
     assert third.submit.params == PARAMS
-    reader = journal.reader()
-    found = reader.find(2)
-    reader.close()
+    found = find(journal, 2)
     assert found is not None
     assert (found.finish, found.num_tokens) == ("length", 2)
 
@@ -223,27 +239,25 @@ def test_counts_of_an_earlier_specq_have_their_new_names(open_journal: Open) -> 
     """A result that was journaled under the old names is read under those of today."""
     journal = open_journal()
     journal.write([taken(1), ended(1, [7])._replace(stats={"rounds": 2, "worths": 400})])
-    reader = journal.reader()
-    found = reader.find(1)
-    reader.close()
+    found = find(journal, 1)
     assert found is not None
     assert found.stats == {"rounds": 2, "min_accept_probs": 400}
 
 
-def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> None:
+def test_an_older_file_is_brought_up_to_date(open_journal: Open, other: sqlite3.Connection) -> None:
     """Steps that the file has not had are taken, once; what it held stays."""
     journal = open_journal()
     journal.write([taken(1)])
     newer = (*STEPS, "ALTER TABLE jobs ADD COLUMN mood TEXT NOT NULL DEFAULT 'good'; CREATE TABLE extra (x)")
     for _ in range(2):
-        prepare(journal._connection, newer)
-    assert journal._connection.execute("SELECT job_id, mood FROM jobs").fetchall() == [(1, "good")]
+        prepare(other, newer)
+    assert other.execute("SELECT job_id, mood FROM jobs").fetchall() == [(1, "good")]
     with pytest.raises(ConfigError, match=f"version is {len(newer)}"):
-        prepare(journal._connection)
+        prepare(other)
     with pytest.raises(sqlite3.OperationalError):
-        prepare(journal._connection, (*newer, "CREATE TABLE half (x); CREATE TABLE extra (x)"))
-    assert journal._connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
-    assert not journal._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall()
+        prepare(other, (*newer, "CREATE TABLE half (x); CREATE TABLE extra (x)"))
+    assert other.execute("PRAGMA user_version").fetchone() == (len(newer),)
+    assert not other.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall()
 
 
 # --- one owner --------------------------------------------------------------------------------------------------------
@@ -259,7 +273,7 @@ def test_planted_no_fence_is_caught(open_journal: Open, path: Path, monkeypatch:
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
-def test_old_results_expire(open_journal: Open, path: Path) -> None:
+def test_old_results_expire(open_journal: Open, other: sqlite3.Connection) -> None:
     """By age, then the oldest while the journal takes too many bytes; running jobs stay."""
     journal = open_journal()
     journal.write([taken(100)])
@@ -267,29 +281,40 @@ def test_old_results_expire(open_journal: Open, path: Path) -> None:
     for job_id in range(1, 41):
         journal.write([taken(job_id), ended(job_id, tokens, at=float(job_id))])
     assert journal.keep_to(1 << 30, 11.0).num_forgotten == 10
-    used = room(journal._connection).used_bytes
+    used = room(other).used_bytes
     assert 13 <= journal.keep_to(used // 2).num_forgotten <= 17
-    assert room(journal._connection).used_bytes <= used // 2
+    assert room(other).used_bytes <= used // 2
     assert journal.keep_to(used // 2) == (0, False)
     reader = journal.reader()
     left = [one.job_id for one in reader.finished(100)]
-    assert left == list(range(40, 40 - len(left), -1))
-    assert reader.find(3) is None
-    assert reader.find(100) is not None
     reader.close()
+    assert left == list(range(40, 40 - len(left), -1))
+    assert find(journal, 3) is None
+    assert find(journal, 100) is not None
 
 
-def test_a_journal_of_the_first_version_is_read(path: Path) -> None:
+def test_a_journal_of_the_first_version_is_read(open_journal: Open, other: sqlite3.Connection) -> None:
     """Its unfinished jobs are there, with nothing held against them, and of no tenant."""
-    path.parent.mkdir()
-    old = connect(path)
-    prepare(old, STEPS[:1])
-    old.execute("INSERT INTO active VALUES (1, 'w')")
-    old.execute("INSERT INTO jobs VALUES (1, 'o', 'l', 'm', '{}', '{}', 0, 1.0, 0.0, x'01000000')")
-    old.close()
-    journal = SqliteJournal(str(path), Opening())
-    row = journal._connection.execute("SELECT weights, deaths, lone_deaths, death_length FROM active").fetchone()
-    (job,) = journal.unfinished()
-    journal.close()
+    prepare(other, STEPS[:1])
+    other.execute("INSERT INTO active VALUES (1, 'w')")
+    other.execute("INSERT INTO jobs VALUES (1, 'o', 'l', 'm', '{}', '{}', 0, 1.0, 0.0, x'01000000')")
+    (job,) = open_journal().unfinished()
+    row = other.execute("SELECT weights, deaths, lone_deaths, death_length FROM active").fetchone()
     assert row == ("w", 0, 0, 0)
     assert (job.owner, job.submit.tenant, job.submit.label) == ("o", "", "l")
+
+
+def test_log_probabilities_survive_as_bytes() -> None:
+    """Packed in pieces and joined, they are the same; with none wanted there are no bytes."""
+    record = LogprobRecord(2)
+    rng = np.random.default_rng(0)
+    record.tokens = rng.normal(size=5).astype(np.float32).tolist()
+    record.top_ids = rng.integers(0, 2**31 - 1, 10).tolist()
+    record.top = rng.normal(size=10).astype(np.float32).tolist()
+    whole = pack(record, 0)
+    found = unpack(whole[: 3 * 20] + pack(record, 3), 2)
+    assert (found.tokens, found.top_ids, found.top) == (record.tokens, record.top_ids, record.top)
+    bare = LogprobRecord(0)
+    bare.tokens = record.tokens
+    assert unpack(pack(bare, 1), 0).tokens == record.tokens[1:]
+    assert (pack(LogprobRecord(-1), 0), unpack(b"", -1).tokens) == (b"", [])

@@ -9,19 +9,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from specq.config.sections import TargetConfig
 from specq.processes.target import VerifierLoop
-from specq.protocol.step_output import NO_TAP, StepOutput, Tap
-from specq.protocol.types import ModelInfo, SessionStep
+from specq.protocol import NO_TAP, ModelInfo, SessionStep, StepOutput, Tap
 from specq.runtime import log
-from specq.testing.tokenizer import tokenizer_files, tokenizer_json
-from specq.testing.toy import ToyEngine, toy_info
+from specq.testing import ToyEngine, tokenizer_files, tokenizer_json, toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
-from specq.transport.broker_link import new_incarnation
-from specq.transport.sockets import Stop
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.core import Verifier
+from specq.transport import Stop, new_incarnation
+from specq.verifier import StepCurve, Verifier
 
 
 class SlowEngine(ToyEngine):
@@ -37,6 +34,13 @@ class SlowEngine(ToyEngine):
         return super().step(steps, tap)
 
 
+def info_with_tokenizer(name: str = "toy", **changes: Any) -> ModelInfo:
+    """Return the toy model with a tokenizer of its own, so that it takes text."""
+    size = num_tokens(tokenizer_json())
+    own = {"vocab_size": size, "num_tokens": size, "tokenizer_hash": tokenizer_hash(tokenizer_json())}
+    return replace(toy_info(name), **own | changes)
+
+
 def main(
     broker: str,
     milliseconds: str = "2",
@@ -47,12 +51,9 @@ def main(
 ) -> None:
     """Serve until SIGTERM."""
     log.configure("info")
-    stop, size = Stop(), num_tokens(tokenizer_json())
-    info = replace(
-        toy_info(kv_slots=100_000), vocab_size=size, num_tokens=size, tokenizer_hash=tokenizer_hash(tokenizer_json())
-    )
+    stop = Stop()
     verifier = Verifier(
-        SlowEngine(info, float(milliseconds) / 1000),
+        SlowEngine(info_with_tokenizer(kv_slots=100_000), float(milliseconds) / 1000),
         StepCurve([1, 64], [0.001, 0.002]),
         incarnation=new_incarnation(),
         max_sessions=int(max_sessions),
@@ -60,8 +61,7 @@ def main(
         tokenizer_files=tokenizer_files(),
     )
     config = TargetConfig(broker=broker, bind=bind, advertise=advertise, max_sessions=int(max_sessions), keys=keys)
-    loop = VerifierLoop(config, verifier, "toy")
-    loop.serve(stop)
+    VerifierLoop(config, verifier, "toy").serve(stop)
 
 
 if __name__ == "__main__":

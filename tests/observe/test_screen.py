@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specq.observe.report import Snapshot
+from specq.observe import Snapshot, View
 from specq.observe.screen import Screen
-from specq.observe.sections import View
 from specq.protocol import JobError
 from tests.each import each
 from tests.observe.test_snapshot import report, session, worker

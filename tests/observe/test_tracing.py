@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specq.observe.timeline import chrome, timeline
+from specq.observe import chrome, timeline
 from specq.protocol import Clock, GetClock, TraceEvents, decode, encode, trace_events
 from specq.runtime.tracing import MOST_EVENTS, MOST_SESSIONS, Tracer
 from tests.each import each
@@ -32,6 +32,14 @@ class Ticking:
 @pytest.fixture
 def clock() -> Ticking:
     return Ticking()
+
+
+@pytest.fixture
+def tracer(clock) -> Tracer:
+    """One that notes what happens to a session, 1."""
+    tracer = Tracer(clock)
+    tracer.open(1)
+    return tracer
 
 
 def sent(tracer: Tracer) -> list[TraceEvents]:
@@ -64,10 +72,8 @@ def test_times_are_the_brokers_within_the_error_that_is_stated(clock, there_s, b
     assert (event["event"], event["context_tokens"], event["tokens_left"]) == ("opened", 5, 9)
 
 
-def test_the_shortest_of_the_last_round_trips_counts(clock):
+def test_the_shortest_of_the_last_round_trips_counts(clock, tracer):
     """And an old one no longer does: clocks drift."""
-    tracer = Tracer(clock)
-    tracer.open(1)
     for took in (0.5, 0.002, 0.4):
         clock.compare(tracer, took, 0.0)
     assert tracer.offset.error_us == pytest.approx(1000, abs=2)
@@ -76,9 +82,7 @@ def test_the_shortest_of_the_last_round_trips_counts(clock):
     assert tracer.offset.error_us == pytest.approx(10_000, abs=2)
 
 
-def test_a_session_that_ended_is_sent_and_forgotten(clock):
-    tracer = Tracer(clock)
-    tracer.open(1)
+def test_a_session_that_ended_is_sent_and_forgotten(clock, tracer):
     clock.compare(tracer, 0.0, 0.0)
     tracer.note(1, trace_events.CLOSED, clock(), 5)
     tracer.end(1)
@@ -87,9 +91,7 @@ def test_a_session_that_ended_is_sent_and_forgotten(clock):
     assert not tracer.is_on
 
 
-def test_rings_are_bounded_and_say_what_they_lost(clock):
-    tracer = Tracer(clock)
-    tracer.open(1)
+def test_rings_are_bounded_and_say_what_they_lost(clock, tracer):
     clock.compare(tracer, 0.0, 0.0)
     for _ in range(MOST_EVENTS + 5):
         tracer.note(1, trace_events.ROUND, clock(), *(2**40,) * 8)

@@ -80,7 +80,7 @@ def test_another_object_of_the_same_name_is_not_taken(site):
 
 def test_the_former_name_of_the_package_gives_the_same_objects():
     assert all(getattr(proposers, name) is getattr(drafting, name) for name in drafting.__all__)
-    moved = (
+    moved = [
         "Chains",
         "ChainSource",
         "Followed",
@@ -89,7 +89,7 @@ def test_the_former_name_of_the_package_gives_the_same_objects():
         "SUFFIX_DEPTH",
         "TreeHead",
         "make_suffix_tree",
-    )
+    ]
     assert all(hasattr(proposers, name) for name in moved)
 
 

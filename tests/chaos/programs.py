@@ -1,0 +1,66 @@
+"""The processes of the chaos suite that `specq` does not have: python -m tests.chaos.programs NAME ARGUMENTS...
+
+broker OPTIONS...        `specq broker` that checks after each message what must hold of its memory, and stops where
+                         that does not
+drafter BROKER NAME      a drafter with the toy proposer, which knows the toy target: starts at once
+client BROKER            a client with one long toy job, to be killed: it says when its first tokens are there
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from specq import Client
+from specq.broker import Broker
+from specq.cli import main as specq
+from specq.config.sections import DraftConfig
+from specq.drafting import Children, Expansion
+from specq.drafting.worker.drafter import Drafter
+from specq.processes.draft import DrafterLoop
+from specq.runtime import log
+from specq.testing.toy import ToyProposer
+from specq.transport import Stop, new_incarnation
+from tests.journal.toy_target import info_with_tokenizer
+
+PASS_S = 0.001
+
+
+def check_broker(*options: str) -> None:
+    """Run a broker."""
+    Broker.validates = True
+    specq(["broker", *options])
+
+
+class SlowProposer(ToyProposer):
+    """A toy proposer whose passes take time."""
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Wait, and draft."""
+        time.sleep(PASS_S)
+        return super().expand(requests)
+
+
+def draft(broker: str, name: str) -> None:
+    """Draft until SIGTERM."""
+    log.configure("info")
+    stop, info = Stop(), info_with_tokenizer(name, fingerprint=name)
+    drafter = Drafter(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
+    loop = DrafterLoop(DraftConfig(broker=broker), drafter, name)
+    while not stop:
+        loop.turn()
+    loop.close()
+
+
+def ask(broker: str) -> None:
+    """Stream a job."""
+    with Client(broker, timeout_s=60.0) as client:
+        for number, _ in enumerate(client.stream(token_ids=[5, 6, 7], max_tokens=300)):
+            if number == 0:
+                sys.stdout.write("begun\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    {"broker": check_broker, "drafter": draft, "client": ask}[sys.argv[1]](*sys.argv[2:])

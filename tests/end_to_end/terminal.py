@@ -1,0 +1,96 @@
+"""`specq` in a terminal of its own, as a user sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from typing import Self
+
+PATIENCE_S, HANG_UP_S = 60, 10  # the first less than a test may take
+
+
+class Terminal:
+    """A pseudo-terminal in which a command of specq runs; `shown` is what came since the last text that was waited
+    for."""
+
+    def __init__(self, *arguments: str, rows: int = 24, columns: int = 80, **environment: str) -> None:
+        self.shown, self._status = "", None
+        own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        own |= {"TERM": "xterm"} | environment
+        self.pid, self._file = pty.fork()
+        if not self.pid:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.execve(sys.executable, [sys.executable, "-m", "specq", *arguments], own)
+        self.before = termios.tcgetattr(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up; whoever does not end then is killed."""
+        os.close(self._file)
+        deadline = time.monotonic() + HANG_UP_S
+        while not self._has_ended():
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def send(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._file, text.encode())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait_for(self, text: str) -> str:
+        """Wait until a text is shown; return what was shown since the last one, and up to it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
+            self._read(1.0)
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def wait(self) -> int:
+        """Wait for the end, and read what is shown until then; return the exit status."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._has_ended():
+            assert time.monotonic() < deadline, "it does not end"
+            self._read(0.05)
+        while self._read(0.0):
+            pass
+        return os.waitstatus_to_exitcode(self._status)
+
+    def _has_ended(self) -> bool:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is not None
+
+    def _read(self, limit_s: float) -> bool:
+        """Read what is shown within so long; False if that is nothing."""
+        if not select.select([self._file], [], [], limit_s)[0]:
+            return False
+        try:
+            data = os.read(self._file, 65_536)
+        except OSError:  # nobody is left who could show anything
+            return False
+        self.shown += data.decode("utf-8", "replace")
+        return bool(data)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether line editing is on again, the cursor is visible, and the normal screen is back."""
+        tail = self.shown[self.shown.rfind("\x1b[?1049l") :]
+        is_as_before = termios.tcgetattr(self._file) == self.before
+        return is_as_before and "\x1b[?1049l" in tail and "\x1b[?25h" in self.shown[-100:]
