@@ -248,7 +248,7 @@ class Broker:
         clock.allow(min(GRACE_S, self.state.settings.liveness_s))
         for stored in jobs:
             job = restored(stored)
-            self.state.traces.begin(job, now, "taken over")
+            self.state.begin_trace(job, "taken over")
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")

@@ -15,10 +15,11 @@ from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.request import JobRequest, sharers
 from specq.broker.jobs.rounds import RoundCounts
 from specq.broker.jobs.table import Jobs
-from specq.broker.traces import Traces
+from specq.broker.traces import TracedJob, Traces
 from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
 
+QUIET_BEATS = 3  # heartbeats without a message
 GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
 
 
@@ -34,6 +35,11 @@ class BrokerSettings(NamedTuple):
     max_jobs: int
     drafters_per_job: int
     traced_at_once: int = 0
+
+    @property
+    def quiet_s(self) -> float:
+        """Return how long a worker may send nothing before it is sent nothing that it can do without."""
+        return QUIET_BEATS * self.heartbeat_ms / 1000
 
 
 @dataclass(slots=True)
@@ -101,3 +107,21 @@ class BrokerState:
         sequence = self.ledger.mark(job, ended=ended)
         if sequence:
             self.outbox.add(Write(sequence, record))
+
+    def begin_trace(self, job: BrokerJob, event: str = "submitted") -> None:
+        """Begin to trace a new job, or one that a broker before this one had taken."""
+        request = job.request
+        trace = job.trace = self.traces.trace_of(job.job_id, was_asked=request.submit.trace)
+        trace.note(event, self.clock.now, prompt_tokens=request.prompt_len, tokens=job.transcript.num_tokens)
+        shown = (job.job_id, request.owner, request.submit.label, request.model, request.submitted)
+        for job_id in self.traces.add(TracedJob(*shown, trace)):
+            if (untraced := self.jobs.get(job_id)) is not None:
+                untraced.trace = None
+
+    def end_trace(self, job: BrokerJob) -> None:
+        """Note that a job has ended."""
+        transcript, failure = job.transcript, job.transcript.failure
+        self.traces.end(job.job_id, transcript.finish)
+        if job.trace is not None:
+            ended = {"finish": transcript.finish, "tokens": transcript.num_tokens}
+            job.trace.note("finished", self.clock.now, **ended, reason=failure.reason[:300] if failure else "")

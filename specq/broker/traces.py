@@ -1,6 +1,6 @@
 """The traces of the last jobs, for `specq trace`.
 
-    traces.begin(job)              each new job: the broker notes what passes through it, which costs next to nothing
+    state.begin_trace(job)         each new job: the broker notes what passes through it, which costs next to nothing
     job.trace.note("opened", ...)  something that happens a few times in a job's life
     job.trace.add_often(...)       something that happens in each round
     traces.take(identity, message) the events of another process
@@ -14,12 +14,10 @@ these. A trace keeps neither its job nor that job's text.
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from specq.broker.jobs.job import BrokerJob
 from specq.broker.jobs.trace import JobTrace
 from specq.protocol import TraceEvents
 
@@ -28,7 +26,7 @@ MOST_TRACES = 256
 
 @dataclass(slots=True)
 class TracedJob:
-    """A job that is traced: what is shown of it, and its trace; the job itself as long as others keep it."""
+    """A job that is traced: what is shown of it, and its trace."""
 
     job_id: int
     owner: str
@@ -36,7 +34,6 @@ class TracedJob:
     model: str
     submitted: float
     trace: JobTrace
-    job: weakref.ref[BrokerJob]
     finish: str = ""
 
     def report(self) -> dict[str, Any]:
@@ -63,32 +60,26 @@ class Traces:
         self._jobs: OrderedDict[int, TracedJob] = OrderedDict()
         self._sampled: set[int] = set()  # of the jobs that run, those that did not ask
 
-    def begin(self, job: BrokerJob, now: float, event: str = "submitted") -> None:
-        """Begin to trace a new job, or one that a broker before this one had taken."""
-        request = job.request
-        was_asked = request.submit.trace
+    def trace_of(self, job_id: int, *, was_asked: bool) -> JobTrace:
+        """Return the trace of a new job, which asks to be traced in all processes or does not care."""
         is_sampled = not was_asked and len(self._sampled) < self._at_once
         if is_sampled:
-            self._sampled.add(job.job_id)
-        job.trace = JobTrace(in_all_processes=was_asked or is_sampled)
-        job.trace.note(event, now, prompt_tokens=request.prompt_len, tokens=job.transcript.num_tokens)
-        shown = (job.job_id, request.owner, request.submit.label, request.model, request.submitted)
-        self._jobs[job.job_id] = TracedJob(*shown, job.trace, weakref.ref(job))
-        while len(self._jobs) > MOST_TRACES:
-            _, oldest = self._jobs.popitem(last=False)
-            if (untraced := oldest.job()) is not None:
-                untraced.trace = None
+            self._sampled.add(job_id)
+        return JobTrace(in_all_processes=was_asked or is_sampled)
 
-    def end(self, job: BrokerJob, now: float) -> None:
+    def add(self, traced: TracedJob) -> list[int]:
+        """Keep a trace; return the jobs whose traces are forgotten for it."""
+        forgotten = []
+        self._jobs[traced.job_id] = traced
+        while len(self._jobs) > MOST_TRACES:
+            forgotten.append(self._jobs.popitem(last=False)[0])
+        return forgotten
+
+    def end(self, job_id: int, finish: str) -> None:
         """Note that a job has ended."""
-        self._sampled.discard(job.job_id)
-        if (traced := self._jobs.get(job.job_id)) is not None:
-            traced.finish = job.transcript.finish
-        if job.trace is not None:
-            reason = job.transcript.failure.reason if job.transcript.failure else ""
-            job.trace.note(
-                "finished", now, finish=job.transcript.finish, tokens=job.transcript.num_tokens, reason=reason[:300]
-            )
+        self._sampled.discard(job_id)
+        if (traced := self._jobs.get(job_id)) is not None:
+            traced.finish = finish
 
     def find(self, job_id: int) -> TracedJob | None:
         """Return a job that is traced."""

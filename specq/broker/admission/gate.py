@@ -43,7 +43,6 @@ from specq.protocol import (
 MAX_WORKERS = 4096
 _AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
 _OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # what a worker is sent after one of these it has not asked for
-QUIET_BEATS = 3  # heartbeats without a message, after which a verifier is sent no drafts
 
 
 class Gate:
@@ -139,7 +138,7 @@ class Gate:
     def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
         """Can the job's verifier take a draft of this length on this lane now?"""
         now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
-        if verifier is None or now - verifier.last_seen > QUIET_BEATS * self.state.settings.heartbeat_ms / 1000:
+        if verifier is None or now - verifier.last_seen > self.state.settings.quiet_s:
             return False
         return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
 

@@ -14,8 +14,6 @@ from specq.broker.effects import Send
 from specq.broker.state import BrokerState
 from specq.protocol import Activations, GetActivations, decode
 
-QUIET_BEATS = 3  # heartbeats without a message, after which a drafter is sent no hidden states
-
 
 class ActivationRelay:
     """The handler of hidden states."""
@@ -36,6 +34,5 @@ class ActivationRelay:
             return
         lane.is_fed = True
         drafter = self.state.workers.get(lane.drafter)
-        quiet_s = QUIET_BEATS * self.state.settings.heartbeat_ms / 1000
-        if drafter is not None and self.state.clock.now - drafter.last_seen <= quiet_s:
+        if drafter is not None and self.state.clock.now - drafter.last_seen <= self.state.settings.quiet_s:
             self.state.outbox.add(Send("front", lane.drafter, list(frames)))

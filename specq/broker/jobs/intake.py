@@ -78,7 +78,7 @@ class Intake:
         deadline = now + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
         job = BrokerJob(JobRequest(submit, self.state.roles.peer(client), now, deadline))
-        self.state.traces.begin(job, self.state.clock.now)
+        self.state.begin_trace(job)
         if job.trace is not None:
             job.trace.expect(client, "client", "client")
         self.state.jobs.add(job)
@@ -188,7 +188,7 @@ class Intake:
     def finish(self, job: BrokerJob) -> None:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
-        self.state.traces.end(job, self.state.clock.now)
+        self.state.end_trace(job)
         job.transcript.ended_at = self.state.clock.journal_time
         self.placement.release(job)
         self.state.jobs.retire(job)
@@ -219,7 +219,7 @@ class Intake:
         for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
             self.placement.release(job)
             self.state.jobs.drop(job)
-            self.state.traces.end(job, self.state.clock.now)
+            self.state.end_trace(job)
             self.state.record(JobDropped(job.job_id), job)
             for client in job.readers.by_client:
                 self._refuse(client, job.job_id, "busy", reason)

@@ -36,6 +36,7 @@ from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import Explanation, JobInfo, Tokens
 
 QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
+CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash, after which it no longer does
 
 
 class Requirements(NamedTuple):
@@ -64,7 +65,7 @@ class BrokerJob:
             "readers",
             "request",
             "session",
-            "state",
+            "_state",
             "stats",
             "trace",
             "transcript",
@@ -73,7 +74,7 @@ class BrokerJob:
 
     def __init__(self, request: JobRequest) -> None:
         self.job_id, self.request = request.submit.job_id, request
-        self.state = JobState.NEW
+        self._state = JobState.NEW
         self.transcript = Transcript(request.prompt_ids, request.params)
         self.stats, self.durable, self.readers = JobStats(), Durable(), Readers()
         self.session, self.drafters = JobSession(), Drafters()
@@ -81,9 +82,13 @@ class BrokerJob:
         self.trace: JobTrace | None = None
         self.explanation = Explanation() if request.submit.explain else None
 
+    @property
+    def state(self) -> JobState:
+        return self._state
+
     def note(self, event: JobEvent) -> None:
-        """Change the state as the table says."""
-        self.state = after(self.state, event)
+        """Change the state as the table says: the only place that does."""
+        self._state = after(self._state, event)
 
     @property
     def has_details(self) -> bool:
@@ -100,6 +105,11 @@ class BrokerJob:
     def is_quarantined(self) -> bool:
         """May it be what crashes verifiers? See `specq.broker.workers.quarantine`."""
         return self.crashes.total >= QUARANTINE_CRASHES
+
+    @property
+    def is_cleared(self) -> bool:
+        """Is it past what would have crashed the verifier, if it is in quarantine?"""
+        return self.is_quarantined and self.transcript.num_tokens >= self.crashes.length + CLEARED_AFTER
 
     def info(self, now: float) -> JobInfo:
         """Return what the job is at this time of the journal."""

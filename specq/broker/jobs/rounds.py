@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specq.broker.jobs.commits import Commit
-from specq.broker.jobs.job import BrokerJob
+from specq.broker.jobs.transcript import Transcript
 from specq.protocol import COUNTED_DEPTHS
 
 
@@ -29,12 +29,12 @@ class RoundCounts:
     accepted_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=lambda: [0] * (COUNTED_DEPTHS + 1))
 
-    def add(self, job: BrokerJob, commit: Commit, num_new: int) -> None:
-        """Count a verdict that added so many tokens to a job."""
+    def add(self, transcript: Transcript, commit: Commit, num_new: int) -> None:
+        """Count a verdict that added so many tokens to a text."""
         self.rounds += 1
         self.tokens += num_new
-        if job.transcript.num_tokens == num_new:
-            self.prompt_tokens += job.transcript.prompt_len
+        if transcript.num_tokens == num_new:
+            self.prompt_tokens += transcript.prompt_len
         if commit.num_nodes:
             self.drafted_rounds += 1
             self.draft_tokens += commit.num_nodes

@@ -17,7 +17,6 @@ from specq.broker.jobs.records import added_record
 from specq.broker.jobs.relay import SILENT, StepRelay, relay
 from specq.broker.state import BrokerState
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.quarantine import is_cleared
 from specq.protocol import Verdict, decode, encode
 from specq.protocol import Verdicts as StepVerdicts
 
@@ -84,8 +83,9 @@ class VerdictHandler:
 
     def _hear(self, verifier: bytes, min_accept_prob: int) -> None:
         """Take in what a verifier asks of drafters."""
-        if (worker := self.state.workers.get(verifier)) is not None:
-            self.placement.drafter_assignment.hear(worker, wants_silence=min_accept_prob > SILENT)
+        worker, wants_silence = self.state.workers.get(verifier), min_accept_prob > SILENT
+        if worker is not None and worker.wants_silence != wants_silence:
+            self.placement.drafter_assignment.hear(worker, wants_silence=wants_silence)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
         """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any
@@ -105,7 +105,7 @@ class VerdictHandler:
             if commit.base_len == job.transcript.prompt_len and not known:
                 job.stats.cached_tokens = min(commit.cached_tokens, job.transcript.prompt_len)
             job.stats.add(commit)
-            self.state.rounds[job.request.model].add(job, commit, num_new)
+            self.state.rounds[job.request.model].add(job.transcript, commit, num_new)
             if (worker := self.state.workers.get(verifier)) is not None:
                 worker.num_tokens += num_new
             if job.trace is not None and job.trace.in_all_processes:
@@ -116,7 +116,7 @@ class VerdictHandler:
     def _journal(self, added: Sequence[Added]) -> None:
         """Journal what verdicts added to jobs; without a journal, the clients may receive it now."""
         for job, commit, known in added:
-            if is_cleared(job):
+            if job.is_cleared:
                 self.placement.clear(job)
             if self.state.ledger.has_journal:
                 self.state.record(added_record(job, commit, known), job)

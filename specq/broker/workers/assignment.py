@@ -29,10 +29,10 @@ class DrafterAssignment:
                 self.assign_drafters(job)
 
     def hear(self, verifier: Worker, *, wants_silence: bool) -> None:
-        """Take in whether a verifier asks drafters to be silent; where it asks for drafts again, its jobs get the
-        drafters that they lack."""
-        had_silence, verifier.wants_silence = verifier.wants_silence, wants_silence
-        if had_silence and not wants_silence:
+        """Take in that a verifier asks drafters to be silent, or for drafts again: then its jobs get the drafters that
+        they lack."""
+        verifier.wants_silence = wants_silence
+        if not wants_silence:
             for job in self.state.jobs.among(verifier.job_ids):
                 self.assign_drafters(job)
 

@@ -17,7 +17,6 @@ from specq.broker.workers.registry import Worker
 from specq.journal import Crashes
 
 LONE_CRASHES = 2  # after which a job is given up
-CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash
 
 
 def after_crash(job: BrokerJob, num_jobs: int) -> Crashes:
@@ -28,11 +27,6 @@ def after_crash(job: BrokerJob, num_jobs: int) -> Crashes:
 
 def is_given_up(crashes: Crashes) -> bool:
     return crashes.lone >= LONE_CRASHES
-
-
-def is_cleared(job: BrokerJob) -> bool:
-    """Is a job in quarantine past what would have crashed the verifier?"""
-    return job.is_quarantined and job.transcript.num_tokens >= job.crashes.length + CLEARED_AFTER
 
 
 def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quarantined_wait: bool) -> list[Worker]:
