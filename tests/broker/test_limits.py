@@ -194,7 +194,7 @@ def test_nothing_piles_up_before_a_verifier_that_is_silent():
     """Drafts are dropped first: after three heartbeats nothing but what it must receive is sent to it."""
     bench = Bench()
     bench.submit(1)
-    bench.now += gate.QUIET_BEATS * 0.5 + 0.01
+    bench.now += bench.broker.state.settings.quiet_s + 0.01
     assert not bench.draft(1)
     bench.submit(2)
     opened = [
