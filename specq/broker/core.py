@@ -1,7 +1,7 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
     from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of
-                                   the key that the socket saw (`specq.broker.admission.gate`)
+                                   the key that the socket saw (`specq.broker.gate`)
     from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it;
                                    `deliver()` what clients receive of several of its messages
     tick()                         liveness, deadlines, refilling of slow readers
@@ -19,25 +19,19 @@ from typing import Any
 
 import structlog
 
-from specq.broker.admission.gate import Gate
-from specq.broker.admission.revocation import Revocation
-from specq.broker.admission.roles import Roles
-from specq.broker.effects import Effect, FindFinished, Send
-from specq.broker.jobs.activations import ActivationRelay
+from specq.broker.gate import Gate, Revocation
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.ledger import Ledger
-from specq.broker.jobs.listing import Listing
-from specq.broker.jobs.records import restored
+from specq.broker.jobs.reports import Listing, Tracing
 from specq.broker.jobs.verdicts import VerdictHandler
-from specq.broker.state import GRACE_S, BrokerClock, BrokerSettings, BrokerState
-from specq.broker.tracing import Tracing
+from specq.broker.state.ledger import Ledger, restored
+from specq.broker.state.memory import GRACE_S, BrokerClock, BrokerSettings, BrokerState, Effect, FindFinished, Send
+from specq.broker.state.rights import Roles
 from specq.broker.validation import validate
-from specq.broker.workers.heartbeats import Heartbeats
+from specq.broker.workers.assignment import ActivationRelay
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.registration import Registration
+from specq.broker.workers.presence import Heartbeats, Registration, Unserved
 from specq.broker.workers.tokenizers import Tokenizers
-from specq.broker.workers.unserved import Unserved
 from specq.journal import JobSummary, StoredJob
 from specq.protocol import (
     Activations,
@@ -67,7 +61,6 @@ from specq.transport import Grant
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
-
 
 Handler = Callable[[bytes, Any], None]
 
@@ -156,7 +149,7 @@ class Broker:
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
-        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
+        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `gate.Revocation`
             self.state.counts["forbidden"] += 1
             return []
         self.state.clock.now = worker.last_seen = now

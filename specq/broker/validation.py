@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.lifecycle import JobState
-from specq.broker.state import BrokerState
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.lifecycle import JobState
+from specq.broker.state.memory import BrokerState
 
 _ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}
 

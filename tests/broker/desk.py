@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Send, Write
+from specq.broker import Broker, Effect, Find, FindFinished, Send, Write
 from specq.protocol.messages import (
     Heartbeat,
     Hello,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.core import Broker
+from specq.broker import Broker
 from specq.protocol import Activations, Assign, GetActivations, Heartbeat, Hello, Open, Refused, Release, encode
 from specq.testing.toy import toy_info
 from specq.transport import Grant

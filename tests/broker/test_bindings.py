@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specq.broker.core import GRACE_S, Broker
-from specq.broker.workers.status import status_report
+from specq.broker import Broker
+from specq.broker.jobs.reports import status_report
+from specq.broker.state.memory import GRACE_S
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal

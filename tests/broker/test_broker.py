@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.broker.effects import Effect, Send
+from specq.broker import Effect, Send
 from specq.protocol.messages import Heartbeat, Message, Verdict
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_text

@@ -7,12 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from specq.broker.admission.gate import MAX_WORKERS
-from specq.broker.core import Broker
-from specq.broker.effects import Find
-from specq.broker.jobs import table as job_table
-from specq.broker.jobs.commits import read_commit
-from specq.broker.jobs.records import restored
+from specq.broker import Broker, Find
+from specq.broker.gate import MAX_WORKERS
+from specq.broker.jobs.verdicts import read_commit
+from specq.broker.state import table
+from specq.broker.state.ledger import restored
 from specq.journal.records import StoredJob
 from specq.protocol.arrays import UInt8Array
 from specq.protocol.errors import JournalBusyError, ProtocolError
@@ -188,7 +187,7 @@ def test_a_restarted_broker_waits_for_its_verifiers() -> None:
 
 def test_only_what_the_journal_has_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that ended leave the memory, the oldest first, but not before the journal has their ends."""
-    monkeypatch.setattr(job_table, "KEEP_FINISHED", 3)
+    monkeypatch.setattr(table, "KEEP_FINISHED", 3)
     desk = Desk(has_journal=True)
     for i in range(1, 8):
         desk.submit(i)
@@ -198,7 +197,7 @@ def test_only_what_the_journal_has_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     desk.submit(8)
     desk.verdict(8, 7, finish="stop")
     assert list(desk.broker.state.jobs.finished) == [6, 7, 8]
-    monkeypatch.setattr(job_table, "KEEP_TOKENS", 7)
+    monkeypatch.setattr(table, "KEEP_TOKENS", 7)
     desk.journaled()
     desk.submit(9)
     desk.verdict(9, 7, finish="stop")

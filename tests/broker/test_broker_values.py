@@ -8,8 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.effects import Send
+from specq.broker import Broker, Send
 from specq.journal.records import JobEnded, StoredJob
 from specq.protocol.messages import (
     Accepted,

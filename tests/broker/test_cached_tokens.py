@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.effects import Send
-from specq.broker.jobs.records import restored, taken_record
-from specq.broker.jobs.request import JobRequest, sharers
-from specq.broker.workers.status import status_report
+from specq.broker import Send
+from specq.broker.jobs.reports import status_report
+from specq.broker.state.job import JobRequest, sharers
+from specq.broker.state.ledger import restored, taken_record
 from specq.journal import StoredJob
 from specq.protocol import (
     CAPABILITIES,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.workers.status import MOST_METRICS, status_report
+from specq.broker.jobs.reports import MOST_METRICS, status_report
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat, Verdict
 from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.jobs.job import CLEARED_AFTER, BrokerJob
+from specq.broker import Broker
+from specq.broker.state.job import CLEARED_AFTER, BrokerJob
 from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Failed, Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.admission import gate
-from specq.broker.admission.limits import BURST_S, DRAFTS_SHARE
-from specq.broker.jobs.table import KEEP_FINISHED
+from specq.broker import gate
+from specq.broker.gate import BURST_S, DRAFTS_SHARE
+from specq.broker.state.table import KEEP_FINISHED
 from specq.protocol import REMOTE
 from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict
 from specq.protocol.params import Speculation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.jobs.lifecycle import TRANSITIONS, JobEvent, JobState, after, diagram
+from specq.broker import diagram
+from specq.broker.state.lifecycle import TRANSITIONS, JobEvent, JobState, after
 from specq.broker.validation import validate
 from specq.testing import World
 

@@ -8,22 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.admission import gate, limits, overload
-from specq.broker.admission.bucket import Bucket
-from specq.broker.admission.limits import (
-    BURST_S,
-    DRAFT_US,
-    DRAFTS_SHARE,
-    MAX_DRAFT_NODES,
-    NODE_US,
-    REQUEST_BYTES,
-    REQUESTS_BURST,
-    REQUESTS_S,
-    Limits,
-)
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Send
+from specq.broker import Broker, Effect, Send
+from specq.broker.gate import BURST_S, DRAFT_US, DRAFTS_SHARE, MAX_DRAFT_NODES, NODE_US
 from specq.broker.jobs import intake
+from specq.broker.state import rights
+from specq.broker.state.rights import REQUEST_BYTES, REQUESTS_BURST, REQUESTS_S, Bucket, Limits
 from specq.broker.workers import tokenizers
 from specq.protocol.messages import (
     Accepted,
@@ -234,7 +223,7 @@ def test_answers_count():
 @pytest.fixture
 def crowded(monkeypatch):
     """A broker that has many jobs; what a peer may ask at once is little."""
-    monkeypatch.setattr(limits, "REQUESTS_BURST", 500.0)
+    monkeypatch.setattr(rights, "REQUESTS_BURST", 500.0)
     bench = Bench(max_jobs=10_000)
     for job_id in range(1, 2001):
         bench.now += 0.01
@@ -276,7 +265,7 @@ def test_those_who_wait_are_bounded(monkeypatch):
 
 
 def test_counting_is_bounded(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_PEERS", 10)
+    monkeypatch.setattr(rights, "MAX_PEERS", 10)
     limit = Limits()
     for number in range(100):
         assert limit.admit_request(f"peer {number}", 10, 0.0)
@@ -285,7 +274,7 @@ def test_counting_is_bounded(monkeypatch):
 
 def test_a_worker_that_is_told_much_stays_a_worker(monkeypatch):
     """What it is sent in answer to its heartbeats is not its debt."""
-    monkeypatch.setattr(limits, "REQUESTS_BURST", 100.0)
+    monkeypatch.setattr(rights, "REQUESTS_BURST", 100.0)
     bench, sessions = Bench(), np.arange(1000, 1400)
     beat = Heartbeat(incarnation=1, state="ready", session_ids=sessions, epochs=sessions, lengths=sessions)
     for _ in range(30):
@@ -368,7 +357,7 @@ def test_room_comes_back_when_jobs_end():
 
 
 def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
-    monkeypatch.setattr(overload, "MAX_TOKENS", 3 * 1002)
+    monkeypatch.setattr(intake, "MAX_TOKENS", 3 * 1002)
     bench = Bench()
     received = [bench.submit(job_id)[0] for job_id in range(1, 6)]
     assert [type(one) for one in received] == [Accepted] * 3 + [Failed] * 2
@@ -377,7 +366,7 @@ def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
 
 def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
     """A slow disk is no error, but what waits for it must not grow for ever."""
-    monkeypatch.setattr(overload, "MAX_RECORDS", 2)
+    monkeypatch.setattr(intake, "MAX_RECORDS", 2)
     bench = Bench(has_journal=True)
 
     def answers(job_id: int) -> list[Message]:
@@ -398,7 +387,7 @@ def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
 def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
     """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a
     burst."""
-    limit = limits.Limits()
+    limit = rights.Limits()
     admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
 
     assert len([now for now in admitted if now >= 30_000]) <= 30 * 10

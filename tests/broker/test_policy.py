@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.request import JobRequest
+from specq.broker.state.job import BrokerJob, JobRequest
+from specq.broker.state.registry import Worker
 from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVE_INTERVAL_S, MOVES_AT_ONCE, choose, moves
-from specq.broker.workers.registry import Worker
 from specq.protocol.messages import Heartbeat, Hello, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import toy_info

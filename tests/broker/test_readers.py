@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specq.broker.effects import Send
-from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
+from specq.broker import Send
+from specq.broker.state.peers import MAX_MISSED, MAX_READERS
 from specq.protocol.messages import (
     Follow,
     JobInfo,

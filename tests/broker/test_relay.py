@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from specq.broker.jobs.commits import read_commit
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.relay import MOST_HELD, relay
-from specq.broker.jobs.request import JobRequest
+from specq.broker.jobs.verdicts import MOST_HELD, read_commit, relay
+from specq.broker.state.job import BrokerJob, JobRequest
 from specq.protocol.messages import Submit, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode

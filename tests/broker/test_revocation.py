@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.effects import Disconnect, Effect, Find, Send
+from specq.broker import Disconnect, Effect, Find, Send
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import (
     Draft,
@@ -248,7 +248,7 @@ def test_a_key_may_come_and_go_between_two_looks() -> None:
 
 def test_a_flood_of_sockets_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose socket it is may be forgotten; the keys of workers and readers are remembered with them."""
-    monkeypatch.setattr("specq.broker.admission.roles.MAX_PEERS", 3)
+    monkeypatch.setattr("specq.broker.state.rights.MAX_SOCKETS", 3)
     guarded = Watched()
     guarded.begin()
     guarded.look()

@@ -8,11 +8,9 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.admission import gate
-from specq.broker.admission import roles as roles_module
-from specq.broker.admission.roles import MAY, Roles
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Send, Write
+from specq.broker import Broker, Effect, Find, FindFinished, Send, Write, gate
+from specq.broker.state import rights
+from specq.broker.state.rights import MAY, Roles
 from specq.journal.records import StoredJob
 from specq.protocol.messages import (
     MESSAGES,
@@ -304,7 +302,7 @@ def test_without_keys_any_priority_may_be_claimed():
 
 def test_memory_of_sockets_is_bounded(monkeypatch):
     """A socket that is forgotten belongs to nobody, which is on the safe side."""
-    monkeypatch.setattr(roles_module, "MAX_PEERS", 3)
+    monkeypatch.setattr(rights, "MAX_SOCKETS", 3)
     guard = Roles(grants())
     for number in range(10):
         guard.refusal(bytes([number]), "alice", Submit)

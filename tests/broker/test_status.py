@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from specq.broker.faults import MOST_FAULTS, MOST_OF_ONE, FaultLog
-from specq.broker.workers.status import MOST_SESSIONS
+from specq.broker.jobs.reports import MOST_SESSIONS
+from specq.broker.state.memory import MOST_FAULTS, MOST_OF_ONE, FaultLog
 from specq.protocol import GetStatus, Heartbeat, Hello, SessionFailed, encode, report_of
 from specq.protocol.layout import MAX_ARRAY
 from specq.testing.toy import toy_info

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.effects import Send, Write
+from specq.broker import Send, Write
 from specq.protocol.messages import (
     Assign,
     Failed,

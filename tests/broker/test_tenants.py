@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from specq.broker.admission.overload import overload
-from specq.broker.admission.roles import Roles
-from specq.broker.jobs.fair_queue import FairQueue
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.request import JobRequest
+from specq.broker.jobs.intake import overload
+from specq.broker.state.job import BrokerJob, JobRequest
+from specq.broker.state.rights import Roles
+from specq.broker.state.table import FairQueue
 from specq.protocol import SamplingParams, Submit
 from specq.testing.world import World
 from specq.transport import Grant

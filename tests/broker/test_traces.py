@@ -8,9 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.jobs import table
-from specq.broker.jobs.trace import MOST_EVENTS
-from specq.broker.traces import MOST_TRACES
+from specq.broker.state import table
+from specq.broker.state.traces import MOST_EVENTS, MOST_TRACES
 from specq.protocol import Assign, Clock, GetClock, GetTrace, Open, Trace, TraceEvents, trace_events
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk
 from tests.broker.test_roles import Guarded, a_job

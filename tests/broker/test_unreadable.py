@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.admission.limits import MAX_REASON
-from specq.broker.effects import Send
+from specq.broker import Send
+from specq.broker.state.memory import MAX_REASON
 from specq.protocol.messages import (
     Cancel,
     Failed,

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Send, Write
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.workers.unserved import Missing
+from specq.broker import Broker, Effect, Send, Write
+from specq.broker.state.job import BrokerJob
+from specq.broker.workers.presence import Missing
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Heartbeat, Hello, Open, Submit

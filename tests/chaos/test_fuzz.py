@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.effects import Send
+from specq.broker import Send
 from specq.protocol import Cancel, Follow, Hello, Submit
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Assign, Message, Verdict

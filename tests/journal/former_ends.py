@@ -24,8 +24,7 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path.cwd()))
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, Send, Write
+from specq.broker import Broker, Effect, Find, Send, Write
 from specq.engines.torch.engine import TorchEngine
 from specq.journal import Opening, open_journal
 from specq.protocol import Failed, Follow, Hello, JobTokens, SamplingParams, Submit, Tokens, decode, encode

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.effects import Find, FindFinished, Write
-from specq.broker.journal_link import JournalLink
+from specq.broker import Broker, Find, FindFinished, JournalLink, Write
 from specq.config.sections import BrokerConfig
 from specq.journal import Clocks, MachineClock, Opening, open_journal
 from specq.journal.interface import Kept

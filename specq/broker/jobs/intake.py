@@ -1,8 +1,8 @@
 """The broker's side towards clients: jobs come in and end. How tokens go out: `specq.broker.jobs.delivery`.
 
 Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
-sent again; the same id with other content is refused. What a client receives of a job is in the journal before.
-"""
+sent again; the same id with other content is refused. What a client receives of a job is in the journal before. A key
+may have as many jobs as there is room left for others, which is half of the queue for one, a third each for two."""
 
 from __future__ import annotations
 
@@ -12,36 +12,29 @@ from typing import Any
 
 import structlog
 
-from specq.broker.admission.limits import clipped
-from specq.broker.admission.overload import overload
-from specq.broker.effects import Find
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.lifecycle import JobEvent
-from specq.broker.jobs.records import ended_record, restored, taken_record
-from specq.broker.jobs.request import JobRequest, bucket
-from specq.broker.state import BrokerState
+from specq.broker.jobs.reports import status_report
+from specq.broker.state.job import BrokerJob, JobRequest, bucket
+from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
+from specq.broker.state.lifecycle import JobEvent
+from specq.broker.state.memory import BrokerState, Find, clipped
+from specq.broker.state.registry import Worker
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.registry import Worker
-from specq.broker.workers.status import status_report
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
-from specq.protocol import (
-    Cancel,
-    Failed,
-    Follow,
-    GetStatus,
-    JournalBusyError,
-    ModelInfo,
-    Submit,
-    status_of,
-    too_large,
-)
+from specq.protocol import Cancel, Failed, Follow, GetStatus, JournalBusyError, ModelInfo, Submit, status_of, too_large
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
+MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
+
+
+MAX_RECORDS = 100_000  # that may wait for the journal before new jobs are refused
+
+
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
+
 
 Ask = Callable[..., None]
 
@@ -250,3 +243,27 @@ def misfit(message: Submit, model: ModelInfo) -> str:
             f"{model.max_length} tokens that {model.name} takes"
         )
     return ""
+
+
+def overload(state: BrokerState, bucket: str | None) -> str:
+    """Return why no job in this bucket (None: of nobody in particular) can be taken now, or ""."""
+    if reason := state.closing or state.ledger.trouble:
+        return f"no new jobs now: {reason}"
+    return _full_queue(state, bucket) or _slow_journal(state.ledger)
+
+
+def _full_queue(state: BrokerState, bucket: str | None) -> str:
+    num_jobs, most = len(state.jobs.active), state.settings.max_jobs
+    if num_jobs >= most:
+        return f"the queue is full ({most} jobs); try again when some have ended"
+    if state.jobs.num_tokens >= MAX_TOKENS:
+        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have ended"
+    if bucket and state.jobs.held[bucket] >= most - num_jobs:
+        return f"the queue has no room for more than {state.jobs.held[bucket]} jobs of one key now; try again when some have ended"
+    return ""
+
+
+def _slow_journal(ledger: Ledger) -> str:
+    if ledger.sequence - ledger.settled > MAX_RECORDS:
+        return "the journal is behind; try again in a moment"
+    return f"{ledger.full}; try again when some have ended" if ledger.full else ""

@@ -12,11 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.broker.admission.roles import NOBODY, Shown
+from specq.broker.state.rights import NOBODY, Shown
 from specq.protocol import OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
+
+
 MOST_STEP = 9.0  # times the silence that is allowed anyway, that a step may add to it, whatever a worker says
+
+
 MOST_PREFIXES = 1024  # that are remembered of a verifier
 
 
