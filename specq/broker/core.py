@@ -22,7 +22,7 @@ import structlog
 from specq.broker.gate import Gate, Revocation
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.reports import Listing, Tracing
+from specq.broker.jobs.reports import Reports
 from specq.broker.jobs.verdicts import VerdictHandler
 from specq.broker.state.ledger import Ledger, restored
 from specq.broker.state.memory import GRACE_S, BrokerClock, BrokerSettings, BrokerState, Effect, FindFinished, Send
@@ -53,10 +53,10 @@ from specq.protocol import (
     TokenizerChunk,
     TraceEvents,
     Verdict,
+    Verdicts,
     decode,
     type_of,
 )
-from specq.protocol import Verdicts as StepVerdicts
 from specq.transport import Grant
 from specq.verification import reason_against
 
@@ -109,20 +109,19 @@ class Broker:
         self.registration = Registration(self.state, self.placement)
         self.delivery, self.gate = Delivery(self.state), Gate(self.state)
         self.intake = Intake(self.state, self.placement, self.delivery)
-        self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
+        self.tokenizers, self.reports = Tokenizers(self.state), Reports(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
-        self.tracing = Tracing(self.state)
         self.activations = ActivationRelay(self.state)
         self.verdicts = VerdictHandler(self.state, self.placement, self.intake, self.delivery)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
-            ListJobs: self.listing.ask,
+            ListJobs: self.reports.list_jobs,
             Cancel: self.intake.cancel,
-            GetStatus: self.intake.get_status,
-            GetTrace: self.tracing.ask,
-            GetClock: self.tracing.clock,
-            TraceEvents: self.tracing.take,
+            GetStatus: self.reports.get_status,
+            GetTrace: self.reports.get_trace,
+            GetClock: self.reports.get_clock,
+            TraceEvents: self.reports.take_events,
             FetchTokenizer: self.tokenizers.fetch,
             Hello: self.registration.hello,
             Heartbeat: self.heartbeats.heartbeat,
@@ -158,7 +157,7 @@ class Broker:
                 self.verdicts.take(identity, frames)
             elif kind is Activations:
                 self.activations.take(identity, frames)
-            elif kind is StepVerdicts:
+            elif kind is Verdicts:
                 self.verdicts.take_all(identity, frames)
                 more = False
             else:
@@ -280,7 +279,7 @@ class Broker:
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
         """Take the list of jobs that have ended: the answer to `FindFinished`."""
         self.state.clock.now = now
-        self.listing.answer(asked.client, asked.skip, found)
+        self.reports.listed(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, ListJobs, self._effects())
 
     # --- inside -----------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from specq.config import BrokerConfig
 from specq.transport import AllowList, Curve, Grant, Zap, bind_router, directory_of, drain, drain_named, own_keys
 
 AT_ONCE = 64  # messages that are taken before verdicts get their turn
-
-
 MOST_QUEUED = 2000  # messages that wait for a peer, or of it
 
 

@@ -8,7 +8,8 @@ silent, so that what waits for it is what it must receive.
 
 All sessions of a verifier together may make it spend half of its time on drafts, each as much as any other, and within
 a session each lane. A draft costs what it takes there to decode and graft (DRAFT_US, NODE_US as measured by `specq
-bench calibrate`)."""
+bench calibrate`).
+"""
 
 from __future__ import annotations
 
@@ -52,32 +53,14 @@ from specq.verification import strategy
 log = structlog.get_logger(__name__)
 
 DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
-
-
 DRAFTS_SHARE = 0.5  # of a verifier's time
-
-
 BURST_S = 0.25
-
-
 MAX_DRAFT_NODES = 512  # as many as a session's tree holds
-
-
 MAX_DRAFT_BYTES = 1 << 20
-
-
 MAX_SESSIONS = 4096  # in a heartbeat, beyond those that the worker has: left from before a restart
-
-
 _TOKENS = array_frame(Draft, "token_ids")
-
-
 MAX_WORKERS = 4096
-
-
 _AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
-
-
 _OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # what a worker is sent after one of these it has not asked for
 
 

@@ -140,7 +140,12 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     """An empty one matches nothing."""
     desk = Desk()
     (worker,) = desk.broker.state.workers.all()
-    assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]
+    assert [worker.serves(weights, apart=False) for weights in ("", "toy int", " int", "int")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_text_that_began_under_other_ends_keeps_its_binding() -> None:

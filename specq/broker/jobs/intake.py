@@ -2,7 +2,8 @@
 
 Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
 sent again; the same id with other content is refused. What a client receives of a job is in the journal before. A key
-may have as many jobs as there is room left for others, which is half of the queue for one, a third each for two."""
+may have as many jobs as there is room left for others, which is half of the queue for one, a third each for two.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import Any
 import structlog
 
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.reports import status_report
 from specq.broker.state.job import BrokerJob, JobRequest, bucket
 from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
 from specq.broker.state.lifecycle import JobEvent
@@ -22,20 +22,14 @@ from specq.broker.state.registry import Worker
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
-from specq.protocol import Cancel, Failed, Follow, GetStatus, JournalBusyError, ModelInfo, Submit, status_of, too_large
+from specq.protocol import Cancel, Failed, Follow, JournalBusyError, ModelInfo, Submit, too_large
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
 MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
-
-
 MAX_RECORDS = 100_000  # that may wait for the journal before new jobs are refused
-
-
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
-
-
 Ask = Callable[..., None]
 
 
@@ -217,12 +211,6 @@ class Intake:
             for client in job.readers.by_client:
                 self._refuse(client, job.job_id, "busy", reason)
             job.readers.by_client.clear()
-
-    # --- and the rest -------------------------------------------------------------------------------------------------
-
-    def get_status(self, client: bytes, message: GetStatus) -> None:
-        """Answer with the broker's state."""
-        self.state.outbox.send_front(client, status_of(status_report(self.state, client, message.sessions)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:

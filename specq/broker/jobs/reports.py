@@ -4,7 +4,8 @@ status`, `specq top`, the gateway's metrics), as JSON-able values.
 Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many
 workers and sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked
 for, the text of each is cut. A job is shown only to those who may know of it. Jobs that wait and run are listed from
-memory, those that ended from the journal."""
+memory, those that ended from the journal.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +26,22 @@ from specq.protocol import (
     CAPABILITIES,
     Clock,
     GetClock,
+    GetStatus,
     GetTrace,
     JobList,
     JournalBusyError,
     ListJobs,
     Trace,
     TraceEvents,
+    status_of,
     trace_events,
 )
 
 MOST_LINES = 10_000
-
-
 _ENDED = {"stop": "finished", "length": "finished", "cancelled": "cancelled", "error": "failed"}
+MOST_METRICS = 128  # workers whose metrics are shown: a report has room for so many
+MOST_SESSIONS = 1000
+MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
 class ListedJob(NamedTuple):
@@ -53,17 +57,18 @@ class ListedJob(NamedTuple):
     owner: str
 
 
-class Listing:
-    """Handlers of requests for the list of jobs."""
+class Reports:
+    """Handlers of what peers ask about the broker and its jobs, and of the events that they trace."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._asked: set[bytes] = set()  # clients for which the journal is asked
 
-    def _may_see(self, client: bytes, job: BrokerJob) -> bool:
-        return self.state.roles.owns(client, job.request.owner)
+    def get_status(self, client: bytes, message: GetStatus) -> None:
+        """Answer with the broker's state."""
+        self.state.outbox.send_front(client, status_of(status_report(self.state, client, message.sessions)))
 
-    def ask(self, client: bytes, message: ListJobs) -> None:
+    def list_jobs(self, client: bytes, message: ListJobs) -> None:
         """Answer with a list; if there is a journal, after it has answered."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:
@@ -74,12 +79,15 @@ class Listing:
         finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
 
-    def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
-        """Answer with what the journal found; if it cannot be read, with what is in memory."""
+    def listed(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
+        """Answer with a list of what the journal found; if it cannot be read, of what is in memory."""
         self._asked.discard(client)
         if not self.state.roles.is_client(client):
             return
         self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
+
+    def _may_see(self, client: bytes, job: BrokerJob) -> bool:
+        return self.state.roles.owns(client, job.request.owner)
 
     def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:
         active = [] if skip else [job for job in self.state.jobs.active.values() if self._may_see(client, job)]
@@ -91,6 +99,37 @@ class Listing:
     def _line(self, job: JobSummary, state: str) -> ListedJob:
         age_s = round(max(0.0, self.state.clock.journal_time - job.submitted), 1)
         return ListedJob(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
+
+    # --- traces and clocks ---------------------------------------------------------------------------------------------
+
+    def get_clock(self, identity: bytes, message: GetClock) -> None:
+        """Answer with the time of the broker's clock."""
+        clock_us = int(self.state.clock.now * 1e6)
+        self.state.outbox.send_front(identity, Clock(echo_us=message.sent_us, clock_us=clock_us))
+
+    def take_events(self, identity: bytes, message: TraceEvents) -> None:
+        """Take in what another process noted of a job."""
+        trace_events.check(message)
+        if not self.state.traces.take(identity, message):
+            self.state.counts["late_traces"] += 1
+
+    def get_trace(self, client: bytes, message: GetTrace) -> None:
+        """Answer with a job's trace, or why there is none."""
+        job = self._traced(client, message.job_id)
+        if job is None:
+            which = f"of job {message.job_id}" if message.job_id else "of any job of yours"
+            reason = f"there is no trace {which}: this broker has those of the last {MOST_TRACES} jobs since it started"
+            answer = Trace(job_id=message.job_id, reason=reason)
+        else:
+            data = np.frombuffer(orjson.dumps(job.report()), np.uint8)
+            answer = Trace(job_id=message.job_id, reason="", data=data)
+        self.state.outbox.send_front(client, answer)
+
+    def _traced(self, client: bytes, job_id: int) -> TracedJob | None:
+        """Return the job that somebody may know of; without an id, the last one."""
+        found = self.state.traces.find(job_id)
+        jobs = self.state.traces.newest_first() if not job_id else [found] if found is not None else []
+        return next((job for job in jobs if self.state.roles.sees(client, job.owner)), None)
 
 
 def summary_of(job: BrokerJob) -> JobSummary:
@@ -107,51 +146,6 @@ def summary_of(job: BrokerJob) -> JobSummary:
         request.submitted,
         transcript.ended_at,
     )
-
-
-class Tracing:
-    """The broker's clock for whoever asks, events in, traces out."""
-
-    def __init__(self, state: BrokerState) -> None:
-        self.state = state
-
-    def clock(self, identity: bytes, message: GetClock) -> None:
-        """Answer with the time of the broker's clock."""
-        clock_us = int(self.state.clock.now * 1e6)
-        self.state.outbox.send_front(identity, Clock(echo_us=message.sent_us, clock_us=clock_us))
-
-    def take(self, identity: bytes, message: TraceEvents) -> None:
-        """Take in what another process noted of a job."""
-        trace_events.check(message)
-        if not self.state.traces.take(identity, message):
-            self.state.counts["late_traces"] += 1
-
-    def ask(self, client: bytes, message: GetTrace) -> None:
-        """Answer with a job's trace, or why there is none."""
-        job = self._find(client, message.job_id)
-        if job is None:
-            which = f"of job {message.job_id}" if message.job_id else "of any job of yours"
-            reason = f"there is no trace {which}: this broker has those of the last {MOST_TRACES} jobs since it started"
-            answer = Trace(job_id=message.job_id, reason=reason)
-        else:
-            data = np.frombuffer(orjson.dumps(job.report()), np.uint8)
-            answer = Trace(job_id=message.job_id, reason="", data=data)
-        self.state.outbox.send_front(client, answer)
-
-    def _find(self, client: bytes, job_id: int) -> TracedJob | None:
-        """Return the job that somebody may know of; without an id, the last one."""
-        found = self.state.traces.find(job_id)
-        jobs = self.state.traces.newest_first() if not job_id else [found] if found is not None else []
-        return next((job for job in jobs if self.state.roles.sees(client, job.owner)), None)
-
-
-MOST_METRICS = 128  # workers whose metrics are shown: a report has room for so many
-
-
-MOST_SESSIONS = 1000
-
-
-MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
 def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:

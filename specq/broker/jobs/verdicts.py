@@ -9,7 +9,8 @@ hardly any draft, a drafter that receives every verdict only takes processor tim
 verdicts are held back, and several go as one: less often the longer that lasts, and at once as rarely as can be where
 drafters are asked to be silent. A synchronous drafter receives each, since its round waits for it.
 
-Once the journal has it, a verdict's text goes to the clients: see `specq.broker.core.Broker.journaled`."""
+Once the journal has it, a verdict's text goes to the clients: see `specq.broker.core.Broker.journaled`.
+"""
 
 from __future__ import annotations
 
@@ -44,41 +45,18 @@ from specq.protocol import (
     encode,
     ends_of_parts,
 )
-from specq.protocol import Verdicts as StepVerdicts
 
 _TOKENS = array_frame(Verdict, "token_ids")
-
-
 _NODES = array_frame(Verdict, "node_ids")
-
-
 _MASK = array_frame(Verdict, "mask")
-
-
 _ORIGINS = array_frame(Verdict, "origins")
-
-
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
-
-
 _are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
-
-
 _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
-
-
 _PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes that the arrays of a step have for each
-
-
 _NO_STATS: dict[str, Any] = {}
-
-
 BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
-
-
 SILENT = 1000  # above it no node is likely enough
-
-
 MOST_HELD = 32  # verdicts that go as one
 
 
@@ -99,7 +77,7 @@ class VerdictHandler:
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
         """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if
         the message is malformed."""
-        step = cast("StepVerdicts", decode(frames))
+        step = cast("Verdicts", decode(frames))
         step.check()
         relayed, added = StepRelay(step, frames), list[Added]()
         for place, commit in enumerate(commits_of(step)):

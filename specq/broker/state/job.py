@@ -14,7 +14,8 @@
 
 Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on
 from it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away
-can fetch them; the journal has those that are forgotten here."""
+can fetch them; the journal has those that are forgotten here.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +32,10 @@ from specq.broker.state.traces import JobTrace
 from specq.broker.state.transcript import JobStats, Transcript
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import Explanation, Int32Array, JobInfo, SamplingParams, Speculation, Submit, Tokens
+
+PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
+QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
+CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash, after which it no longer does
 
 
 @dataclass(slots=True)
@@ -93,9 +98,6 @@ class JobSession:
     def is_at(self, verifier: bytes, epoch: int) -> bool:
         """Is this verifier's session of this epoch the one that counts?"""
         return self.verifier == verifier and self.epoch == epoch
-
-
-PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
 
 
 def sharers(owner: str, tenant: str, cache_salt: str) -> str:
@@ -173,12 +175,6 @@ class JobRequest:
             return submit.digest == mine.digest and message.model in ("", self.model)
         same = (submit.params, submit.speculation, submit.label) == (mine.params, mine.speculation, mine.label)
         return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)
-
-
-QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
-
-
-CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash, after which it no longer does
 
 
 class Requirements(NamedTuple):

@@ -2,7 +2,8 @@
 
 Each record that goes to the journal has a sequence number; `Ledger.settle` takes the number up to which all are there,
 and returns the jobs that clients may now receive more of. Without a journal every record counts as there at once.
-`restored` makes a job of all its records."""
+`restored` makes a job of all its records.
+"""
 
 from __future__ import annotations
 

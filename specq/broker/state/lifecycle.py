@@ -39,11 +39,7 @@ class JobEvent(StrEnum):
 
 
 Ways = Mapping[JobEvent, JobState]
-
-
 _ENDS: Ways = {JobEvent.FINISHED: JobState.ENDED, JobEvent.REFUSED: JobState.DROPPED}
-
-
 TRANSITIONS: Mapping[JobState, Ways] = {
     JobState.NEW: {
         JobEvent.QUEUED: JobState.WAITING,

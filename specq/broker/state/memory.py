@@ -7,7 +7,8 @@
     faults, traces    what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
     outbox            effects, which components put there and the broker's process carries out
 
-Rule: whatever works on the state imports it; the state imports nothing of that."""
+Rule: whatever works on the state imports it; the state imports nothing of that.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +26,12 @@ from specq.broker.state.traces import TracedJob, Traces
 from specq.broker.state.transcript import RoundCounts
 from specq.journal import Record
 from specq.protocol import Frames, Message, encode
+
+MAX_REASON = 2000  # characters; a reason may quote a value as long as the message in which it came
+MOST_FAULTS, MOST_OF_ONE = 32, 8
+MOST_CHARACTERS = 300
+QUIET_BEATS = 3  # heartbeats without a message
+GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
 
 
 class Send(NamedTuple):
@@ -97,18 +104,9 @@ class Outbox:
         return effects
 
 
-MAX_REASON = 2000  # characters; a reason may quote a value as long as the message in which it came
-
-
 def clipped(reason: str) -> str:
     """Return a reason that fits into a message."""
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} ..."
-
-
-MOST_FAULTS, MOST_OF_ONE = 32, 8
-
-
-MOST_CHARACTERS = 300
 
 
 class FaultLog:
@@ -142,12 +140,6 @@ class FaultLog:
             for fault in self._faults
             if fault["owner"] is None or may_see(fault["owner"])
         ]
-
-
-QUIET_BEATS = 3  # heartbeats without a message
-
-
-GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
 
 
 class BrokerSettings(NamedTuple):

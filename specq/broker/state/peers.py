@@ -9,8 +9,6 @@ from specq.broker.state.rights import NOBODY, Bucket, Shown
 from specq.protocol import LEAST_OWN_LANE
 
 MAX_READERS = 8  # clients that follow one job
-
-
 MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
 
 

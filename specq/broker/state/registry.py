@@ -16,11 +16,7 @@ from specq.broker.state.rights import NOBODY, Shown
 from specq.protocol import OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
-
-
 MOST_STEP = 9.0  # times the silence that is allowed anyway, that a step may add to it, whatever a worker says
-
-
 MOST_PREFIXES = 1024  # that are remembered of a verifier
 
 
@@ -80,14 +76,10 @@ class Worker:
             return None
         return former if model.added_eos_ids else self.weights
 
-    def has_weights(self, weights: str) -> bool:
-        """Can a job that is bound to these weights ("": to none) go on here?"""
-        return self.binding(weights) is not None
-
     def serves(self, weights: str, *, apart: bool) -> bool:
-        """Can a job go on here that is bound to these weights, and whose owner's texts are kept `apart` or need not
+        """Can a job go on here that is bound to these weights ("": to none), and whose owner's texts are kept `apart` or need not
         be?"""
-        return self.has_weights(weights) and (self.knows_owners or not apart)
+        return self.binding(weights) is not None and (self.knows_owners or not apart)
 
     @property
     def has_room(self) -> bool:

@@ -9,7 +9,8 @@ keys everyone may do everything.
 Requests of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
 the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of decoding. A
 report of the broker's state also costs a look at each job. What is dropped the peer asks again by itself: all requests
-may be repeated."""
+may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +39,8 @@ from specq.protocol import (
 from specq.transport import Grant
 
 REVOKED = "this key is not allowed any more"
-
-
 MAX_SOCKETS = 65_536  # sockets whose keys are remembered
-
-
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
-
-
 MAY: dict[type[Message], frozenset[str]] = {
     Submit: _CLIENT,
     Follow: _CLIENT,
@@ -60,6 +55,12 @@ MAY: dict[type[Message], frozenset[str]] = {
     Heartbeat: _WORKER,
     Draft: frozenset({"draft"}),
 }
+MAX_PEERS = 4096  # whose requests are counted; beyond, the one that has been silent for longest starts anew
+REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
+REQUEST_BYTES = 8192  # that count as a request
+HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
+SMALL_HEADER = 1024
+STATUS_JOBS, LISTED_JOBS = 2000, 500  # that a report looks at, likewise; where it lists sessions
 
 
 class Shown(NamedTuple):
@@ -232,24 +233,6 @@ class Bucket:
     def charge(self, cost: float) -> None:
         """Take out what was spent, also beyond what there is."""
         self._level -= cost
-
-
-MAX_PEERS = 4096  # whose requests are counted; beyond, the one that has been silent for longest starts anew
-
-
-REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
-
-
-REQUEST_BYTES = 8192  # that count as a request
-
-
-HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
-
-
-SMALL_HEADER = 1024
-
-
-STATUS_JOBS, LISTED_JOBS = 2000, 500  # that a report looks at, likewise; where it lists sessions
 
 
 class Limits:

@@ -9,7 +9,8 @@ A job that has waited for `AGED_S` since it was submitted is aged: while there a
 placed is the oldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a
 lower one is never starved.
 
-Rule: a job whose model has no room holds up no other."""
+Rule: a job whose model has no room holds up no other.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from specq.broker.state.job import BrokerJob, Requirements
 from specq.broker.state.lifecycle import JobEvent
 
 AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
-
-
 Place = TypeVar("Place")
+KEEP_FINISHED = 1000
+KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
 
 
 class _Line:
@@ -152,12 +153,6 @@ class FairQueue:
 def cost(job: BrokerJob) -> int:
     """Return the tokens that a job may take, which is what its client pays for its turn."""
     return 0 if job.session.was_placed else job.request.max_length
-
-
-KEEP_FINISHED = 1000
-
-
-KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
 
 
 class Jobs:

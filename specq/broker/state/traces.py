@@ -10,7 +10,8 @@ ask: so a few are at any time, and what that costs does not grow with the load.
 
 Rules: events are taken only from the workers that had the job and from its client; they are numbers, and are shown as
 these. They are kept as the numbers that came, which take a tenth of what they take by name. Of each job the first notes
-and the last events are kept. A trace keeps neither its job nor that job's text."""
+and the last events are kept. A trace keeps neither its job nor that job's text.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,10 @@ from typing import Any
 from specq.protocol import TraceEvents, trace_events
 
 MOST_NOTES = 128  # of a job, the first
-
-
 MOST_EVENTS = 512  # of a job, the last of each process
-
-
 MOST_PARTS = 16
-
-
 _ROUND = ("base_len", "tokens", "verified", "accepted", "step_us", "wait_us")
+MOST_TRACES = 256
 
 
 class TracePart:
@@ -130,9 +126,6 @@ class JobTrace:
 
 def _named(event: str, values: Iterable[int]) -> dict[str, Any]:
     return dict(zip(_ROUND if event == "verdict" else ("tokens",), values, strict=False))
-
-
-MOST_TRACES = 256
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """The text of a job, and what is counted of it: what each verdict adds to.
 
-Rule: tokens are only appended. A verdict that does not fit what is there changes nothing."""
+Rule: tokens are only appended. A verdict that does not fit what is there changes nothing.
+"""
 
 from __future__ import annotations
 

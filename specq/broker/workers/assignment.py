@@ -4,7 +4,8 @@ verifiers for.
 Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins
 get none: they would be told of each and have nothing to do. They get them when it asks for drafts. Hidden states are
 passed on as they came, once their form was checked; they are the drafter's to read. None are sent to a drafter that is
-silent, so that few wait for it. A verifier that sends some for a lane that is gone is told to send no more."""
+silent, so that few wait for it. A verifier that sends some for a lane that is gone is told to send no more.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ ignored.
 The journal names the verifier that holds a job by its incarnation, so that a broker that starts again knows which
 verifiers must come back. Until one of that incarnation registers, which clears its jobs, or the time for that is over,
 which counts as a crash, they are placed nowhere: a job that crashes verifier and broker together is found as well. A
-broker or verifier that stops in good order leaves no job bound."""
+broker or verifier that stops in good order leaves no job bound.
+"""
 
 from __future__ import annotations
 

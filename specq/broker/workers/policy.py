@@ -20,7 +20,8 @@ worker's last heartbeat (`HeartbeatMark`), since what was sent after that may me
              way here
     behind   it lacks tokens that the broker had at the last heartbeat: they were lost on the way there
     missing  it lacks a session, for the first time: that may be on its way
-    lost     it lacks a session again"""
+    lost     it lacks a session again
+"""
 
 from __future__ import annotations
 
@@ -33,21 +34,12 @@ from specq.broker.state.registry import Worker
 from specq.journal import Crashes
 
 AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix decides
-
-
 FRESH_S = 10.0  # a verifier has just joined
-
-
 GROSS = 16  # jobs of difference from which they move to one that has been there for long
-
-
 MOVES_AT_ONCE = 8
-
-
 MOVE_INTERVAL_S = 10.0  # least time between two moves of a job
-
-
 MIN_TOKENS_LEFT = 16  # for a job to move
+LONE_CRASHES = 2  # after which a job is given up
 
 
 class Move(NamedTuple):
@@ -86,9 +78,6 @@ def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> lis
             loads[to.identity] += 1
             room -= 1
     return found
-
-
-LONE_CRASHES = 2  # after which a job is given up
 
 
 def after_crash(job: BrokerJob, num_jobs: int) -> Crashes:

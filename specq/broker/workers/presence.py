@@ -12,7 +12,8 @@ such failures. A slow line is no loss: the session must also be missing for `PAT
 be silent.
 
 Jobs that no verifier can go on with, since none has their model or the weights that their text began with, wait, since
-a verifier may come back, but not for ever."""
+a verifier may come back, but not for ever.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ from specq.broker.workers.policy import Action, Expected, Reported, reconcile
 from specq.protocol import CAPABILITIES, Ack, Close, Heartbeat, Hello, ModelInfo, Refused, Welcome, fits, mismatch
 
 log = structlog.get_logger(__name__)
+MAX_OPENS = 3  # that a verifier may leave unconfirmed, before the session counts as given back
+PATIENCE = 2.0  # times `liveness_ms`: so long it must be missing, too
+SHOWN = 12  # digits of a fingerprint in texts
 
 
 class Registration:
@@ -191,12 +195,6 @@ def _sessions(message: Heartbeat) -> dict[int, Reported]:
     return {session_id: Reported(epoch, length) for session_id, epoch, length in zip(*columns, strict=False)}
 
 
-MAX_OPENS = 3  # that a verifier may leave unconfirmed, before the session counts as given back
-
-
-PATIENCE = 2.0  # times `liveness_ms`: so long it must be missing, too
-
-
 What = Literal["wait", "open", "give back"]
 
 
@@ -229,9 +227,6 @@ def give_up_on(session: JobSession, worker: Worker) -> str:
         f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: the message "
         f"is too large for it, or messages to {worker.hello.endpoint} do not arrive"
     )
-
-
-SHOWN = 12  # digits of a fingerprint in texts
 
 
 class Missing(NamedTuple):
