@@ -7,15 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from specq.broker import Broker, Effect, Find, FindFinished, Send, Write
-from specq.protocol.messages import (
-    Heartbeat,
-    Hello,
-    JobTokens,
-    Message,
-    Submit,
-    Tokens,
-    Verdict,
-)
+from specq.protocol.messages import Heartbeat, Hello, JobTokens, Message, Submit, Tokens, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import decode, encode
@@ -38,11 +30,7 @@ class Desk:
         self.hello(VERIFIER, max_sessions=max_sessions, capabilities=capabilities)
 
     def hello(
-        self,
-        identity: bytes,
-        max_sessions: int = 8,
-        capabilities: tuple[str, ...] = CAPABILITIES,
-        **model: str,
+        self, identity: bytes, max_sessions: int = 8, capabilities: tuple[str, ...] = CAPABILITIES, **model: str
     ) -> None:
         hello = Hello(
             role="target",

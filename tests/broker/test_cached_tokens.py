@@ -126,8 +126,7 @@ def test_what_counts_is_the_opening_that_gave_the_first_token(is_warm: bool, mon
     assert (job.stats["cached_tokens"] >= 32) == is_warm
 
 
-# --- peers of before
-# ------------------------------------------------------------------------------------------------------
+# --- peers of before --------------------------------------------------------------------------------------------------
 
 
 def opens(desk: Desk) -> list[Open]:
@@ -230,8 +229,7 @@ def test_what_was_there_survives_the_broker() -> None:
     assert restored(StoredJob(taken_record(job).submit)).stats.cached_tokens == 0
 
 
-# --- whose
-# ------------------------------------------------------------------------------------------------------------------
+# --- whose ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_two_owners_tenants_and_salts_are_one() -> None:

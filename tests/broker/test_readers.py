@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from specq.broker import Send
 from specq.broker.state.peers import MAX_MISSED, MAX_READERS
-from specq.protocol.messages import (
-    Follow,
-    JobInfo,
-    Tokens,
-)
+from specq.protocol.messages import Follow, JobInfo, Tokens
 from specq.protocol.wire import encode
 from tests.broker.desk import ANN, BEN, Desk, token_ids
 

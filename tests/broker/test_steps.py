@@ -73,8 +73,7 @@ def received(desk: Desk, who: bytes) -> list[Message]:
     return [message for to, message in desk.sent if to == who]
 
 
-# --- as if each had come alone
-# ------------------------------------------------------------------------------------------
+# --- as if each had come alone ----------------------------------------------------------------------------------------
 
 
 def remembered(desk: Desk) -> dict[str, Any]:
@@ -169,8 +168,7 @@ def test_the_bytes_of_a_step_are_shared_out() -> None:
     assert sizes[1] > sizes[0]
 
 
-# --- to clients
-# -----------------------------------------------------------------------------------------------------------
+# --- to clients -------------------------------------------------------------------------------------------------------
 
 
 def test_each_client_receives_one_message() -> None:
@@ -262,8 +260,7 @@ def test_a_job_that_ends_beside_others() -> None:
     assert not any(isinstance(message, Failed) for message in found)
 
 
-# --- to drafters
-# ----------------------------------------------------------------------------------------------------------
+# --- to drafters ------------------------------------------------------------------------------------------------------
 
 
 def drafted(desk: Desk, name: bytes) -> list[int]:
@@ -367,8 +364,7 @@ def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
     say(desk, step.each()[0] if come_alone else step)
 
 
-# --- and all the rest
-# ------------------------------------------------------------------------------------------------------
+# --- and all the rest -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
