@@ -35,7 +35,7 @@ def test_a_session_that_never_arrives_fails_its_job() -> None:
     desk.submit(1)
     for _ in range(1200):
         beat(desk, VERIFIER, deaf=VERIFIER)
-    (failed,) = [message for to, message in desk.sent if to == ANN and isinstance(message, Failed)]
+    (failed,) = desk.received(ANN, Failed)
     assert "given up after 3 failures" in failed.reason
     assert "never confirmed it" in failed.reason
     assert opens(desk)[VERIFIER] <= 100
@@ -82,7 +82,7 @@ def test_one_lost_open_is_sent_again() -> None:
         beat(desk, VERIFIER, deaf=VERIFIER)
         beat(desk, VERIFIER)
     assert opens(desk)[VERIFIER] == 1 + 50
-    assert desk.broker.state.jobs.active[1].session.num_failures == 0
+    assert desk.job(1).session.num_failures == 0
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.05])

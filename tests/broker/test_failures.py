@@ -95,15 +95,15 @@ def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
     desk = Desk()
     for i in (1, 2):
         desk.submit(i)
-        desk.broker.state.jobs.active[i].crashes = Crashes(2, 0, 0)
-        desk.broker.state.jobs.note_quarantine(desk.broker.state.jobs.active[i])
+        desk.job(i).crashes = Crashes(2, 0, 0)
+        desk.broker.state.jobs.note_quarantine(desk.job(i))
     desk.submit(3, BEN)
     desk.sent.clear()
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     desk.hello(b"again")
 
     def opened() -> list[int]:
-        return [message.session_id for _, message in desk.sent if isinstance(message, Open)]
+        return [one.session_id for one in desk.received(b"", Open)]
 
     (first,) = opened()
     assert first in (1, 2)
@@ -111,7 +111,7 @@ def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
     assert opened() == [first]
     desk.verdict(first, *range(1, CLEARED_AFTER))
     assert opened() == [first]
-    desk.front(b"again", Heartbeat(incarnation=1, state="leaving"))
+    desk.leave(b"again")
     desk.hello(b"third")
     assert len(opened()) == 2
 
@@ -130,7 +130,7 @@ def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
     assert [one.session.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
     desk.verdict(job.job_id, *range(1, CLEARED_AFTER + 1))
     assert job.crashes == Crashes()
-    other = desk.broker.state.jobs.active[3 - job.job_id]
+    other = desk.job(3 - job.job_id)
     assert (other.session.verifier, job.session.verifier) == (
         b"v1",
         b"",
@@ -238,7 +238,7 @@ def test_a_drafter_that_is_refused_later_leaves_its_lanes() -> None:
     desk.submit(1)
     job = running(desk)
     assert job.drafters.identities() == [b"refused"]
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     other = replace(toy_info(), name="other", tokenizer_hash="another")
     desk.front(b"other", Hello(role="target", name="o", incarnation=3, model=other, endpoint="o"))
     desk.hello(b"back")

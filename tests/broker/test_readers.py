@@ -34,7 +34,7 @@ def test_readers_are_bounded() -> None:
         desk.front(b"reader %d" % i, Follow(job_id=1))
     desk.sent.clear()
     desk.verdict(1, 7)
-    assert len([message for _, message in desk.sent if isinstance(message, Tokens)]) == MAX_READERS
+    assert len(desk.received(b"", Tokens)) == MAX_READERS
 
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
@@ -55,11 +55,11 @@ def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     for _ in range(MAX_MISSED + 2):
         for message in desk.tick():
             desk.broker.undelivered(Send("front", ANN, encode(message)))
-    assert desk.broker.state.jobs.active[1].readers.by_client != {}
+    assert desk.job(1).readers.by_client != {}
     desk.verdict(1, 8)
     for _ in range(MAX_MISSED + 2):
         desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], origins=[]))))
         desk.tick()
-    assert desk.broker.state.jobs.active[1].readers.by_client == {}
+    assert desk.job(1).readers.by_client == {}
     assert desk.verdict(1, 9) == []
     assert token_ids(desk.submit(1)) == [7, 8, 9]

@@ -16,16 +16,13 @@ from specq.protocol.messages import (
     Failed,
     Follow,
     Heartbeat,
-    Hello,
     JobTokens,
-    Message,
     Tokens,
     Verdict,
     Verdicts,
 )
 from specq.protocol.params import Speculation
 from specq.protocol.wire import decode, encode
-from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
 
 PROMPT_LEN = 2
@@ -58,19 +55,6 @@ def step_of(desk: Desk, *said: tuple[int, list[int]], **changes: Any) -> Verdict
     found = decode(encode(Verdicts(**arrays, min_accept_prob=300, step_us=7)))
     assert isinstance(found, Verdicts)
     return found
-
-
-def say(desk: Desk, step: Verdicts) -> None:
-    desk.take(desk.broker.from_back(VERIFIER, encode(step), desk.now))
-
-
-def add_drafter(desk: Desk, name: bytes) -> None:
-    model = replace(toy_info(), fingerprint=name.decode())
-    desk.front(name, Hello(role="draft", name=name.decode(), incarnation=1, model=model))
-
-
-def received(desk: Desk, who: bytes) -> list[Message]:
-    return [message for to, message in desk.sent if to == who]
 
 
 # --- as if each had come alone ----------------------------------------------------------------------------------------
@@ -124,13 +108,13 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
         for job_id in (1, 2, 3):
             desk.submit(job_id, max_tokens=ROOM)
         desk.submit(4, max_tokens=ROOM, client=BEN)
-        add_drafter(desk, b"d0")
+        desk.add_drafter(b"d0")
     together, alone = desks
     for _ in range(12):
         step = random_step(together, rng)
-        say(together, step)
+        together.back(step)
         for verdict in step.each():
-            alone.take(alone.broker.from_back(VERIFIER, encode(verdict), alone.now))
+            alone.back(verdict)
         if has_journal:
             for desk in desks:
                 desk.journaled()
@@ -149,9 +133,9 @@ def test_a_step_says_nothing_of_log_probabilities() -> None:
     desk = Desk()
     desk.submit(1)
     desk.submit(2)
-    desk.broker.state.jobs.active[1].transcript.logprobs.num_top = 0
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    assert [desk.broker.state.jobs.active[i].transcript.token_ids for i in (1, 2)] == [[], [8, 9]]
+    desk.job(1).transcript.logprobs.num_top = 0
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    assert [desk.job(i).transcript.token_ids for i in (1, 2)] == [[], [8, 9]]
     assert desk.broker.state.counts["misfit_verdicts"] == 1
 
 
@@ -161,9 +145,9 @@ def test_the_bytes_of_a_step_are_shared_out() -> None:
     desk.submit(1)
     desk.submit(2)
     step = step_of(desk, (1, [7]), (2, [8, 9, 3]))
-    say(desk, step)
+    desk.back(step)
     arrays = sum(len(frame) for frame in encode(step)[2:])
-    sizes = [desk.broker.state.jobs.active[i].stats.verdict_bytes for i in (1, 2)]
+    sizes = [desk.job(i).stats.verdict_bytes for i in (1, 2)]
     assert sum(sizes) == arrays
     assert sizes[1] > sizes[0]
 
@@ -178,8 +162,8 @@ def test_each_client_receives_one_message() -> None:
         desk.submit(job_id, client=client)
     desk.front(BEN, Follow(job_id=1))
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9]), (3, [4, 5, 6])))
-    (to_ann,), (to_ben,) = received(desk, ANN), received(desk, BEN)
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9]), (3, [4, 5, 6])))
+    (to_ann,), (to_ben,) = desk.received(ANN), desk.received(BEN)
     assert isinstance(to_ann, JobTokens)
     assert isinstance(to_ben, JobTokens)
     assert [(one.job_id, one.base_len, one.token_ids.tolist(), one.origins.tolist()) for one in to_ann.each()] == [
@@ -187,8 +171,8 @@ def test_each_client_receives_one_message() -> None:
     ]  # fmt: skip
     assert {one.job_id: one.token_ids.tolist() for one in to_ben.each()} == {1: [7], 3: [4, 5, 6]}
     desk.sent.clear()
-    say(desk, step_of(desk, (2, [1]), (77, [1])))
-    (alone,) = received(desk, ANN)
+    desk.back(step_of(desk, (2, [1]), (77, [1])))
+    (alone,) = desk.received(ANN)
     assert isinstance(alone, Tokens)
     assert (alone.job_id, alone.base_len, alone.token_ids.tolist()) == (2, 2, [1])
 
@@ -200,9 +184,9 @@ def test_jobs_with_more_to_say_come_alone() -> None:
     desk.submit(2)
     desk.submit(3)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8]), (3, [9])))
-    assert [type(message) for message in received(desk, ANN)] == [Tokens, JobTokens]
-    assert sorted(token_ids(received(desk, ANN))) == [7, 8, 9]
+    desk.back(step_of(desk, (1, [7]), (2, [8]), (3, [9])))
+    assert [type(message) for message in desk.received(ANN)] == [Tokens, JobTokens]
+    assert sorted(token_ids(desk.received(ANN))) == [7, 8, 9]
 
 
 def test_nothing_is_sent_before_the_journal_has_it() -> None:
@@ -212,10 +196,10 @@ def test_nothing_is_sent_before_the_journal_has_it() -> None:
     desk.submit(2)
     desk.journaled()
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     middle = desk.writes[-1].sequence
-    say(desk, step_of(desk, (1, [3]), (2, [4])))
-    assert received(desk, ANN) == []
+    desk.back(step_of(desk, (1, [3]), (2, [4])))
+    assert desk.received(ANN) == []
     first = desk.take(desk.broker.journaled(middle, desk.now), ANN)
     second = desk.take(desk.broker.journaled(desk.writes[-1].sequence, desk.now), ANN)
     assert [type(message) for message in first + second] == [JobTokens, JobTokens]
@@ -232,12 +216,12 @@ def test_what_a_client_did_not_take_is_sent_again() -> None:
     for job_id in (1, 2, 3):
         desk.submit(job_id)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    (missed,) = received(desk, ANN)
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    (missed,) = desk.received(ANN)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [3]), (2, [4]), (3, [5])))
-    assert [message.token_ids.tolist() for message in received(desk, ANN)] == [[5]]
+    desk.back(step_of(desk, (1, [3]), (2, [4]), (3, [5])))
+    assert [message.token_ids.tolist() for message in desk.received(ANN)] == [[5]]
     again = desk.tick()
     assert {one.job_id: (one.base_len, one.token_ids.tolist()) for message in again for one in message.each()} == {
         1: (0, [7, 3]), 2: (0, [8, 9, 4]),
@@ -252,7 +236,7 @@ def test_a_job_that_ends_beside_others() -> None:
         desk.submit(job_id)
     desk.journaled()
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8]), (3, [9])))
+    desk.back(step_of(desk, (1, [7]), (2, [8]), (3, [9])))
     desk.verdict(3, 4, finish="stop")
     found = desk.journaled()
     assert [type(message) for message in found] == [Tokens, JobTokens]
@@ -263,18 +247,13 @@ def test_a_job_that_ends_beside_others() -> None:
 # --- to drafters ------------------------------------------------------------------------------------------------------
 
 
-def drafted(desk: Desk, name: bytes) -> list[int]:
-    """Return the sessions that a drafter was given."""
-    return [message.session_id for message in received(desk, name) if isinstance(message, Assign)]
-
-
 def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
     """Byte for byte."""
     desk = Desk()
     desk.submit(1)
     desk.submit(2)
-    add_drafter(desk, b"d0")
-    assert sorted(drafted(desk, b"d0")) == [1, 2]
+    desk.add_drafter(b"d0")
+    assert sorted(assigned(desk)) == [1, 2]
     step = encode(step_of(desk, (1, [7]), (2, [8, 9])))
     sends = [
         effect
@@ -289,12 +268,12 @@ def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> 
     desk = Desk()
     for job_id in (1, 2, 3):
         desk.submit(job_id)
-    add_drafter(desk, b"d0")
-    desk.broker.state.jobs.active[2].drafters.drop(b"d0")
+    desk.add_drafter(b"d0")
+    desk.job(2).drafters.drop(b"d0")
     desk.broker.state.workers.get(b"d0").job_ids.discard(2)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
-    (message,) = received(desk, b"d0")
+    desk.back(step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
+    (message,) = desk.received(b"d0")
     assert isinstance(message, Verdicts)
     assert [(one.session_id, one.token_ids.tolist(), one.node_ids.tolist()) for one in message.each()] == [
         (1, [7, 6], [0]), (3, [5], []),
@@ -317,17 +296,17 @@ def test_a_busy_verifiers_step_is_held_back() -> None:
     desk = Desk()
     desk.submit(1, max_tokens=100)
     desk.submit(2, max_tokens=100)
-    add_drafter(desk, b"d0")
+    desk.add_drafter(b"d0")
     desk.sent.clear()
     for i in range(40):
-        say(desk, replace(step_of(desk, (1, [i]), (2, [i + 1])), min_accept_prob=900))
-    found = received(desk, b"d0")
+        desk.back(replace(step_of(desk, (1, [i]), (2, [i + 1])), min_accept_prob=900))
+    found = desk.received(b"d0")
     assert len(found) < 20
     assert all(isinstance(message, Verdict) for message in found)
     for job_id in (1, 2):
         own = [message for message in found if message.session_id == job_id]
         text = [token for message in own for token in message.token_ids.tolist()]
-        assert text == desk.broker.state.jobs.active[job_id].transcript.token_ids[: len(text)]
+        assert text == desk.job(job_id).transcript.token_ids[: len(text)]
 
 
 @pytest.mark.parametrize(("come_alone", "mode"), [(False, "sync"), (True, "sync"), (False, "jit")])
@@ -335,17 +314,17 @@ def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: b
     """Until it asks for drafts: then they are assigned with all of their text by then. Jobs that wait for drafts have
     theirs at once; so do those of a verifier that has said nothing yet."""
     desk = Desk()
-    add_drafter(desk, b"d0")
+    desk.add_drafter(b"d0")
     desk.submit(1, max_tokens=ROOM)
     assert assigned(desk) == [1]
     say_asking(desk, 9999, come_alone=come_alone)
     desk.submit(2, max_tokens=ROOM)
     desk.submit(3, max_tokens=ROOM, speculation=Speculation(mode=mode))
     assert assigned(desk) == [3]
-    say(desk, replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
+    desk.back(replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
     assert assigned(desk) == [3]
     say_asking(desk, 300, come_alone=come_alone)
-    (message,) = [message for message in received(desk, b"d0") if isinstance(message, Assign)]
+    (message,) = desk.received(b"d0", Assign)
     assert message.session_id == 2
     assert message.token_ids.tolist()[PROMPT_LEN:] == [5, 6]
     desk.submit(4, max_tokens=ROOM)
@@ -354,14 +333,14 @@ def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: b
 
 def assigned(desk: Desk) -> list[int]:
     """Return the jobs that the drafter was given since the last silence was asked for."""
-    return [message.session_id for message in received(desk, b"d0") if isinstance(message, Assign)]
+    return [message.session_id for message in desk.received(b"d0", Assign)]
 
 
 def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
     """Let the verifier commit a token of job 1 and ask for such drafts; what was sent before is forgotten."""
     desk.sent.clear()
     step = replace(step_of(desk, (1, [7])), min_accept_prob=min_accept_prob)
-    say(desk, step.each()[0] if come_alone else step)
+    desk.back(step.each()[0] if come_alone else step)
 
 
 # --- and all the rest -------------------------------------------------------------------------------------------------
@@ -386,10 +365,10 @@ def test_arrays_that_do_not_fit_are_refused_with_the_reason(changes: dict[str, A
     with pytest.raises(Exception, match=f"the arrays of verdicts do not fit together: {reason}"):
         wrong.check()
     desk.sent.clear()
-    say(desk, wrong)
+    desk.back(wrong)
     assert (desk.sent, desk.broker.state.counts["dropped_back"]) == ([], 1)
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    assert [desk.broker.state.jobs.active[i].transcript.token_ids for i in (1, 2)] == [[7], [8, 9]]
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    assert [desk.job(i).transcript.token_ids for i in (1, 2)] == [[7], [8, 9]]
 
 
 def test_a_verifiers_heartbeat_is_acknowledged_as_far_as_the_journal_is() -> None:
@@ -398,9 +377,9 @@ def test_a_verifiers_heartbeat_is_acknowledged_as_far_as_the_journal_is() -> Non
     desk.submit(1)
     desk.submit(2)
     desk.journaled()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     desk.journaled()
-    say(desk, step_of(desk, (1, [3]), (2, [4])))
+    desk.back(step_of(desk, (1, [3]), (2, [4])))
     jobs = desk.broker.state.jobs.active
     beat = Heartbeat(
         incarnation=1, state="ready", session_ids=np.array([1, 2]), epochs=np.array([jobs[i].session.epoch for i in (1, 2)]),
@@ -431,7 +410,7 @@ def test_drafters_receive_verdicts_before_clients_do() -> None:
     desk = Desk()
     for job_id in (1, 2, 3):
         desk.submit(job_id)
-    add_drafter(desk, b"d0")
+    desk.add_drafter(b"d0")
     desk.sent.clear()
     for verdict in step_of(desk, (1, [7]), (2, [8, 9]), (3, [4])).each():
         desk.take(desk.broker.from_back(VERIFIER, encode(verdict), desk.now, more=True))
@@ -439,7 +418,7 @@ def test_drafters_receive_verdicts_before_clients_do() -> None:
     desk.sent.clear()
     ended = replace(step_of(desk, (3, [5])).each()[0], finish="stop")
     desk.take(desk.broker.from_back(VERIFIER, encode(ended), desk.now, more=True))
-    (end,) = received(desk, ANN)
+    (end,) = desk.received(ANN)
     assert (end.token_ids.tolist(), end.finish) == ([4, 5], "stop")
     (others,) = desk.take(desk.broker.deliver(desk.now), ANN)
     assert {one.job_id: one.token_ids.tolist() for one in others.each()} == {1: [7], 2: [8, 9]}

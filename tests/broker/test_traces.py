@@ -72,7 +72,7 @@ def test_only_jobs_that_ask_are_traced_elsewhere():
     desk.submit(1)
     desk.submit(2, trace=True)
 
-    opened = [message for _, message in desk.sent if isinstance(message, Open)]
+    opened = desk.received(b"", Open)
 
     assert [(one.session_id, one.trace) for one in opened] == [(1, False), (2, True)]
 
@@ -136,7 +136,7 @@ def test_what_is_kept_is_bounded():
     for i in range(10):
         desk.front(VERIFIER, noted(1, *range(i * 100, i * 100 + 100)))
         for _ in range(100):
-            desk.broker.state.jobs.active[1].trace.add_often(desk.now, "verdict", 1, 1, 0, 0)
+            desk.job(1).trace.add_often(desk.now, "verdict", 1, 1, 0, 0)
     trace = trace_of(desk, 1)
     (part,) = [one for one in trace["processes"] if one["role"] == "target"]
     kept = [process for process, _ in names(trace)].count("v")
@@ -149,7 +149,7 @@ def test_what_is_kept_is_bounded():
         desk.submit(job_id)
     (gone,) = desk.front(ANN, GetTrace(job_id=1))
     assert "there is no trace of job 1" in gone.reason
-    assert desk.broker.state.jobs.active[1].trace is None
+    assert desk.job(1).trace is None
 
 
 def test_a_trace_keeps_no_job(monkeypatch):
@@ -157,7 +157,7 @@ def test_a_trace_keeps_no_job(monkeypatch):
     monkeypatch.setattr(table, "KEEP_FINISHED", 1)
     desk = Desk()
     desk.submit(1, trace=True, label="old")
-    kept = weakref.ref(desk.broker.state.jobs.active[1])
+    kept = weakref.ref(desk.job(1))
     desk.verdict(1, 7, finish="stop")
     assert kept() is not None
     desk.submit(2)
