@@ -7,9 +7,7 @@
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
-Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts pass the gate and go
-on. A verdict goes to the drafters at once, then into the job and towards the journal; once that has it, to the client.
-Without a journal (`has_journal`) the job itself counts as one.
+Rule: a message that breaks the protocol is counted and dropped, and never stops the loop.
 """
 
 from __future__ import annotations
@@ -69,7 +67,6 @@ class Broker:
     """Dispatches messages to the components.
 
     validates       whether what must hold is checked after each message and tick: in tests and chaos
-
     incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                     earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
     epoch           epochs lie above this too: the journal's highest, which needs no clock
@@ -169,8 +166,7 @@ class Broker:
         return self._effects()
 
     def deliver(self, now: float) -> list[Effect]:
-        """Send clients what has waited: drafters receive a verdict before that, and each client one message for several
-        verdicts."""
+        """Send clients what has waited: one message for several verdicts, which drafters have received before."""
         self.state.clock.now = now
         self.delivery.flush()
         return self._effects()
