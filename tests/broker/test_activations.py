@@ -53,12 +53,8 @@ def asked(desk: Desk) -> list[GetActivations]:
 def beat(desk: Desk) -> None:
     """The drafter says that it has its session, and all of its text."""
     job = desk.job(1)
-    held = {
-        "session_ids": np.array([1]),
-        "epochs": np.array([job.session.epoch]),
-        "lengths": np.array([job.transcript.length]),
-    }
-    desk.front(DRAFTER, Heartbeat(incarnation=2, state="ready", **held))
+    held = {"session_ids": [1], "epochs": [job.session.epoch], "lengths": [job.transcript.length]}
+    desk.front(DRAFTER, Heartbeat(incarnation=2, state="ready", **{name: np.array(one) for name, one in held.items()}))
 
 
 def test_a_verifier_is_asked_behind_the_session_that_it_opens(desk: Desk) -> None:

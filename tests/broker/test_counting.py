@@ -31,45 +31,30 @@ def test_rounds_are_counted_by_model() -> None:
     verdict(desk, [7], [])
     verdict(desk, [8, 9, 3], [1, 0, 1, 0])
     verdict(desk, [4], [0, 0])
-
     found = rounds(desk)
     assert found.pop("accepted_lengths") == [1, 0, 1] + [0] * (COUNTED_DEPTHS - 2)
     nodes = {"drafted_rounds": 2, "draft_tokens": 6, "accepted_tokens": 2}
     assert found == {"rounds": 3, "tokens": 5, "prompt_tokens": 2, **nodes}
 
 
-def test_a_verdict_that_comes_twice_counts_once() -> None:
-    desk = Desk()
-    desk.submit(1)
-    for _ in range(3):
-        verdict(desk, [8, 9], [1], base_len=2)
-
-    assert (rounds(desk)["rounds"], rounds(desk)["tokens"], rounds(desk)["prompt_tokens"]) == (1, 2, 2)
-
-
-def test_a_round_that_accepts_more_than_is_counted_counts_with_the_last() -> None:
+def test_what_is_counted_of_a_round() -> None:
+    """A verdict that comes twice counts once; one that accepts more than is counted counts with the last; and all of
+    that outlives its job."""
     desk = Desk()
     desk.submit(1, max_tokens=100)
+    for _ in range(3):
+        verdict(desk, [8, 9], [1], base_len=2)
+    assert (rounds(desk)["rounds"], rounds(desk)["tokens"], rounds(desk)["prompt_tokens"]) == (1, 2, 2)
     verdict(desk, list(range(60)), [1] * 59)
-
-    assert rounds(desk)["accepted_lengths"][-1] == 1
-    assert rounds(desk)["accepted_tokens"] == 59
-
-
-def test_rounds_outlive_their_jobs() -> None:
-    desk = Desk()
-    desk.submit(1)
-    verdict(desk, [8, 9], [1])
+    assert (rounds(desk)["accepted_lengths"][-1], rounds(desk)["accepted_tokens"]) == (1, 60)
     desk.verdict(1, 5, finish="stop")
-
-    assert rounds(desk)["rounds"] == 2
+    assert rounds(desk)["rounds"] == 3
 
 
 def test_jobs_are_counted_by_model_and_whether_they_run() -> None:
     desk = Desk(max_sessions=2)
     for number in (1, 2, 3):
         desk.submit(number)
-
     assert status_report(desk.broker.state)["loads"] == {"toy": {"waiting": 1, "running": 2}}
 
 
@@ -77,7 +62,6 @@ def test_what_a_worker_counts_is_shown_as_it_was_last() -> None:
     desk = Desk()
     for stale in (3, 5):
         desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", metrics={"stale": stale}))
-
     (worker,) = status_report(desk.broker.state)["workers"]
     assert worker["metrics"] == {"stale": 5}
 
@@ -93,7 +77,6 @@ def test_a_report_has_room_for_what_the_workers_count(num_workers: int, monkeypa
         desk.hello(identity)
         desk.front(identity, Heartbeat(incarnation=1, state="ready", metrics=metrics))
     report = status_report(desk.broker.state)
-
     shown = [worker for worker in report["workers"] if worker.get("metrics")]
     assert len(shown) == min(num_workers, MOST_METRICS - 1)  # and the desk's own
     assert REPORT.admits(report)

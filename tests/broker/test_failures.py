@@ -162,14 +162,21 @@ def test_a_worker_that_stands_still_counts_as_dead() -> None:
     assert "stood still" in world.refused[b"v0"]
 
 
-def test_a_worker_that_is_idle_or_slow_does_not_hang() -> None:
-    """Beats without a step are no sign where there is nothing to do, or where steps come now and then."""
+BEATS = {  # seconds since the one before, steps, whether there is work
+    "idle or slow": [(0.5, number // 5, number % 20 > 1) for number in range(40)],
+    "frozen": [(0.5, 1, True), (0.5, 2, True), (5.0, 2, True), (0.5, 3, True)],
+}
+
+
+@pytest.mark.parametrize("kind", BEATS)
+def test_a_worker_that_is_idle_or_slow_or_was_frozen_does_not_hang(kind: str) -> None:
+    """Beats without a step are no sign where there is nothing to do, where steps come now and then, or after a long
+    pause."""
     desk = Desk()
     desk.submit(1)
-    for number in range(40):
-        desk.now += 0.5
-        beat = Heartbeat(incarnation=1, state="ready", steps=number // 5, pending=int(number % 20 > 1))
-        desk.front(VERIFIER, beat)
+    for seconds, steps, pending in BEATS[kind]:
+        desk.now += seconds
+        desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=steps, pending=int(pending)))
         desk.take(desk.broker.tick(desk.now))
     assert desk.broker.state.counts["workers_lost"] == 0
 
@@ -182,17 +189,6 @@ def test_a_worker_may_be_silent_for_as_long_as_its_step_takes() -> None:
     assert desk.broker.state.counts["workers_lost"] == 0
     desk.take(desk.broker.tick(desk.now + 8.1))
     assert desk.broker.state.counts["workers_lost"] == 1
-
-
-def test_a_worker_that_was_frozen_does_not_hang() -> None:
-    """Its first heartbeat after that comes late, and no step was done since the one before."""
-    desk = Desk()
-    desk.submit(1)
-    for seconds, steps in ((0.5, 1), (0.5, 2), (5.0, 2), (0.5, 3)):
-        desk.now += seconds
-        desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=steps, pending=1))
-        desk.take(desk.broker.tick(desk.now))
-    assert desk.broker.state.counts["workers_lost"] == 0
 
 
 def test_a_draining_verifier_hands_its_sessions_over() -> None:

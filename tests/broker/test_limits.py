@@ -362,6 +362,5 @@ def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
     burst."""
     limit = Limits()
     admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
-
     assert len([now for now in admitted if now >= 30_000]) <= 30 * 10
     assert limit.admit_request("bob", 300, 60.0, num_header_bytes=200)

@@ -36,9 +36,7 @@ def test_the_broker_notes_what_passes_through_it():
     desk.verdict(1, 7, 8)
     desk.now += 1
     desk.verdict(1, 9, finish="stop")
-
     trace = trace_of(desk)
-
     story = ("submitted", "journaled", "opened", "verdict", "delivered", "verdict", "finished", "delivered")
     assert names(trace) == [("broker", name) for name in story]
     verdicts = [event for event in trace["events"] if event["event"] == "verdict"]
@@ -47,34 +45,18 @@ def test_the_broker_notes_what_passes_through_it():
     assert (trace["finish"], trace["in_all_processes"]) == ("stop", True)
 
 
-def test_of_a_job_that_is_not_traced_the_milestones_are_known():
-    desk = Desk()
-    desk.submit(1)
-    desk.verdict(1, 7, finish="stop")
-
-    trace = trace_of(desk)
-
-    assert [name for _, name in names(trace)] == ["submitted", "journaled", "opened", "finished"]
-    assert (trace["in_all_processes"], trace["processes"]) == (False, [])
-
-
-def test_who_attaches_again_and_again_crowds_nothing_out():
-    desk = Desk()
-    desk.submit(1)
-    for _ in range(200):
-        desk.submit(1, BEN)
-    events = [event for _, event in names(trace_of(desk, 1))]
-    assert events.count("journaled") == 1
-
-
 def test_only_jobs_that_ask_are_traced_elsewhere():
+    """Of the others the milestones are known; one who attaches again and again crowds nothing out."""
     desk = Desk()
     desk.submit(1)
     desk.submit(2, trace=True)
-
-    opened = desk.received(b"", Open)
-
-    assert [(one.session_id, one.trace) for one in opened] == [(1, False), (2, True)]
+    assert [(one.session_id, one.trace) for one in desk.received(b"", Open)] == [(1, False), (2, True)]
+    for _ in range(200):
+        desk.submit(1, BEN)
+    desk.verdict(1, 7, finish="stop")
+    trace = trace_of(desk, 1)
+    assert [name for _, name in names(trace)] == ["submitted", "journaled", "opened", "finished"]
+    assert (trace["in_all_processes"], trace["processes"]) == (False, [])
 
 
 def test_a_few_others_are_traced_at_a_time():
@@ -85,19 +67,14 @@ def test_a_few_others_are_traced_at_a_time():
     desk.verdict(1, 7, finish="stop")
     for job_id in (4, 5):
         desk.submit(job_id)
-
-    opened = [message.session_id for _, message in desk.sent if isinstance(message, Open) and message.trace]
-
-    assert opened == [1, 2, 4]
+    assert [one.session_id for one in desk.received(b"", Open) if one.trace] == [1, 2, 4]
 
 
 def test_events_of_the_verifier_come_in_by_time():
     desk = Desk()
     desk.submit(1, trace=True)
     desk.front(VERIFIER, noted(1, 100_000_500, 99_000_000))
-
     trace = trace_of(desk)
-
     assert names(trace)[0] == ("v", "opened")
     assert names(trace)[-1] == ("v", "opened")
     found = {part["role"]: (part["error_us"], part["is_complete"]) for part in trace["processes"]}
@@ -113,7 +90,6 @@ def test_events_of_strangers_and_of_unknown_jobs_are_dropped():
     desk.front(BEN, noted(1, 5))
     desk.front(VERIFIER, noted(2, 5))  # not traced there
     desk.front(VERIFIER, noted(3, 5))
-
     assert desk.broker.state.counts["late_traces"] == 3
     assert {process for process, _ in names(trace_of(desk, 1))} == {"broker"}
 
@@ -124,7 +100,6 @@ def test_arrays_that_do_not_fit_together_are_refused(changes):
     desk.submit(1, trace=True)
     arrays = {"kinds": np.ones(1, np.uint8), "times_us": np.zeros(1, np.int64), "values": np.zeros(8, np.int32)}
     desk.front(VERIFIER, TraceEvents(job_id=1, **arrays | changes))
-
     assert desk.broker.state.counts["dropped_front"] == 1
     assert {process for process, _ in names(trace_of(desk, 1))} == {"broker"}
 
@@ -143,7 +118,6 @@ def test_what_is_kept_is_bounded():
     assert (kept, part["dropped"]) == (500, 500)
     assert kept <= MOST_EVENTS
     assert trace["dropped"] >= 1000 - MOST_EVENTS
-
     for job_id in range(2, MOST_TRACES + 2):
         desk.now += 0.01
         desk.submit(job_id)
@@ -162,7 +136,6 @@ def test_a_trace_keeps_no_job(monkeypatch):
     assert kept() is not None
     desk.submit(2)
     desk.verdict(2, 7, finish="stop")
-
     assert kept() is None
     desk.front(VERIFIER, noted(1, 5, kind=trace_events.CLOSED))
     trace = trace_of(desk, 1)
@@ -177,9 +150,7 @@ def test_a_lost_verifier_is_in_the_trace_and_the_next_one_goes_on():
     desk.now += 100
     desk.hello(b"other")
     desk.take(desk.broker.tick(desk.now))
-
     trace = trace_of(desk)
-
     story = [name for _, name in names(trace)]
     assert story.index("crashed") < len(story) - 1 - story[::-1].index("opened")
     assert [part["is_lost"] for part in trace["processes"] if part["role"] == "target"] == [True, False]
@@ -187,9 +158,7 @@ def test_a_lost_verifier_is_in_the_trace_and_the_next_one_goes_on():
 
 def test_the_clock_is_the_brokers():
     desk = Desk()
-
     (answer,) = desk.front(ANN, GetClock(sent_us=12))
-
     assert answer == Clock(echo_us=12, clock_us=int(desk.now * 1e6))
 
 
@@ -199,7 +168,6 @@ def test_traces_are_their_owners(who, seen):
     guarded = Guarded()
     guarded.begin()
     guarded.say("alice", a_job(2))
-
     for job_id in (0, 1):
         (answer,) = guarded.received(who, GetTrace(job_id=job_id))
         assert ("there is no trace" not in answer.reason) == seen
