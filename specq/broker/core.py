@@ -28,7 +28,7 @@ from specq.broker.state.rights import Roles
 from specq.broker.validation import validate
 from specq.broker.workers.assignment import ActivationRelay
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.presence import Heartbeats, Registration, Unserved
+from specq.broker.workers.presence import Presence, Unserved
 from specq.broker.workers.tokenizers import Tokenizers
 from specq.journal import JobSummary, StoredJob
 from specq.protocol import (
@@ -101,9 +101,8 @@ class Broker:
             epoch=max(incarnation << 10, epoch),
         )
         self.placement = Placement(self.state)
-        self.heartbeats = Heartbeats(self.state, self.placement)
+        self.presence = Presence(self.state, self.placement)
         self.unserved = Unserved(self.state, weights_wait_s)
-        self.registration = Registration(self.state, self.placement)
         self.delivery, self.gate = Delivery(self.state), Gate(self.state)
         self.intake = Intake(self.state, self.placement, self.delivery)
         self.tokenizers, self.reports = Tokenizers(self.state), Reports(self.state)
@@ -120,8 +119,8 @@ class Broker:
             GetClock: self.reports.get_clock,
             TraceEvents: self.reports.take_events,
             FetchTokenizer: self.tokenizers.fetch,
-            Hello: self.registration.hello,
-            Heartbeat: self.heartbeats.heartbeat,
+            Hello: self.presence.hello,
+            Heartbeat: self.presence.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
             SessionFailed: self.placement.session_failed,
@@ -175,7 +174,7 @@ class Broker:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.clock.now = now
         self.revocation.apply()
-        self.heartbeats.lose_dead()
+        self.presence.lose_dead()
         self.tokenizers.tidy()
         self.placement.rebalance()
         self.intake.end_overdue()

@@ -11,7 +11,6 @@ import pytest
 
 from specq.broker import Broker, Effect, Send, Write
 from specq.broker.state.job import BrokerJob
-from specq.broker.workers.presence import Missing
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Hello, Open, Submit
@@ -178,6 +177,8 @@ def test_a_text_goes_on_only_where_the_same_kernels_compute() -> None:
     assert not job.session.verifier
     desk.hello(b"again", arithmetic="native cpu")
     assert job.session.verifier == b"again"
-    reason = desk.broker.unserved._reason(Missing("toy", job.session.weights, apart=False))
+    desk.leave(b"again")
+    wait(desk, WAIT_S + 2)
+    reason = job.transcript.failure.reason
     assert "with the weights toy int native cpu" in reason
     assert "toy with toy int torch cpu" in reason

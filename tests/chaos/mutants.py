@@ -16,7 +16,7 @@ from specq.broker.state.table import Jobs
 from specq.broker.state.transcript import Commit
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.policy import Expected, Reported
-from specq.broker.workers.presence import Heartbeats
+from specq.broker.workers.presence import Presence
 from specq.client.core import ClientCore
 from specq.protocol.messages import Message, Open, Verdict
 from specq.protocol.messages import Verdicts as StepVerdicts
@@ -60,7 +60,7 @@ def no_resend(patch: Patch) -> None:
 
 def no_reopening(patch: Patch) -> None:
     """Let a session that its verifier does not know stay lost."""
-    expected = Heartbeats._expected
+    expected = Presence._expected
 
     def never_missing(self: Any, verifier: Any) -> dict[int, Expected]:
         sessions = expected(self, verifier)
@@ -68,7 +68,7 @@ def no_reopening(patch: Patch) -> None:
             session.mark.is_missing = False
         return sessions
 
-    patch.setattr(Heartbeats, "_expected", never_missing)
+    patch.setattr(Presence, "_expected", never_missing)
 
 
 def no_kv_rollback(patch: Patch) -> None:
@@ -144,7 +144,7 @@ def sent_before_it_is_journaled(patch: Patch) -> None:
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
     """Lose no worker that is silent."""
-    patch.setattr(Heartbeats, "lose_dead", lambda self: self.placement.settle())
+    patch.setattr(Presence, "lose_dead", lambda self: self.placement.settle())
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:

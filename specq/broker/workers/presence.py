@@ -18,7 +18,7 @@ a verifier may come back, but not for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import structlog
 
@@ -35,8 +35,8 @@ PATIENCE = 2.0  # times `liveness_ms`: so long it must be missing, too
 SHOWN = 12  # digits of a fingerprint in texts
 
 
-class Registration:
-    """The handler of workers' first message; the later ones go to `Heartbeats`."""
+class Presence:
+    """The handler of hellos and heartbeats, and of workers that send none."""
 
     def __init__(self, state: BrokerState, placement: Placement) -> None:
         self.state, self.placement = state, placement
@@ -45,8 +45,7 @@ class Registration:
         """Register a worker, or refuse it with the reason."""
         known = self.state.workers.get(identity)
         if known is None and (reason := self._reason_against(identity, message)):
-            by = self.state.roles.peer(identity)
-            self.state.faults.note("worker_refused", message.name, reason, self.state.clock.now, by=by)
+            self._note_fault(identity, "worker_refused", message.name, reason)
             self.state.outbox.send_front(identity, Refused(reason=reason))
             return
         capabilities = CAPABILITIES if message.capabilities else ()  # else it would not read the answer
@@ -103,12 +102,7 @@ class Registration:
                 self.state.outbox.send_front(worker.identity, Refused(reason=reason))
                 self.placement.lose(worker)
 
-
-class Heartbeats:
-    """The handler of heartbeats, and of workers that send none."""
-
-    def __init__(self, state: BrokerState, placement: Placement) -> None:
-        self.state, self.placement = state, placement
+    # --- heartbeats, or none --------------------------------------------------------------------------------------------
 
     def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
         """Note that a worker lives, and send again what its list of sessions shows to be lost."""
@@ -120,7 +114,7 @@ class Heartbeats:
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
             if message.state == "failed":
-                self._note_fault(worker, "worker_failed", "it reported an error")
+                self._note_fault(identity, "worker_failed", worker.name, "it reported an error")
             self.placement.lose(worker, crashed=message.state == "failed")
             self.placement.settle()
             return
@@ -139,16 +133,15 @@ class Heartbeats:
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
             reason = "it stood still with work to do" if hangs else "it was silent for too long"
-            self._note_fault(worker, "worker_lost", reason)
+            self._note_fault(worker.identity, "worker_lost", worker.name, reason)
             if hangs:
                 self.state.workers.hung.add(worker.hello.incarnation)
             self.placement.lose(worker, crashed=True)
         self.placement.bindings.note_absent()
         self.placement.settle()
 
-    def _note_fault(self, worker: Worker, kind: str, reason: str) -> None:
-        by = self.state.roles.peer(worker.identity)
-        self.state.faults.note(kind, worker.name, reason, self.state.clock.now, by=by)
+    def _note_fault(self, identity: bytes, kind: str, name: str, reason: str) -> None:
+        self.state.faults.note(kind, name, reason, self.state.clock.now, by=self.state.roles.peer(identity))
 
     # --- sessions at verifiers --------------------------------------------------------------------------------------
 
@@ -229,21 +222,12 @@ def give_up_on(session: JobSession, worker: Worker) -> str:
     )
 
 
-class Missing(NamedTuple):
-    """A model, the weights of it ("": any), and whether owners are kept apart: what jobs wait for and no verifier
-    has."""
-
-    model: str
-    weights: str
-    apart: bool
-
-
 class Unserved:
     """Looks at each tick for what is missing; `patience_s`: how long jobs wait for it, 0: for ever."""
 
     def __init__(self, state: BrokerState, patience_s: float) -> None:
         self.state, self.patience_s = state, patience_s
-        self._since: dict[Missing, float] = {}
+        self._since: dict[Requirements, float] = {}
 
     def given_up(self) -> list[tuple[BrokerJob, str]]:
         """Return the jobs that have waited for too long for what nobody has, and what is missing."""
@@ -256,11 +240,11 @@ class Unserved:
         waiting = [job for job in self.state.jobs.active.values() if not job.session.verifier]
         return [(job, self._reason(found)) for job in waiting if (found := _wanted(job.requirements)) in late]
 
-    def _is_served(self, missing: Missing) -> bool:
+    def _is_served(self, missing: Requirements) -> bool:
         verifiers = self.state.workers.verifiers(missing.model)
         return any(worker.serves(missing.weights, apart=missing.apart) for worker in verifiers)
 
-    def _reason(self, missing: Missing) -> str:
+    def _reason(self, missing: Requirements) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
             what += f" with the weights {shown(missing.weights)}, which the text began with,"
@@ -270,8 +254,9 @@ class Unserved:
         return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
-def _wanted(requirements: Requirements) -> Missing:
-    return Missing(requirements.model, requirements.weights, requirements.apart)
+def _wanted(requirements: Requirements) -> Requirements:
+    """Return of a job's requirements what some verifier has or nobody: model, weights, whether owners are kept apart."""
+    return requirements._replace(alone=False, avoided=frozenset())
 
 
 def _served(verifiers: Iterable[Worker]) -> str:
