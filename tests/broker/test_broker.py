@@ -62,6 +62,7 @@ def test_a_malformed_verdict_is_counted_and_dropped() -> None:
         [key, header.replace(b"[7,8]", b"[7]"), *arrays],
         [key, header.replace(b'"base_len":', b'"base_len":-'), *arrays],
         [key, header, b"abc"],
+        [key, header, np.array([-1], "<i4").tobytes()],
         [key, header, *arrays, bytes(8), b"\1"],
     ]
     for frames in malformed:

@@ -266,8 +266,10 @@ def test_a_job_of_an_older_journal_does_not_say_more_than_it_knows() -> None:
         Submit(job_id=5, params=SamplingParams(), prompt_ids=np.array([5], np.int32)),
         token_ids=np.arange(3, dtype="<i4").tobytes(),
         origins=b"\1\0\1",
+        weights="toy int",
     )
     job = restored(stored)
+    assert job.session.was_placed, "so it goes first, and costs its client nothing again"
     assert origin_names(job.delta(0).origins.tobytes()) == (DRAFTED, OWN, DRAFTED)
     assert job.stats.accepted_tokens == 2
 

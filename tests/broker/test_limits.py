@@ -119,14 +119,14 @@ def test_what_is_spent_is_let_through_whatever_it_costs():
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_jobs", [1, 4])
-def test_a_flood_of_drafts_takes_its_share_of_the_verifier(num_jobs):
-    """Half of the verifier's time among all its jobs: a flood for one of four gets an eighth."""
-    bench = Bench()
+@pytest.mark.parametrize(("num_jobs", "drafters"), [(1, 1), (4, 1), (1, 2)])
+def test_a_flood_of_drafts_takes_its_share_of_the_verifier(num_jobs, drafters):
+    """Half of the verifier's time among all its jobs and their lanes: a flood for one of four jobs gets an eighth."""
+    bench = Bench(drafters)
     bench.start(*range(1, num_jobs + 1))
     passed = bench.flood(1, 1.0)
     spent_s = passed * (DRAFT_US + 4 * NODE_US) / 1e6
-    share = DRAFTS_SHARE / num_jobs
+    share = DRAFTS_SHARE / (num_jobs * drafters)
     assert 0.8 * share < spent_s < share * (1.1 + BURST_S)
     assert bench.counts["limited_drafts"] > 5_000
 

@@ -26,6 +26,18 @@ def test_several_clients_follow_one_job() -> None:
     assert (received[0].ended, token_ids(received), received[-1].finish) == (True, [9], "stop")
 
 
+def test_an_end_is_told_when_the_journal_has_it() -> None:
+    """Not before, to a client that comes in between either."""
+    desk = Desk(has_journal=True)
+    desk.submit(1)
+    desk.verdict(1, 7)
+    desk.journaled()
+    desk.verdict(1, 8, finish="stop")
+    (_, tokens) = desk.front(BEN, Follow(job_id=1))
+    assert (tokens.token_ids.tolist(), tokens.finish) == ([7], "")
+    assert [(one.token_ids.tolist(), one.finish) for one in desk.journaled(BEN)] == [([8], "stop")]
+
+
 def test_readers_are_bounded() -> None:
     """Of too many, the one that came first is dropped; it may come again."""
     desk = Desk()

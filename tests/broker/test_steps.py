@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 
 from specq.broker import Send, Write
-from specq.protocol.messages import (
-    Assign,
-    Failed,
-    Follow,
-    Heartbeat,
-    JobTokens,
-    Tokens,
-    Verdict,
-    Verdicts,
-)
-from specq.protocol.params import Speculation
+from specq.protocol.messages import Assign, Failed, Follow, Heartbeat, JobTokens, Submit, Tokens, Verdict, Verdicts
+from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
 
@@ -279,6 +270,15 @@ def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> 
         (1, [7, 6], [0]), (3, [5], []),
     ]  # fmt: skip
     assert desk.broker.state.counts["misfit_verdicts"] == 1  # the second of job 1 speaks of a place that is taken
+
+
+@pytest.mark.parametrize(("strategy", "seed"), [("deterministic", 5), ("probabilistic", 0)])
+def test_a_drafter_does_not_learn_the_seed_that_judges_its_drafts(strategy: str, seed: int) -> None:
+    desk = Desk()
+    desk.add_drafter(b"d0")
+    params = SamplingParams(max_tokens=9, seed=5, strategy=strategy)
+    desk.front(ANN, Submit(job_id=1, params=params, prompt_ids=np.array([5, 6])))
+    assert [message.params.seed for message in desk.received(b"d0", Assign)] == [seed]
 
 
 @pytest.mark.parametrize("places", [[0], [2, 0], [1, 2], [], [0, 1, 2]], ids=str)

@@ -62,12 +62,13 @@ def test_only_jobs_that_ask_are_traced_elsewhere():
 def test_a_few_others_are_traced_at_a_time():
     """Their places become free when they end."""
     desk = Desk(traced_at_once=2)
+    desk.submit(9, trace=True)  # which takes no place
     for job_id in (1, 2, 3):
         desk.submit(job_id)
     desk.verdict(1, 7, finish="stop")
     for job_id in (4, 5):
         desk.submit(job_id)
-    assert [one.session_id for one in desk.received(b"", Open) if one.trace] == [1, 2, 4]
+    assert [one.session_id for one in desk.received(b"", Open) if one.trace] == [9, 1, 2, 4]
 
 
 def test_events_of_the_verifier_come_in_by_time():
