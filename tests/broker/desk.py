@@ -122,6 +122,16 @@ class Desk:
         self.front(verifier, beat)
 
 
+def desk_with(*job_ids: int, **options: Any) -> Desk:
+    """Return a desk where Ann has submitted jobs, which the journal has if there is one."""
+    desk = Desk(**options)
+    for job_id in job_ids:
+        desk.submit(job_id)
+    if options.get("has_journal"):
+        desk.journaled()
+    return desk
+
+
 def token_ids(messages: list[Message]) -> list[int]:
     return [
         token for message in messages if isinstance(message, Tokens | JobTokens) for token in message.token_ids.tolist()

@@ -47,7 +47,7 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.status_report import report_of
 from specq.protocol.wire import encode
 from specq.testing.toy import toy_info
-from tests.broker.desk import ANN, BEN, Desk, token_ids
+from tests.broker.desk import ANN, BEN, Desk, desk_with, token_ids
 
 
 def codes(*names: str) -> UInt8Array:
@@ -136,8 +136,7 @@ def test_a_cancel_does_not_overtake_its_submit() -> None:
 @pytest.mark.parametrize("max_sessions", [0, 1])
 def test_a_deadline_ends_a_job_that_runs_or_waits(max_sessions: int) -> None:
     """At the first tick after it, with what it has; not before."""
-    desk = Desk(max_sessions=1)
-    desk.submit(1)
+    desk = desk_with(1, max_sessions=1)
     desk.submit(2, deadline_ms=1000, priority=0)
     if max_sessions:
         desk.verdict(1, 3, finish="stop")
@@ -157,9 +156,7 @@ def test_a_deadline_ends_a_job_that_runs_or_waits(max_sessions: int) -> None:
 
 def test_a_text_goes_on_with_the_same_weights_only() -> None:
     """A verifier of the same name with others is left alone, until there are no tokens that could be mixed."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     desk.verdict(1, 7)
     desk.hello(b"other", fingerprint="another")
     desk.sent.clear()
@@ -205,9 +202,7 @@ def test_only_what_the_journal_has_is_forgotten(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_journal_lists_come_from_memory() -> None:
     """Those that wait and run first, then those that ended, in pages."""
-    desk = Desk(max_sessions=1)
-    for i in (1, 2, 3, 4):
-        desk.submit(i)
+    desk = desk_with(1, 2, 3, 4, max_sessions=1)
     desk.verdict(1, 7, finish="stop")
     desk.verdict(2, 7, finish="stop")
     desk.front(BEN, Cancel(job_id=4))
@@ -249,8 +244,7 @@ def test_the_status_tells_of_the_journal() -> None:
 def test_a_client_learns_where_each_token_comes_from() -> None:
     """As the verdicts say; one that says nothing has plain tokens alone. What overlaps is counted once, also for who
     comes later."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     said = (DRAFT_WORKER, SUFFIX, CORRECTED)
     first = desk.verdict(1, 7, 8, 9, origins=codes(*said))
     second = desk.verdict(1, 9, 4, base_len=4, origins=codes(CORRECTED, COLOCATED))
@@ -322,8 +316,7 @@ def test_who_asks_for_it_learns_what_was_rejected(has_journal: bool) -> None:
 
 
 def test_who_does_not_ask_is_sent_none_of_it() -> None:
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     (told,) = desk.verdict(1, 7, 8, **a_round())
     assert isinstance(told, Tokens)
     assert read_rejected(told) == ((), ())

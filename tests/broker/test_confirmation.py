@@ -10,7 +10,7 @@ import pytest
 from specq.protocol.messages import Failed, Open
 from specq.testing.toy import toy_text
 from specq.testing.world import World
-from tests.broker.desk import ANN, VERIFIER, Desk
+from tests.broker.desk import ANN, VERIFIER, Desk, desk_with
 
 BEAT_S = 0.5
 DEAF = b"deaf"
@@ -31,8 +31,7 @@ def opens(desk: Desk) -> Counter[bytes]:
 def test_a_session_that_never_arrives_fails_its_job() -> None:
     """Ten minutes of heartbeats without it: a few dozen Opens, then the client receives the reason; the slot is free
     again."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for _ in range(1200):
         beat(desk, VERIFIER, deaf=VERIFIER)
     (failed,) = desk.received(ANN, Failed)
@@ -75,8 +74,7 @@ def test_a_job_waits_for_the_verifier_that_can_be_reached() -> None:
 
 def test_one_lost_open_is_sent_again() -> None:
     """Two heartbeats later, and that is no failure once it is confirmed."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for _ in range(50):
         beat(desk, VERIFIER, deaf=VERIFIER)
         beat(desk, VERIFIER, deaf=VERIFIER)

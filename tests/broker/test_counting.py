@@ -12,7 +12,7 @@ from specq.broker.jobs.reports import MOST_METRICS, status_report
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat
 from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES
-from tests.broker.desk import VERIFIER, Desk
+from tests.broker.desk import VERIFIER, Desk, desk_with
 
 
 def verdict(desk: Desk, tokens: list[int], mask: list[int], **fields: int) -> None:
@@ -26,8 +26,7 @@ def rounds(desk: Desk) -> dict[str, Any]:
 
 def test_rounds_are_counted_by_model() -> None:
     """`accepted_lengths` and `drafted_rounds` leave plain rounds out, as vLLM's counters do."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     verdict(desk, [7], [])
     verdict(desk, [8, 9, 3], [1, 0, 1, 0])
     verdict(desk, [4], [0, 0])

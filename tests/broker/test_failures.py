@@ -15,7 +15,7 @@ from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
 from specq.verifier import NO_REPORTS
-from tests.broker.desk import ANN, BEN, VERIFIER, Desk
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, desk_with
 
 POISON = 9
 LENGTH = 300
@@ -172,8 +172,7 @@ BEATS = {  # seconds since the one before, steps, whether there is work
 def test_a_worker_that_is_idle_or_slow_or_was_frozen_does_not_hang(kind: str) -> None:
     """Beats without a step are no sign where there is nothing to do, where steps come now and then, or after a long
     pause."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for seconds, steps, pending in BEATS[kind]:
         desk.now += seconds
         desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=steps, pending=int(pending)))
@@ -255,8 +254,7 @@ def test_a_lost_welcome_is_said_again() -> None:
 
 def test_a_draining_broker_takes_no_new_jobs() -> None:
     """It says so; what runs goes on, and what is left when it stops without a journal fails with the reason."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.broker.drain(desk.now)
     (refused,) = desk.submit(2, BEN)
     assert "about to stop" in refused.reason

@@ -6,7 +6,7 @@ from specq.broker import Send
 from specq.broker.state.peers import MAX_MISSED, MAX_READERS
 from specq.protocol.messages import Follow, JobInfo, Tokens
 from specq.protocol.wire import encode
-from tests.broker.desk import ANN, BEN, Desk, token_ids
+from tests.broker.desk import ANN, BEN, Desk, desk_with, token_ids
 
 
 def test_several_clients_follow_one_job() -> None:
@@ -40,8 +40,7 @@ def test_an_end_is_told_when_the_journal_has_it() -> None:
 
 def test_readers_are_bounded() -> None:
     """Of too many, the one that came first is dropped; it may come again."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for i in range(2 * MAX_READERS):
         desk.front(b"reader %d" % i, Follow(job_id=1))
     desk.sent.clear()
@@ -51,8 +50,7 @@ def test_readers_are_bounded() -> None:
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
     """What it did not take is sent again at the next tick, as one; it receives nothing in between."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     (missed,) = desk.verdict(1, 7, 8)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
     assert desk.verdict(1, 9) == []
@@ -61,8 +59,7 @@ def test_a_slow_reader_is_refilled_by_position() -> None:
 
 def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     """After some ticks nothing is sent to it; the job runs on, and a client that comes back gets all."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.verdict(1, 7)
     for _ in range(MAX_MISSED + 2):
         for message in desk.tick():

@@ -13,7 +13,7 @@ from specq.broker.state.memory import MOST_FAULTS, MOST_OF_ONE, FaultLog
 from specq.protocol import GetStatus, Heartbeat, Hello, SessionFailed, encode, report_of
 from specq.protocol.layout import MAX_ARRAY
 from specq.testing.toy import toy_info
-from tests.broker.desk import ANN, Desk
+from tests.broker.desk import ANN, Desk, desk_with
 from tests.broker.test_roles import Guarded
 
 
@@ -24,9 +24,7 @@ def asked(desk: Desk, sessions: int = 10) -> dict:
 
 def test_the_busiest_come_first_and_those_that_wait_last():
     """By tokens a second since they were submitted."""
-    desk = Desk(max_sessions=2)
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3, max_sessions=2)
     desk.now += 2
     desk.verdict(2, 7, 8, 9)
     desk.verdict(1, 7)
@@ -42,8 +40,7 @@ def test_the_busiest_come_first_and_those_that_wait_last():
 
 
 def test_tokens_count_once_with_the_verifier_that_committed_them():
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.verdict(1, 7, 8)
     desk.verdict(1, 9)
     report = asked(desk)
@@ -65,8 +62,7 @@ def test_a_report_is_far_smaller_than_a_frame(monkeypatch):
 
 def test_faults_are_there_with_their_reason():
     """A verifier gives a job back, is silent, and the job fails in the end."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     job = desk.job(1)
     gone = SessionFailed(session_id=1, epoch=job.session.epoch, reason="no room", retry=True)
     desk.back(gone)

@@ -14,7 +14,7 @@ from specq.broker import Send, Write
 from specq.protocol.messages import Assign, Failed, Follow, Heartbeat, JobTokens, Submit, Tokens, Verdict, Verdicts
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
-from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, desk_with, token_ids
 
 PROMPT_LEN = 2
 ROOM = 12  # tokens of a job at most
@@ -121,9 +121,7 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
 
 def test_a_step_says_nothing_of_log_probabilities() -> None:
     """So a job that asks for them takes nothing from it; the others do."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     desk.job(1).transcript.logprobs.num_top = 0
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     assert [desk.job(i).transcript.token_ids for i in (1, 2)] == [[], [8, 9]]
@@ -132,9 +130,7 @@ def test_a_step_says_nothing_of_log_probabilities() -> None:
 
 def test_the_bytes_of_a_step_are_shared_out() -> None:
     """To each job those that are of it."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     step = step_of(desk, (1, [7]), (2, [8, 9, 3]))
     desk.back(step)
     arrays = sum(len(frame) for frame in encode(step)[2:])
@@ -182,10 +178,7 @@ def test_jobs_with_more_to_say_come_alone() -> None:
 
 def test_nothing_is_sent_before_the_journal_has_it() -> None:
     """Then all steps of the group at once, in order; each token once."""
-    desk = Desk(has_journal=True)
-    desk.submit(1)
-    desk.submit(2)
-    desk.journaled()
+    desk = desk_with(1, 2, has_journal=True)
     desk.sent.clear()
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     middle = desk.writes[-1].sequence
@@ -203,9 +196,7 @@ def test_nothing_is_sent_before_the_journal_has_it() -> None:
 
 def test_what_a_client_did_not_take_is_sent_again() -> None:
     """Each job of the message from its position; nothing in between; a job of another message is not held up."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     desk.sent.clear()
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     (missed,) = desk.received(ANN)
@@ -222,10 +213,7 @@ def test_what_a_client_did_not_take_is_sent_again() -> None:
 
 def test_a_job_that_ends_beside_others() -> None:
     """Its end comes alone, with its counts; a job that fails, with the reason."""
-    desk = Desk(has_journal=True)
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
-    desk.journaled()
+    desk = desk_with(1, 2, 3, has_journal=True)
     desk.sent.clear()
     desk.back(step_of(desk, (1, [7]), (2, [8]), (3, [9])))
     desk.verdict(3, 4, finish="stop")
@@ -240,9 +228,7 @@ def test_a_job_that_ends_beside_others() -> None:
 
 def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
     """Byte for byte."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     desk.add_drafter(b"d0")
     assert sorted(assigned(desk)) == [1, 2]
     step = encode(step_of(desk, (1, [7]), (2, [8, 9])))
@@ -256,9 +242,7 @@ def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
 
 def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> None:
     """Neither what another drafts for, nor what is nobody's, nor what did not fit."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     desk.add_drafter(b"d0")
     desk.job(2).drafters.drop(b"d0")
     desk.broker.state.workers.get(b"d0").job_ids.discard(2)
@@ -284,9 +268,7 @@ def test_a_drafter_does_not_learn_the_seed_that_judges_its_drafts(strategy: str,
 @pytest.mark.parametrize("places", [[0], [2, 0], [1, 2], [], [0, 1, 2]], ids=str)
 def test_a_part_of_a_step(places: list[int]) -> None:
     """Says of its sessions what the whole says."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     step = step_of(desk, (1, [7, 6, 5, 4]), (2, []), (3, [5, 3]))
     assert step.take(places).each() == [step.each()[place] for place in places]
 
@@ -358,9 +340,7 @@ def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
 )
 def test_arrays_that_do_not_fit_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     """As a whole: no session of the message is harmed, and the next message is taken."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     wrong = step_of(desk, (1, [7]), (2, [8, 9]), **changes)
     with pytest.raises(Exception, match=f"the arrays of verdicts do not fit together: {reason}"):
         wrong.check()
@@ -373,10 +353,7 @@ def test_arrays_that_do_not_fit_are_refused_with_the_reason(changes: dict[str, A
 
 def test_a_verifiers_heartbeat_is_acknowledged_as_far_as_the_journal_is() -> None:
     """After steps, too."""
-    desk = Desk(has_journal=True)
-    desk.submit(1)
-    desk.submit(2)
-    desk.journaled()
+    desk = desk_with(1, 2, has_journal=True)
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     desk.journaled()
     desk.back(step_of(desk, (1, [3]), (2, [4])))
@@ -407,9 +384,7 @@ def test_each_verdict_of_a_step_is_one_record() -> None:
 def test_drafters_receive_verdicts_before_clients_do() -> None:
     """While more verdicts follow; then clients receive them as one, each token once, also of a job that has ended
     since."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     desk.add_drafter(b"d0")
     desk.sent.clear()
     for verdict in step_of(desk, (1, [7]), (2, [8, 9]), (3, [4])).each():

@@ -11,7 +11,7 @@ import pytest
 from specq.broker.state import table
 from specq.broker.state.traces import MOST_EVENTS, MOST_TRACES
 from specq.protocol import Assign, Clock, GetClock, GetTrace, Open, Trace, TraceEvents, trace_events
-from tests.broker.desk import ANN, BEN, VERIFIER, Desk
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, desk_with
 from tests.broker.test_roles import Guarded, a_job
 
 
@@ -47,8 +47,7 @@ def test_the_broker_notes_what_passes_through_it():
 
 def test_only_jobs_that_ask_are_traced_elsewhere():
     """Of the others the milestones are known; one who attaches again and again crowds nothing out."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.submit(2, trace=True)
     assert [(one.session_id, one.trace) for one in desk.received(b"", Open)] == [(1, False), (2, True)]
     for _ in range(200):

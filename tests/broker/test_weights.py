@@ -17,7 +17,7 @@ from specq.protocol.messages import Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
-from tests.broker.desk import Desk
+from tests.broker.desk import Desk, desk_with
 
 WAIT_S = 600.0
 OLD = "of the tensors alone"
@@ -34,8 +34,7 @@ def wait(desk: Desk, seconds: float) -> None:
 
 def begun(**options: object) -> tuple[Desk, BrokerJob]:
     """Return a broker whose only verifier has left in the midst of a text."""
-    desk = Desk(**options)
-    desk.submit(1)
+    desk = desk_with(1, **options)
     desk.verdict(1, 7)
     desk.leave()
     return desk, desk.job(1)
@@ -55,8 +54,7 @@ def test_a_job_whose_weights_are_gone_fails() -> None:
 
 def test_a_job_whose_model_is_gone_fails() -> None:
     """Also one that has no token yet."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     job = desk.job(1)
     desk.leave()
     wait(desk, WAIT_S + 2)

@@ -15,7 +15,7 @@ CATCHING = {
     "no_fencing_by_epoch": (41, 50, 52),
     "late_verdict_of_an_expired_verifier": (2, 5),
     "no_resend": (2, 5),
-    "no_reopening": (26, 37),
+    "no_reopening": (129, 138),
     "no_replay_of_a_lost_verdict": (23, 45),
     "dead_verifiers_keep_their_sessions": (2, 5),
     "open_keeps_the_old_session": (158, 293),
