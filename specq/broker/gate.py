@@ -1,4 +1,4 @@
-"""What the broker lets in from its front: drafts and requests, by role, by share, by form; and what becomes of those whose
+"""What the broker lets in from its front: drafts and requests, by role, by share, by form; what becomes of those whose
 key was taken away.
 
 Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is

@@ -85,7 +85,8 @@ def a_draft(assigned: Assign, **changes: object) -> Draft:
     """Return a node that claims to have been sampled."""
     values = {
         "session_id": assigned.session_id, "epoch": assigned.epoch, "lane": assigned.lane, "base_len": 2, "first_id": 0,
-        "token_ids": [7], "parent_ids": [-1], "scores": [0], "q_size": 2, "q_ids": [7, 8], "q_weights": [1, 9], "q_rows": [0],
+        "token_ids": [7], "parent_ids": [-1], "scores": [0],
+        "q_size": 2, "q_ids": [7, 8], "q_weights": [1, 9], "q_rows": [0],
     }  # fmt: skip
     return Draft(**values | changes)
 

@@ -357,9 +357,9 @@ def test_a_verifiers_heartbeat_is_acknowledged_as_far_as_the_journal_is() -> Non
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     desk.journaled()
     desk.back(step_of(desk, (1, [3]), (2, [4])))
-    jobs = desk.broker.state.jobs.active
+    epochs = np.array([desk.job(i).session.epoch for i in (1, 2)])
     beat = Heartbeat(
-        incarnation=1, state="ready", session_ids=np.array([1, 2]), epochs=np.array([jobs[i].session.epoch for i in (1, 2)]),
+        incarnation=1, state="ready", session_ids=np.array([1, 2]), epochs=epochs,
         lengths=np.array([PROMPT_LEN + 2, PROMPT_LEN + 3], np.int32),
     )  # fmt: skip
     assert {ack.session_id: ack.length for ack in desk.front(VERIFIER, beat)} == {

@@ -222,9 +222,9 @@ def misfit(message: Submit, model: ModelInfo) -> str:
         return "the prompt is empty"
     if not 0 <= prompt.min() <= prompt.max() < (limit := model.num_prompt_tokens):
         return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {limit - 1})"
-    named = [token for token in message.params.token_ids_named() if token >= model.vocab_size]
+    named = [token for token in message.params.token_ids_named() if token >= (limit := model.vocab_size)]
     if named:
-        return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {model.vocab_size - 1})"
+        return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {limit - 1})"
     if len(prompt) + message.params.max_tokens > model.max_length:
         return (
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
@@ -247,7 +247,8 @@ def _full_queue(state: BrokerState, bucket: str | None) -> str:
     if state.jobs.num_tokens >= MAX_TOKENS:
         return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have ended"
     if bucket and state.jobs.held[bucket] >= most - num_jobs:
-        return f"the queue has no room for more than {state.jobs.held[bucket]} jobs of one key now; try again when some have ended"
+        room = f"no room for more than {state.jobs.held[bucket]} jobs of one key now"
+        return f"the queue has {room}; try again when some have ended"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""What the broker says of itself: lists of jobs (`specq jobs`), traces and clocks (`specq trace`), and its state (`specq
-status`, `specq top`, the gateway's metrics), as JSON-able values.
+"""What the broker says of itself: lists of jobs (`specq jobs`), traces and clocks (`specq trace`), and its state
+(`specq status`, `specq top`, the gateway's metrics), as JSON-able values.
 
 Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many
 workers and sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked
@@ -100,7 +100,7 @@ class Reports:
         age_s = round(max(0.0, self.state.clock.journal_time - job.submitted), 1)
         return ListedJob(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
 
-    # --- traces and clocks ---------------------------------------------------------------------------------------------
+    # --- traces and clocks -------------------------------------------------------------------------------------------
 
     def get_clock(self, identity: bytes, message: GetClock) -> None:
         """Answer with the time of the broker's clock."""

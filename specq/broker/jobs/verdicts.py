@@ -127,8 +127,7 @@ class VerdictHandler:
             self.placement.drafter_assignment.hear(worker, wants_silence=wants_silence)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
-        """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any
-        more."""
+        """Return the job that a verdict is on; None, and that is counted, if that is not this verifier's any more."""
         job = self.state.jobs.active.get(commit.session_id)
         if job is not None and job.session.is_at(verifier, commit.epoch):
             return job
@@ -210,7 +209,8 @@ def commits_of(step: Verdicts) -> Iterator[Commit]:
     ):
         own, own_raw, own_origins = tokens[start:end], raw[4 * start : 4 * end], origins[start:end]
         yield Commit(
-            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, 0, own, own_raw, own_origins, nodes, num_accepted, size
+            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, 0, own, own_raw, own_origins,
+            nodes, num_accepted, size,
         )  # fmt: skip
 
 

@@ -77,8 +77,8 @@ class Worker:
         return former if model.added_eos_ids else self.weights
 
     def serves(self, weights: str, *, apart: bool) -> bool:
-        """Can a job go on here that is bound to these weights ("": to none), and whose owner's texts are kept `apart` or need not
-        be?"""
+        """Can a job go on here that is bound to these weights ("": to none), and whose owner's texts must be kept
+        `apart` or need not be?"""
         return self.binding(weights) is not None and (self.knows_owners or not apart)
 
     @property

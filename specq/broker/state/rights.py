@@ -146,7 +146,8 @@ class Roles:
         grant = self._grant(self.shown(identity))
         if not tenant or grant is None or grant.tenants:
             return ""
-        return f"the key {grant.name} may not submit for tenants (tenants in its .pub file at the broker; specq keys --tenants)"
+        where = "tenants in its .pub file at the broker; specq keys --tenants"
+        return f"the key {grant.name} may not submit for tenants ({where})"
 
     def public_key(self, identity: bytes) -> bytes:
         """Return the public key of a peer; b"" of a stranger."""

@@ -1,5 +1,5 @@
-"""Drafters to sessions: who drafts for which job, sending again what drafters missed, and the hidden states that they ask
-verifiers for.
+"""Drafters to sessions: who drafts for which job, what drafters missed, and the hidden states that they ask verifiers
+for.
 
 Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins
 get none: they would be told of each and have nothing to do. They get them when it asks for drafts. Hidden states are

@@ -1,5 +1,5 @@
-"""Which workers are there, and whether they have the sessions that they should have: what hellos, heartbeats and silence
-say; and what no worker has.
+"""Which workers are there, and whether they have the sessions that they should have: what hellos, heartbeats and
+silence say; and what no worker has.
 
 Rules: a worker that is silent, or hangs, loses its sessions to others, which continue from the transcript; one that
 drains hands them over while there are others. What was lost on the way is sent again.
@@ -63,7 +63,8 @@ class Presence:
         if message.role not in ("target", "draft"):
             return f"unknown role {message.role!r}; there are target, draft"
         if message.tap_layers and not self.state.roles.trusts(self.state.roles.shown(identity)):
-            return "it reads the target's hidden states, which only drafters are sent whose key was made with specq keys --trusted"
+            trusted = "only drafters are sent whose key was made with specq keys --trusted"
+            return f"it reads the target's hidden states, which {trusted}"
         return self._mismatch(message.model) if message.role == "draft" else ""
 
     def _mismatch(self, draft: ModelInfo) -> str:
@@ -102,7 +103,7 @@ class Presence:
                 self.state.outbox.send_front(worker.identity, Refused(reason=reason))
                 self.placement.lose(worker)
 
-    # --- heartbeats, or none --------------------------------------------------------------------------------------------
+    # --- heartbeats, or none ------------------------------------------------------------------------------------------
 
     def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
         """Note that a worker lives, and send again what its list of sessions shows to be lost."""
@@ -217,8 +218,8 @@ def give_up_on(session: JobSession, worker: Worker) -> str:
     session.avoided |= {worker.identity}
     opens, session.unconfirmed = session.unconfirmed.num_opens, Unconfirmed()
     return (
-        f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: the message "
-        f"is too large for it, or messages to {worker.hello.endpoint} do not arrive"
+        f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: the "
+        f"message is too large for it, or messages to {worker.hello.endpoint} do not arrive"
     )
 
 
@@ -255,7 +256,7 @@ class Unserved:
 
 
 def _wanted(requirements: Requirements) -> Requirements:
-    """Return of a job's requirements what some verifier has or nobody: model, weights, whether owners are kept apart."""
+    """Return of a job's requirements what verifiers have or have not: model, weights, whether owners are kept apart."""
     return requirements._replace(alone=False, avoided=frozenset())
 
 
