@@ -193,21 +193,8 @@ class BrokerJob:
     """One submitted prompt and its completion."""
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "crashes",
-            "drafters",
-            "durable",
-            "explanation",
-            "job_id",
-            "readers",
-            "request",
-            "session",
-            "_state",
-            "stats",
-            "trace",
-            "transcript",
-        ),
+        *("__weakref__", "_state", "crashes", "drafters", "durable", "explanation", "job_id", "readers", "request"),
+        *("session", "stats", "trace", "transcript"),
     )
 
     def __init__(self, request: JobRequest) -> None:

@@ -1,11 +1,4 @@
-"""What the components of the broker share, and the effects that they want done.
-
-    settings, clock   what the broker was started with; the time of the message or tick that is being handled
-    jobs, workers     `state/table.py`, `state/registry.py`
-    ledger            which records of jobs the journal holds: `state/ledger.py`
-    roles, limits     what each key may do, and how much: `state/rights.py`
-    faults, traces    what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
-    outbox            effects, which components put there and the broker's process carries out
+"""What the components of the broker share (`BrokerState`), and the effects that they want done.
 
 Rule: whatever works on the state imports it; the state imports nothing of that.
 """
@@ -192,11 +185,13 @@ class BrokerClock:
 class BrokerState:
     """The broker's memory, in parts.
 
+    settings, clock what the broker was started with; the time of the message or tick that is being handled
+    jobs, workers   all jobs, and whose turn it is; the registered workers
     ledger          which records of jobs the journal holds
     roles, limits   what each key may do, and how much
     counts          what happened how often, for `specq status`; rounds: what was counted of rounds, by model
     faults, traces  what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
-    outbox          what is to be done
+    outbox          effects, which components put there and the broker's process carries out
     closing         why no new jobs are taken any more, or ""
     """
 
