@@ -138,6 +138,7 @@ def test_a_verifier_hands_out_no_tokenizer_but_its_own() -> None:
     for model in (toy_info(), evil, replace(evil, tokenizer_hash="any")):
         chunk = TokenizerChunk(model=model, index=0, count=1, data=np.ones(3))
         assert desk.back(chunk, EVIL) == []
+    assert desk.front(BEN, FetchTokenizer(model="other")) == [], "what nobody had asked for is not kept"
     chunk = TokenizerChunk(model=toy_info(), index=0, count=1, data=np.ones(3))
     assert desk.back(chunk) == [chunk]
     assert desk.front(BEN, FetchTokenizer(model="toy")) == [chunk]
