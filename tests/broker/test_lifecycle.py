@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.broker import diagram
+from specq.broker.state.job import Durable
 from specq.broker.state.lifecycle import TRANSITIONS, JobEvent, JobState, after
 from specq.broker.validation import validate
 from specq.testing import World
@@ -32,6 +33,14 @@ def test_only_events_change_a_state(world):
     with pytest.raises(AssertionError, match="a job that is running cannot be read, ended"):
         job.note(JobEvent.READ_ENDED)
     assert job.state is JobState.RUNNING
+
+
+def test_what_the_journal_has_it_keeps():
+    """Whatever is journaled of a job after its end, or twice."""
+    durable = Durable()
+    for num_tokens, ended in ((2, False), (3, True), (1, False)):
+        durable.note(num_tokens, ended=ended)
+    assert durable == Durable(is_registered=True, num_tokens=3, has_ended=True)
 
 
 def test_what_has_ended_stays_so():
