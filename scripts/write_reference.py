@@ -63,7 +63,7 @@ Positions are counted from the start of the context, the prompt included.
 STATES = """
 ## States of a job
 
-Drawn from the table in `specq/broker/jobs/lifecycle.py`, the only place that changes a state.
+Drawn from the table in `specq/broker/state/lifecycle.py`, the only place that changes a state.
 
 ```mermaid
 {}

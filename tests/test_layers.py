@@ -107,6 +107,7 @@ INSIDERS = {
     "specq.drafting.eagle3.": ("specq.engines.torch.",),
     "specq.proposers": ("specq.drafting.",),
 }
+BROKER_ROOMS = ("state", "validation", "workers", "jobs", "gate", "core")  # each imports only from those before it
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
 METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # of drafting, those that need torch
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
@@ -238,6 +239,18 @@ def test_modules_form_no_circle():
 
 def _is_front(imported: str, importer: str) -> bool:
     return importer.startswith(imported + ".")
+
+
+def test_the_rooms_of_the_broker_import_one_way():
+    """Nothing of the state knows what works on it."""
+    wrong = {}
+    for path in (ROOT / "specq" / "broker").rglob("*.py"):
+        room = f"{_name(path)}.".split(".")[2]
+        if room in BROKER_ROOMS:
+            others = {m.split(".")[2] for m in _found(path).imports if m.startswith("specq.broker.")}
+            wrong[_name(path)] = others - set(BROKER_ROOMS[: BROKER_ROOMS.index(room) + 1])
+    assert len(wrong) > len(BROKER_ROOMS)
+    assert {name: others for name, others in wrong.items() if others} == {}
 
 
 def test_only_config_reads_the_environment():

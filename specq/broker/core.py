@@ -1,15 +1,13 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
     from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of
-                                   the key that the socket saw (`specq.broker.admission.gate`)
+                                   the key that the socket saw (`specq.broker.gate`)
     from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it;
                                    `deliver()` what clients receive of several of its messages
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
-Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts pass the gate and go
-on. A verdict goes to the drafters at once, then into the job and towards the journal; once that has it, to the client.
-Without a journal (`has_journal`) the job itself counts as one.
+Rule: a message that breaks the protocol is counted and dropped, and never stops the loop.
 """
 
 from __future__ import annotations
@@ -19,25 +17,19 @@ from typing import Any
 
 import structlog
 
-from specq.broker.admission.gate import Gate
-from specq.broker.admission.revocation import Revocation
-from specq.broker.admission.roles import Roles
-from specq.broker.effects import Effect, FindFinished, Send
-from specq.broker.jobs.activations import ActivationRelay
+from specq.broker.gate import Gate, Revocation
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.ledger import Ledger
-from specq.broker.jobs.listing import Listing
-from specq.broker.jobs.records import restored
+from specq.broker.jobs.reports import Reports
 from specq.broker.jobs.verdicts import VerdictHandler
-from specq.broker.state import GRACE_S, BrokerClock, BrokerSettings, BrokerState
-from specq.broker.tracing import Tracing
+from specq.broker.state.ledger import Ledger, restored
+from specq.broker.state.memory import GRACE_S, BrokerClock, BrokerSettings, BrokerState, Effect, FindFinished, Send
+from specq.broker.state.rights import Roles
 from specq.broker.validation import validate
-from specq.broker.workers.heartbeats import Heartbeats
+from specq.broker.workers.assignment import ActivationRelay
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.registration import Registration
+from specq.broker.workers.presence import Presence, Unserved
 from specq.broker.workers.tokenizers import Tokenizers
-from specq.broker.workers.unserved import Unserved
 from specq.journal import JobSummary, StoredJob
 from specq.protocol import (
     Activations,
@@ -59,15 +51,14 @@ from specq.protocol import (
     TokenizerChunk,
     TraceEvents,
     Verdict,
+    Verdicts,
     decode,
     type_of,
 )
-from specq.protocol import Verdicts as StepVerdicts
 from specq.transport import Grant
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
-
 
 Handler = Callable[[bytes, Any], None]
 
@@ -76,7 +67,6 @@ class Broker:
     """Dispatches messages to the components.
 
     validates       whether what must hold is checked after each message and tick: in tests and chaos
-
     incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                     earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
     epoch           epochs lie above this too: the journal's highest, which needs no clock
@@ -111,28 +101,26 @@ class Broker:
             epoch=max(incarnation << 10, epoch),
         )
         self.placement = Placement(self.state)
-        self.heartbeats = Heartbeats(self.state, self.placement)
+        self.presence = Presence(self.state, self.placement)
         self.unserved = Unserved(self.state, weights_wait_s)
-        self.registration = Registration(self.state, self.placement)
         self.delivery, self.gate = Delivery(self.state), Gate(self.state)
         self.intake = Intake(self.state, self.placement, self.delivery)
-        self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
+        self.tokenizers, self.reports = Tokenizers(self.state), Reports(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
-        self.tracing = Tracing(self.state)
         self.activations = ActivationRelay(self.state)
         self.verdicts = VerdictHandler(self.state, self.placement, self.intake, self.delivery)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
-            ListJobs: self.listing.ask,
+            ListJobs: self.reports.list_jobs,
             Cancel: self.intake.cancel,
-            GetStatus: self.intake.get_status,
-            GetTrace: self.tracing.ask,
-            GetClock: self.tracing.clock,
-            TraceEvents: self.tracing.take,
+            GetStatus: self.reports.get_status,
+            GetTrace: self.reports.get_trace,
+            GetClock: self.reports.get_clock,
+            TraceEvents: self.reports.take_events,
             FetchTokenizer: self.tokenizers.fetch,
-            Hello: self.registration.hello,
-            Heartbeat: self.heartbeats.heartbeat,
+            Hello: self.presence.hello,
+            Heartbeat: self.presence.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
             SessionFailed: self.placement.session_failed,
@@ -156,7 +144,7 @@ class Broker:
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
-        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
+        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `gate.Revocation`
             self.state.counts["forbidden"] += 1
             return []
         self.state.clock.now = worker.last_seen = now
@@ -165,7 +153,7 @@ class Broker:
                 self.verdicts.take(identity, frames)
             elif kind is Activations:
                 self.activations.take(identity, frames)
-            elif kind is StepVerdicts:
+            elif kind is Verdicts:
                 self.verdicts.take_all(identity, frames)
                 more = False
             else:
@@ -177,8 +165,7 @@ class Broker:
         return self._effects()
 
     def deliver(self, now: float) -> list[Effect]:
-        """Send clients what has waited: drafters receive a verdict before that, and each client one message for several
-        verdicts."""
+        """Send clients what has waited: one message for several verdicts, which drafters have received before."""
         self.state.clock.now = now
         self.delivery.flush()
         return self._effects()
@@ -187,7 +174,7 @@ class Broker:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.clock.now = now
         self.revocation.apply()
-        self.heartbeats.lose_dead()
+        self.presence.lose_dead()
         self.tokenizers.tidy()
         self.placement.rebalance()
         self.intake.end_overdue()
@@ -248,7 +235,7 @@ class Broker:
         clock.allow(min(GRACE_S, self.state.settings.liveness_s))
         for stored in jobs:
             job = restored(stored)
-            self.state.traces.begin(job, now, "taken over")
+            self.state.begin_trace(job, "taken over")
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
@@ -287,7 +274,7 @@ class Broker:
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
         """Take the list of jobs that have ended: the answer to `FindFinished`."""
         self.state.clock.now = now
-        self.listing.answer(asked.client, asked.skip, found)
+        self.reports.listed(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, ListJobs, self._effects())
 
     # --- inside -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import socket
 import time
 
 from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Write
+from specq.broker.state.memory import Effect, Find, FindFinished, Write
 from specq.config import BrokerConfig
 from specq.journal import JournalLookup, JournalWriter, Keep, Opening, Question, Record, open_journal
 from specq.protocol import JournalLostError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.lifecycle import JobState
-from specq.broker.state import BrokerState
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.lifecycle import JobState
+from specq.broker.state.memory import BrokerState
 
 _ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}
 
@@ -35,12 +35,15 @@ def _jobs(state: BrokerState) -> Iterator[str]:
 
 
 def _session(state: BrokerState, job: BrokerJob) -> Iterator[str]:
-    """A job that runs has a registered verifier that has it, and no other job has one."""
+    """A job that runs has a registered verifier that has it, and no other job has one; so do its drafters."""
     worker = state.workers.get(job.session.verifier)
     if (job.state is JobState.RUNNING) != bool(job.session.verifier):
         yield f"job {job.job_id} is {job.state}, and its verifier is {job.session.verifier!r}"
     elif job.state is JobState.RUNNING and (worker is None or job.job_id not in worker.job_ids):
         yield f"job {job.job_id} runs at a verifier that does not have it"
+    for drafter in job.drafters.identities():
+        if (worker := state.workers.get(drafter)) is None or job.job_id not in worker.job_ids:
+            yield f"job {job.job_id} has a lane of the drafter {drafter!r}, which does not have it"
     if job.durable.num_tokens > job.transcript.num_tokens:
         yield f"job {job.job_id} has {job.transcript.num_tokens} tokens, and the journal {job.durable.num_tokens}"
 
@@ -64,5 +67,7 @@ def _counts(state: BrokerState) -> Iterator[str]:
         yield f"{jobs.num_tokens} tokens are counted of the active jobs"
     if jobs.held != Counter(job.request.bucket for job in jobs.active.values()):
         yield f"jobs by bucket are counted as {dict(jobs.held)}"
+    if state.ledger.settled > state.ledger.sequence:
+        yield f"the journal has {state.ledger.settled} of {state.ledger.sequence} records"
     if jobs.given_up:
         yield f"{len(jobs.given_up)} jobs were given up and have not failed"

@@ -46,7 +46,7 @@ class JobDesk:
     def list_jobs(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield all jobs that wait and run, then `limit` of those that ended (None: all), the last one first.
 
-        The names are those of `specq.broker.jobs.listing.Line`.
+        The names are those of `specq.broker.jobs.reports.ListedJob`.
         """
         seen: set[int] = set()
         skip, found = 0, True

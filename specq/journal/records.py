@@ -69,7 +69,7 @@ class JobBound(NamedTuple):
 
 
 class Crashes(NamedTuple):
-    """The crashes that count against a job: see `specq.broker.workers.quarantine`.
+    """The crashes that count against a job: see `specq.broker.workers.policy`.
 
     total   verifiers that died while they held the job
     lone    those that died since the job runs alone

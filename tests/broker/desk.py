@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Send, Write
-from specq.protocol.messages import (
-    Heartbeat,
-    Hello,
-    JobTokens,
-    Message,
-    Submit,
-    Tokens,
-    Verdict,
-)
+from specq.broker import Broker, Effect, Find, FindFinished, Send, Write
+from specq.broker.state.job import BrokerJob
+from specq.protocol.messages import Heartbeat, Hello, JobTokens, Message, Submit, Tokens, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES
 from specq.protocol.wire import decode, encode
@@ -39,11 +32,7 @@ class Desk:
         self.hello(VERIFIER, max_sessions=max_sessions, capabilities=capabilities)
 
     def hello(
-        self,
-        identity: bytes,
-        max_sessions: int = 8,
-        capabilities: tuple[str, ...] = CAPABILITIES,
-        **model: str,
+        self, identity: bytes, max_sessions: int = 8, capabilities: tuple[str, ...] = CAPABILITIES, **model: str
     ) -> None:
         hello = Hello(
             role="target",
@@ -56,9 +45,29 @@ class Desk:
         )
         self.front(identity, hello)
 
+    def add_drafter(self, name: bytes, **fields: object) -> list[Message]:
+        """Register a drafter with a model of its own; return what it receives."""
+        model = replace(toy_info(), fingerprint=name.decode())
+        return self.front(name, Hello(role="draft", name=name.decode(), incarnation=1, model=model, **fields))
+
+    def leave(self, identity: bytes = VERIFIER, state: str = "leaving") -> None:
+        self.front(identity, Heartbeat(incarnation=1, state=state))
+
     def front(self, identity: bytes, message: Message) -> list[Message]:
         """Send a message to the broker; return what this peer receives at once."""
         return self.take(self.broker.from_front(identity, encode(message), self.now), identity)
+
+    def back(self, message: Message, verifier: bytes = VERIFIER, received: bytes = ANN) -> list[Message]:
+        """Let a verifier send a message; return what a client receives at once."""
+        return self.take(self.broker.from_back(verifier, encode(message), self.now), received)
+
+    def received(self, who: bytes = b"", *kinds: type[Message]) -> list[Any]:
+        """Return what was sent to a peer (b"": to all), of these kinds or of any."""
+        return [m for to, m in self.sent if who in (b"", to) and isinstance(m, kinds or Message)]
+
+    def job(self, job_id: int) -> BrokerJob:
+        """Return a job that waits or runs."""
+        return self.broker.state.jobs.active[job_id]
 
     def take(self, effects: list[Effect], received: bytes = b"") -> list[Message]:
         """Take effects in; return what one peer receives."""
@@ -85,10 +94,10 @@ class Desk:
         self, job_id: int, *tokens: int, finish: str = "", received: bytes = ANN, **fields: object
     ) -> list[Message]:
         """Commit tokens of a job; return what a client receives at once."""
-        job = self.broker.state.jobs.active[job_id]
+        job = self.job(job_id)
         said = {"base_len": job.transcript.length, "finish": finish, "token_ids": np.array(tokens)} | fields
         verdict = Verdict(session_id=job_id, epoch=job.session.epoch, **said)
-        return self.take(self.broker.from_back(job.session.verifier, encode(verdict), self.now), received)
+        return self.back(verdict, job.session.verifier, received)
 
     def journaled(self, received: bytes = ANN) -> list[Message]:
         """Let the journal have everything; return what a client receives."""
@@ -111,6 +120,16 @@ class Desk:
             lengths=np.array([job.transcript.length for job in held], np.int32),
         )
         self.front(verifier, beat)
+
+
+def desk_with(*job_ids: int, **options: Any) -> Desk:
+    """Return a desk where Ann has submitted jobs, which the journal has if there is one."""
+    desk = Desk(**options)
+    for job_id in job_ids:
+        desk.submit(job_id)
+    if options.get("has_journal"):
+        desk.journaled()
+    return desk
 
 
 def token_ids(messages: list[Message]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.core import Broker
+from specq.broker import Broker
 from specq.protocol import Activations, Assign, GetActivations, Heartbeat, Hello, Open, Refused, Release, encode
 from specq.testing.toy import toy_info
 from specq.transport import Grant
@@ -32,7 +32,7 @@ def hello(**changes: Any) -> Hello:
 
 def states(desk: Desk, **changes: Any) -> list[bytes]:
     """The frames of a row of a job's text, from its verifier."""
-    job = desk.broker.state.jobs.active[1]
+    job = desk.job(1)
     (lane,) = job.drafters.lanes or (0,)
     row: dict[str, Any] = {"data": np.zeros(6, np.uint8), "scales": np.zeros(2, np.float32)}
     fields = {"session_id": 1, "epoch": job.session.epoch, "lane": lane, "first": 1, "width": 6, **row}
@@ -47,25 +47,21 @@ def passed(desk: Desk, frames: list[bytes], verifier: bytes = VERIFIER) -> list[
 
 
 def asked(desk: Desk) -> list[GetActivations]:
-    return [message for to, message in desk.sent if to == VERIFIER and isinstance(message, GetActivations)]
+    return desk.received(VERIFIER, GetActivations)
 
 
 def beat(desk: Desk) -> None:
     """The drafter says that it has its session, and all of its text."""
-    job = desk.broker.state.jobs.active[1]
-    held = {
-        "session_ids": np.array([1]),
-        "epochs": np.array([job.session.epoch]),
-        "lengths": np.array([job.transcript.length]),
-    }
-    desk.front(DRAFTER, Heartbeat(incarnation=2, state="ready", **held))
+    job = desk.job(1)
+    held = {"session_ids": [1], "epochs": [job.session.epoch], "lengths": [job.transcript.length]}
+    desk.front(DRAFTER, Heartbeat(incarnation=2, state="ready", **{name: np.array(one) for name, one in held.items()}))
 
 
 def test_a_verifier_is_asked_behind_the_session_that_it_opens(desk: Desk) -> None:
     """For the lane of the drafter that reads them; of one that does not, nothing is asked."""
     kinds = [type(message) for to, message in desk.sent if to == VERIFIER]
     assert kinds[-2:] == [Open, GetActivations]
-    (assign,) = [message for to, message in desk.sent if to == DRAFTER and isinstance(message, Assign)]
+    (assign,) = desk.received(DRAFTER, Assign)
     (message,) = asked(desk)
     assert message == GetActivations(session_id=1, epoch=assign.epoch, lane=assign.lane, **ASKED)
     desk.front(OTHER, hello(tap_layers=(), model=toy_info("other"), incarnation=3))
@@ -88,7 +84,7 @@ def test_others_are_not_passed_on(desk: Desk) -> None:
     desk.now += 10
     assert passed(desk, states(desk)) == []
     ((to, message),) = passed(desk, states(desk, lane=77))
-    epoch = desk.broker.state.jobs.active[1].session.epoch
+    epoch = desk.job(1).session.epoch
     assert (to, message) == (VERIFIER, GetActivations(session_id=1, epoch=epoch, lane=77))
 
 

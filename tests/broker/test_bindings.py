@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specq.broker.core import GRACE_S, Broker
-from specq.broker.workers.status import status_report
+from specq.broker import Broker
+from specq.broker.jobs.reports import status_report
+from specq.broker.state.memory import GRACE_S
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
@@ -45,7 +46,7 @@ def hello(desk: Desk, incarnation: int) -> None:
 
 
 def opened(desk: Desk) -> list[int]:
-    return [message.session_id for _, message in desk.sent if isinstance(message, Open)]
+    return [one.session_id for one in desk.received(b"", Open)]
 
 
 def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
@@ -99,7 +100,7 @@ def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Crashes
     """In good order nothing is held against its jobs; after an error it is, at once; either way nobody holds them
     then."""
     desk = running(1)
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state=state))
+    desk.leave(state=state)
     (stored,) = journal_of(desk).unfinished()
     assert (stored.crashes, stored.placed) == (expected, 0)
 
@@ -120,7 +121,7 @@ def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
 def test_what_is_cancelled_while_it_waits_is_left_alone() -> None:
     """No crash counts against it, and no verifier opens it."""
     desk = restarted(journal_of(running(1)).unfinished())
-    job = desk.broker.state.jobs.active[1]
+    job = desk.job(1)
     job.transcript.finish = "cancelled"
     desk.broker.intake.finish(job)
     desk.now += LATE

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specq.broker.effects import Effect, Send
-from specq.protocol.messages import Heartbeat, Message, Verdict
+from specq.broker import Send
+from specq.protocol.messages import Heartbeat, Verdict
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_text
 from specq.testing.world import World
@@ -23,8 +23,15 @@ def running_world() -> World:
     return world
 
 
-def sent_to(identity: bytes, effects: list[Effect]) -> list[Message]:
-    return [decode(effect.frames) for effect in effects if isinstance(effect, Send) and effect.to == identity]
+def told_behind(world: World) -> list[Verdict]:
+    """Let the drafter's heartbeat list the session with its prompt alone; return what it is sent."""
+    job = world.broker.state.jobs.active[1]
+    behind = Heartbeat(
+        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.session.epoch]),
+        lengths=np.array([job.transcript.prompt_len]),
+    )  # fmt: skip
+    effects = world.broker.from_front(b"d0", encode(behind), world.now)
+    return [decode(effect.frames) for effect in effects if isinstance(effect, Send) and effect.to == b"d0"]
 
 
 def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
@@ -55,6 +62,7 @@ def test_a_malformed_verdict_is_counted_and_dropped() -> None:
         [key, header.replace(b"[7,8]", b"[7]"), *arrays],
         [key, header.replace(b'"base_len":', b'"base_len":-'), *arrays],
         [key, header, b"abc"],
+        [key, header, np.array([-1], "<i4").tobytes()],
         [key, header, *arrays, bytes(8), b"\1"],
     ]
     for frames in malformed:
@@ -67,13 +75,9 @@ def test_a_drafter_that_missed_verdicts_receives_them_again() -> None:
     """A heartbeat that stays behind what was committed at the one before brings the missing tokens."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
-    behind = Heartbeat(
-        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.session.epoch]),
-        lengths=np.array([job.transcript.prompt_len]),
-    )  # fmt: skip
     job.drafters.lane_of(b"d0").mark.length = 0
-    assert sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now)) == []
-    (missing,) = sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now))
+    assert told_behind(world) == []
+    (missing,) = told_behind(world)
     assert isinstance(missing, Verdict)
     assert missing.base_len == job.transcript.prompt_len
     assert missing.token_ids.tolist() == toy_text(PROMPT, len(job.transcript.token_ids))
@@ -89,10 +93,6 @@ def test_a_drafter_that_missed_verdicts_is_asked_for_what_the_newest_asked_for(a
         token_ids=np.array([toy_text(PROMPT, len(job.transcript.token_ids) + 1)[-1]], np.int32),
     )  # fmt: skip
     world.broker.from_back(b"v0", encode(verdict), world.now)
-    behind = Heartbeat(
-        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.session.epoch]),
-        lengths=np.array([job.transcript.prompt_len]),
-    )  # fmt: skip
     job.drafters.lane_of(b"d0").mark.length = job.transcript.length
-    (missing,) = sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now))
+    (missing,) = told_behind(world)
     assert (missing.base_len, missing.min_accept_prob) == (job.transcript.prompt_len, asked)

@@ -8,8 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.effects import Send
+from specq.broker import Broker
 from specq.journal.records import JobEnded, StoredJob
 from specq.protocol.messages import (
     Accepted,
@@ -21,37 +20,14 @@ from specq.protocol.messages import (
     Refused,
     Submit,
     TokenizerChunk,
-    Verdict,
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
+from tests.broker.desk import ANN, BEN, Desk
 
-ANN, BEN, GOOD, EVIL = b"ann", b"ben", b"good", b"evil"
+EVIL = b"evil"
 PROMPT = np.array([5, 6, 7], np.int32)
-
-
-class Peers:
-    """A broker with a verifier, and what it sends to each peer."""
-
-    def __init__(self, broker: Broker | None = None) -> None:
-        self.broker = broker or Broker(incarnation=1)
-        self.say(GOOD, Hello(role="target", name="good", incarnation=1, model=toy_info(), endpoint="x"))
-
-    def say(self, who: bytes, message: Message) -> list[Message]:
-        return self.frames(who, encode(message))
-
-    def frames(self, who: bytes, frames: list[bytes]) -> list[Message]:
-        """Return what the sender is answered."""
-        effects = self.broker.from_front(who, frames, 0.0)
-        return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == who]
-
-    def verdict(self, job_id: int, who: bytes = GOOD, **fields: object) -> list[Message]:
-        """Return what Ann receives of a verdict."""
-        epoch = self.broker.state.jobs.active[job_id].session.epoch
-        message = Verdict(session_id=job_id, epoch=epoch, **{"base_len": 3, "token_ids": np.array([9])} | fields)
-        effects = self.broker.from_back(who, encode(message), 0.0)
-        return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == ANN]
 
 
 def raw(message: Message, **header: object) -> list[bytes]:
@@ -70,32 +46,32 @@ def raw(message: Message, **header: object) -> list[bytes]:
 )
 def test_a_client_is_told_what_is_out_of_bounds(params: dict[str, object], reason: str) -> None:
     """By a raw message, too; it would ask for ever. Nothing of it is kept."""
-    peers = Peers()
+    desk = Desk()
     submit = Submit(job_id=7, params=SamplingParams(), prompt_ids=PROMPT)
-    (failed,) = peers.frames(ANN, raw(submit, params=params))
+    (failed,) = desk.take(desk.broker.from_front(ANN, raw(submit, params=params), desk.now), ANN)
     assert isinstance(failed, Failed)
     assert (failed.job_id, failed.code, reason in failed.reason) == (7, "invalid", True)
-    assert not peers.broker.state.jobs.active
-    assert peers.broker.state.counts["dropped_front"] == 1
+    assert not desk.broker.state.jobs.active
+    assert desk.broker.state.counts["dropped_front"] == 1
 
 
 @pytest.mark.parametrize("fewer", ["vocab_size", "num_tokens"])
 def test_a_prompt_with_a_token_that_there_is_not_is_refused(fewer: str) -> None:
     """Neither of the tokenizer nor of the model, whichever has fewer: a client may not look itself."""
-    peers = Peers(Broker(incarnation=1))
-    model = replace(toy_info(), name="small", **{fewer: 6})
-    peers.say(BEN, Hello(role="target", name="ben", incarnation=2, model=model, endpoint="y"))
+    desk = Desk()
+    desk.hello(b"small", name="small", **{fewer: 6})
     submit = Submit(job_id=7, model="small", params=SamplingParams(), prompt_ids=PROMPT)
-    (failed,) = peers.say(ANN, submit)
+    (failed,) = desk.front(ANN, submit)
     assert isinstance(failed, Failed)
     assert failed.reason == "the prompt has token ids outside the vocabulary of small (0 to 5)"
-    assert isinstance(peers.say(ANN, replace(submit, job_id=8, prompt_ids=PROMPT[:1]))[0], Accepted)
+    assert isinstance(desk.front(ANN, replace(submit, job_id=8, prompt_ids=PROMPT[:1]))[0], Accepted)
 
 
 def test_a_worker_is_told_what_is_out_of_bounds() -> None:
     """And does not go on saying hello."""
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")
-    (refused,) = Peers().frames(EVIL, raw(hello, max_sessions=-1))
+    desk = Desk()
+    (refused,) = desk.take(desk.broker.from_front(EVIL, raw(hello, max_sessions=-1), desk.now), EVIL)
     assert isinstance(refused, Refused)
     assert "hello.max_sessions is -1; it must be a whole number from 0" in refused.reason
 
@@ -119,51 +95,50 @@ def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
     assert "top_k is 9223372036854775808" in write.record.reason
     assert len(write.record.token_ids) == 8
     broker.journaled(write.sequence, 0.0)
-    received = Peers(broker).say(ANN, Follow(job_id=3))
+    received = [decode(e.frames) for e in broker.from_front(ANN, encode(Follow(job_id=3)), 0.0)]
     assert "top_k is 9223372036854775808" in next(one.reason for one in received if isinstance(one, Failed))
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("tokens", "changes"),
     [
-        {"logprobs": np.ones(2)},
-        {"logprobs": np.ones(1), "top_ids": np.ones(3), "top_logprobs": np.ones(2)},
-        {"token_ids": np.arange(10)},
+        ([9], {"logprobs": np.ones(2)}),
+        ([9], {"logprobs": np.ones(1), "top_ids": np.ones(3), "top_logprobs": np.ones(2)}),
+        (range(10), {}),
     ],
     ids=["too many", "too many likeliest", "more tokens than asked for"],
 )
-def test_a_verdict_that_does_not_fit_its_job_changes_nothing(changes: dict[str, object]) -> None:
+def test_a_verdict_that_does_not_fit_its_job_changes_nothing(tokens: list[int], changes: dict[str, object]) -> None:
     """What could not be journaled, or not be opened again elsewhere, is counted and dropped."""
-    peers = Peers()
+    desk = Desk()
     params = SamplingParams(max_tokens=5, logprobs=2)
-    assert peers.say(ANN, Submit(job_id=1, params=params, prompt_ids=PROMPT)) == [Accepted(job_id=1)]
-    assert peers.verdict(1, **changes) == []
-    assert peers.broker.state.counts["misfit_verdicts"] == 1
-    assert peers.broker.state.jobs.active[1].transcript.token_ids == []
+    assert desk.front(ANN, Submit(job_id=1, params=params, prompt_ids=PROMPT)) == [Accepted(job_id=1)]
+    assert desk.verdict(1, *tokens, **changes) == []
+    assert desk.broker.state.counts["misfit_verdicts"] == 1
+    assert desk.job(1).transcript.token_ids == []
     good = {"logprobs": np.ones(1), "top_ids": np.ones(2), "top_logprobs": np.ones(2)}
-    assert len(peers.verdict(1, **good)) == 1
+    assert len(desk.verdict(1, 9, **good)) == 1
 
 
 def test_a_verifier_cannot_count_for_the_broker() -> None:
     """Its statistics take no name of the broker's own, whose values it could choose then."""
-    peers = Peers()
-    peers.say(ANN, Submit(job_id=1, params=SamplingParams(), prompt_ids=PROMPT))
-    assert peers.verdict(1, finish="stop", stats={"rounds": 2**62}) == []
-    (tokens,) = peers.verdict(1, finish="stop", stats={"hits": 1})
+    desk = Desk()
+    desk.front(ANN, Submit(job_id=1, params=SamplingParams(), prompt_ids=PROMPT))
+    assert desk.verdict(1, 9, finish="stop", stats={"rounds": 2**62}) == []
+    (tokens,) = desk.verdict(1, 9, finish="stop", stats={"hits": 1})
     assert (tokens.stats["rounds"], tokens.stats["hits"]) == (1, 1)
 
 
 def test_a_verifier_hands_out_no_tokenizer_but_its_own() -> None:
     """One of another model, or one that nobody asked for, would reach those who ask for it later, or stay for ever."""
-    peers = Peers()
+    desk = Desk()
     evil = replace(toy_info("other"), tokenizer_hash="others")
-    peers.say(EVIL, Hello(role="target", name="evil", incarnation=2, model=evil, endpoint="y"))
-    assert peers.say(ANN, FetchTokenizer(model="toy")) == []
+    desk.hello(EVIL, name="other", tokenizer_hash="others")
+    assert desk.front(ANN, FetchTokenizer(model="toy")) == []
     for model in (toy_info(), evil, replace(evil, tokenizer_hash="any")):
         chunk = TokenizerChunk(model=model, index=0, count=1, data=np.ones(3))
-        assert peers.broker.from_back(EVIL, encode(chunk), 0.0) == []
-    assert not peers.broker.tokenizers._known
-    assert not peers.broker.tokenizers._pieces
+        assert desk.back(chunk, EVIL) == []
+    assert desk.front(BEN, FetchTokenizer(model="other")) == [], "what nobody had asked for is not kept"
     chunk = TokenizerChunk(model=toy_info(), index=0, count=1, data=np.ones(3))
-    (sent,) = peers.broker.from_back(GOOD, encode(chunk), 0.0)
-    assert (sent.to, decode(sent.frames)) == (ANN, chunk)
+    assert desk.back(chunk) == [chunk]
+    assert desk.front(BEN, FetchTokenizer(model="toy")) == [chunk]

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.effects import Send
-from specq.broker.jobs.records import restored, taken_record
-from specq.broker.jobs.request import JobRequest, sharers
-from specq.broker.workers.status import status_report
+from specq.broker import Send
+from specq.broker.jobs.reports import status_report
+from specq.broker.state.job import JobRequest, sharers
+from specq.broker.state.ledger import restored, taken_record
 from specq.journal import StoredJob
 from specq.protocol import (
     CAPABILITIES,
     Assign,
     Failed,
-    Heartbeat,
     Hello,
     Int32Array,
     Open,
@@ -126,12 +125,11 @@ def test_what_counts_is_the_opening_that_gave_the_first_token(is_warm: bool, mon
     assert (job.stats["cached_tokens"] >= 32) == is_warm
 
 
-# --- peers of before
-# ------------------------------------------------------------------------------------------------------
+# --- peers of before --------------------------------------------------------------------------------------------------
 
 
 def opens(desk: Desk) -> list[Open]:
-    return [message for _, message in desk.sent if isinstance(message, Open)]
+    return desk.received(b"", Open)
 
 
 @pytest.mark.parametrize("listed", [(), CAPABILITIES, ("unheard-of",)])
@@ -180,13 +178,13 @@ def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
     desk = Desk(weights_wait_s=5.0)
     desk.hello(b"old", capabilities=())
     desk.submit(1, cache_salt="s")
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     for _ in range(12):
         desk.now += 0.5
         desk.beat(b"old")
         desk.take(desk.broker.tick(desk.now))
     assert {to for to, message in desk.sent if isinstance(message, Open)} == {VERIFIER}
-    (failed,) = [message for _, message in desk.sent if isinstance(message, Failed)]
+    (failed,) = desk.received(b"", Failed)
     assert "that knows cache_salt was there for 5 s" in failed.reason
 
 
@@ -203,7 +201,7 @@ def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() 
     assigned = [(to, message) for to, message in desk.sent if isinstance(message, Assign)]
     assert {(to, message.session_id) for to, message in assigned if message.session_id == 2} == {(b"new", 2)}
     assert {(to, message.owner) for to, message in assigned if message.session_id == 1} == {(b"old", ""), (b"new", "")}
-    job, before = desk.broker.state.jobs.active[1], len(desk.sent)
+    job, before = desk.job(1), len(desk.sent)
     verdict = Verdict(
         session_id=1, epoch=job.session.epoch, base_len=2, token_ids=np.array([9], np.int32), cached_tokens=7
     )
@@ -230,8 +228,7 @@ def test_what_was_there_survives_the_broker() -> None:
     assert restored(StoredJob(taken_record(job).submit)).stats.cached_tokens == 0
 
 
-# --- whose
-# ------------------------------------------------------------------------------------------------------------------
+# --- whose ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_two_owners_tenants_and_salts_are_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 from specq.protocol.messages import Failed, Open
 from specq.testing.toy import toy_text
 from specq.testing.world import World
-from tests.broker.desk import ANN, VERIFIER, Desk
+from tests.broker.desk import ANN, VERIFIER, Desk, desk_with
 
 BEAT_S = 0.5
 DEAF = b"deaf"
@@ -31,11 +31,10 @@ def opens(desk: Desk) -> Counter[bytes]:
 def test_a_session_that_never_arrives_fails_its_job() -> None:
     """Ten minutes of heartbeats without it: a few dozen Opens, then the client receives the reason; the slot is free
     again."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for _ in range(1200):
         beat(desk, VERIFIER, deaf=VERIFIER)
-    (failed,) = [message for to, message in desk.sent if to == ANN and isinstance(message, Failed)]
+    (failed,) = desk.received(ANN, Failed)
     assert "given up after 3 failures" in failed.reason
     assert "never confirmed it" in failed.reason
     assert opens(desk)[VERIFIER] <= 100
@@ -75,14 +74,13 @@ def test_a_job_waits_for_the_verifier_that_can_be_reached() -> None:
 
 def test_one_lost_open_is_sent_again() -> None:
     """Two heartbeats later, and that is no failure once it is confirmed."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for _ in range(50):
         beat(desk, VERIFIER, deaf=VERIFIER)
         beat(desk, VERIFIER, deaf=VERIFIER)
         beat(desk, VERIFIER)
     assert opens(desk)[VERIFIER] == 1 + 50
-    assert desk.broker.state.jobs.active[1].session.num_failures == 0
+    assert desk.job(1).session.num_failures == 0
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.05])

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.workers.quarantine import CLEARED_AFTER
+from specq.broker import Broker
+from specq.broker.state.job import CLEARED_AFTER, BrokerJob
 from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Failed, Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
 from specq.verifier import NO_REPORTS
-from tests.broker.desk import ANN, BEN, VERIFIER, Desk
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, desk_with
 
 POISON = 9
 LENGTH = 300
@@ -96,15 +95,15 @@ def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
     desk = Desk()
     for i in (1, 2):
         desk.submit(i)
-        desk.broker.state.jobs.active[i].crashes = Crashes(2, 0, 0)
-        desk.broker.state.jobs.note_quarantine(desk.broker.state.jobs.active[i])
+        desk.job(i).crashes = Crashes(2, 0, 0)
+        desk.broker.state.jobs.note_quarantine(desk.job(i))
     desk.submit(3, BEN)
     desk.sent.clear()
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     desk.hello(b"again")
 
     def opened() -> list[int]:
-        return [message.session_id for _, message in desk.sent if isinstance(message, Open)]
+        return [one.session_id for one in desk.received(b"", Open)]
 
     (first,) = opened()
     assert first in (1, 2)
@@ -112,7 +111,7 @@ def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
     assert opened() == [first]
     desk.verdict(first, *range(1, CLEARED_AFTER))
     assert opened() == [first]
-    desk.front(b"again", Heartbeat(incarnation=1, state="leaving"))
+    desk.leave(b"again")
     desk.hello(b"third")
     assert len(opened()) == 2
 
@@ -131,7 +130,7 @@ def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
     assert [one.session.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
     desk.verdict(job.job_id, *range(1, CLEARED_AFTER + 1))
     assert job.crashes == Crashes()
-    other = desk.broker.state.jobs.active[3 - job.job_id]
+    other = desk.job(3 - job.job_id)
     assert (other.session.verifier, job.session.verifier) == (
         b"v1",
         b"",
@@ -163,14 +162,20 @@ def test_a_worker_that_stands_still_counts_as_dead() -> None:
     assert "stood still" in world.refused[b"v0"]
 
 
-def test_a_worker_that_is_idle_or_slow_does_not_hang() -> None:
-    """Beats without a step are no sign where there is nothing to do, or where steps come now and then."""
-    desk = Desk()
-    desk.submit(1)
-    for number in range(40):
-        desk.now += 0.5
-        beat = Heartbeat(incarnation=1, state="ready", steps=number // 5, pending=int(number % 20 > 1))
-        desk.front(VERIFIER, beat)
+BEATS = {  # seconds since the one before, steps, whether there is work
+    "idle or slow": [(0.5, number // 5, number % 20 > 1) for number in range(40)],
+    "frozen": [(0.5, 1, True), (0.5, 2, True), (5.0, 2, True), (0.5, 3, True)],
+}
+
+
+@pytest.mark.parametrize("kind", BEATS)
+def test_a_worker_that_is_idle_or_slow_or_was_frozen_does_not_hang(kind: str) -> None:
+    """Beats without a step are no sign where there is nothing to do, where steps come now and then, or after a long
+    pause."""
+    desk = desk_with(1)
+    for seconds, steps, pending in BEATS[kind]:
+        desk.now += seconds
+        desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=steps, pending=int(pending)))
         desk.take(desk.broker.tick(desk.now))
     assert desk.broker.state.counts["workers_lost"] == 0
 
@@ -183,17 +188,6 @@ def test_a_worker_may_be_silent_for_as_long_as_its_step_takes() -> None:
     assert desk.broker.state.counts["workers_lost"] == 0
     desk.take(desk.broker.tick(desk.now + 8.1))
     assert desk.broker.state.counts["workers_lost"] == 1
-
-
-def test_a_worker_that_was_frozen_does_not_hang() -> None:
-    """Its first heartbeat after that comes late, and no step was done since the one before."""
-    desk = Desk()
-    desk.submit(1)
-    for seconds, steps in ((0.5, 1), (0.5, 2), (5.0, 2), (0.5, 3)):
-        desk.now += seconds
-        desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=steps, pending=1))
-        desk.take(desk.broker.tick(desk.now))
-    assert desk.broker.state.counts["workers_lost"] == 0
 
 
 def test_a_draining_verifier_hands_its_sessions_over() -> None:
@@ -239,7 +233,7 @@ def test_a_drafter_that_is_refused_later_leaves_its_lanes() -> None:
     desk.submit(1)
     job = running(desk)
     assert job.drafters.identities() == [b"refused"]
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     other = replace(toy_info(), name="other", tokenizer_hash="another")
     desk.front(b"other", Hello(role="target", name="o", incarnation=3, model=other, endpoint="o"))
     desk.hello(b"back")
@@ -260,8 +254,7 @@ def test_a_lost_welcome_is_said_again() -> None:
 
 def test_a_draining_broker_takes_no_new_jobs() -> None:
     """It says so; what runs goes on, and what is left when it stops without a journal fails with the reason."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.broker.drain(desk.now)
     (refused,) = desk.submit(2, BEN)
     assert "about to stop" in refused.reason

@@ -8,9 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specq.broker.jobs.fair_queue import AGED_S, FairQueue
-from specq.broker.jobs.job import BrokerJob, Requirements
-from specq.broker.jobs.request import JobRequest
+from specq.broker.state.job import BrokerJob, JobRequest, Requirements
+from specq.broker.state.table import AGED_S, FairQueue
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.admission import gate
-from specq.broker.admission.limits import BURST_S, DRAFTS_SHARE
-from specq.broker.jobs.table import KEEP_FINISHED
+from specq.broker import gate
+from specq.broker.gate import BURST_S, DRAFTS_SHARE
+from specq.broker.state.table import KEEP_FINISHED
 from specq.protocol import REMOTE
 from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict
 from specq.protocol.params import Speculation
@@ -147,7 +147,6 @@ def test_no_attack_changes_a_text(mode):
     assert set(evil.known) == {1, 2, 3, 4}
     evil.attack()
     world.run_until(lambda: all(text.finish for text in texts), 30.0)
-
     assert [text.token_ids for text in texts] == [toy_text([*PROMPT[:2], job_id], 60) for job_id in range(1, 5)]
     assert evil.num_sent > 100
     assert verifier.sources.num_sent[REMOTE] > evil.num_sent
@@ -221,7 +220,6 @@ def test_ten_times_overload_for_a_minute():
     world.run(seconds)
     world.run_until(lambda: not world.broker.state.jobs.active, 60.0)
     world.run(1.0)
-
     done = {job_id: one for job_id, one in world.received.items() if one.finish}
     refused = [one.failed for one in world.received.values() if one.failed]
     assert len(done) + len(refused) == arrivals_s * seconds

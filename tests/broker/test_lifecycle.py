@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.jobs.lifecycle import TRANSITIONS, JobEvent, JobState, after, diagram
+from specq.broker import diagram
+from specq.broker.state.job import Durable
+from specq.broker.state.lifecycle import TRANSITIONS, JobEvent, JobState, after
 from specq.broker.validation import validate
 from specq.testing import World
 
@@ -22,6 +24,23 @@ def test_every_state_is_reached_and_every_job_can_end():
     assert reachable(JobState.NEW) == set(JobState) == set(TRANSITIONS)
     for state in set(JobState) - {JobState.DROPPED}:
         assert JobState.ENDED in reachable(state), state
+
+
+def test_only_events_change_a_state(world):
+    job = world.broker.state.jobs.active[1]
+    with pytest.raises(AttributeError):
+        job.state = JobState.ENDED
+    with pytest.raises(AssertionError, match="a job that is running cannot be read, ended"):
+        job.note(JobEvent.READ_ENDED)
+    assert job.state is JobState.RUNNING
+
+
+def test_what_the_journal_has_it_keeps():
+    """Whatever is journaled of a job after its end, or twice."""
+    durable = Durable()
+    for num_tokens, ended in ((2, False), (3, True), (1, False)):
+        durable.note(num_tokens, ended=ended)
+    assert durable == Durable(is_registered=True, num_tokens=3, has_ended=True)
 
 
 def test_what_has_ended_stays_so():
@@ -44,8 +63,7 @@ def test_the_diagram_has_each_transition():
     assert "    running --> waiting: queued" in lines
 
 
-# --- what must hold
-# -----------------------------------------------------------------------------------------------------
+# --- what must hold ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -84,6 +102,17 @@ PLANTED = {
     ),
     "counts tokens wrongly": (lambda state, one, two: setattr(state.jobs, "num_tokens", 1), "tokens are counted"),
     "acknowledges too much": (lambda state, one, two: one.durable.note(10_000, ended=False), "the journal 10000"),
+    "gives up and does not fail": (lambda state, one, two: state.jobs.give_up(one, "no"), "active and given up"),
+    "keeps what has not ended": (lambda state, one, two: state.jobs.keep(two), "among the finished and waiting"),
+    "ends it at its verifier": (lambda state, one, two: state.jobs.retire(one), "has ended and has a verifier"),
+    "gives a job to a verifier twice": (
+        lambda state, one, two: state.workers.get(one.session.verifier).job_ids.add(two.job_id),
+        "has job 2, which is not there",
+    ),
+    "forgets a lane": (lambda state, one, two: one.drafters.clear(), "has job 1, which does not know of it"),
+    "forgets a drafter": (lambda state, one, two: state.workers.remove(b"d0"), "a lane of the drafter b'd0'"),
+    "counts jobs wrongly": (lambda state, one, two: state.jobs.held.update(["ann"]), "jobs by bucket are counted"),
+    "settles what was not written": (lambda state, one, two: state.ledger.settle(9), "the journal has 9 of 0"),
 }
 
 

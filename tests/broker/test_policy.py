@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.request import JobRequest
-from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVE_INTERVAL_S, MOVES_AT_ONCE, choose, moves
-from specq.broker.workers.registry import Worker
+from specq.broker.state.job import BrokerJob, JobRequest
+from specq.broker.state.registry import Worker
+from specq.broker.workers.policy import (
+    AFFINITY_SLACK,
+    FRESH_S,
+    GROSS,
+    MOVE_INTERVAL_S,
+    MOVES_AT_ONCE,
+    choose,
+    moves,
+    open_to,
+)
 from specq.protocol.messages import Heartbeat, Hello, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import toy_info
@@ -78,6 +86,15 @@ def test_kv_room_counts_what_was_placed_since_the_heartbeat() -> None:
     assert one.free_slots == 1_000
     one.beat(Heartbeat(incarnation=1, state="ready", free_slots=4_000), NOW)
     assert one.free_slots == 4_000
+
+
+def test_a_verifier_is_kept_free_for_a_job_in_quarantine() -> None:
+    """The one with the fewest jobs takes no others while such a job waits and none runs."""
+    able = [worker("a", 2), worker("b", 1), worker("c", 3)]
+    for isolated, expected in ((set(), "ac"), ({b"a"}, "bc")):
+        free = open_to(able, isolated, alone=False, quarantined_wait=True)
+        assert "".join(one.name for one in free) == expected
+    assert open_to(able, set(), alone=True, quarantined_wait=True) == []
 
 
 # --- moving -----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from specq.broker.effects import Send
-from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
-from specq.protocol.messages import (
-    Follow,
-    JobInfo,
-    Tokens,
-)
+from specq.broker import Send
+from specq.broker.state.peers import MAX_MISSED, MAX_READERS
+from specq.protocol.messages import Follow, JobInfo, Tokens
 from specq.protocol.wire import encode
-from tests.broker.desk import ANN, BEN, Desk, token_ids
+from tests.broker.desk import ANN, BEN, Desk, desk_with, token_ids
 
 
 def test_several_clients_follow_one_job() -> None:
@@ -30,21 +26,31 @@ def test_several_clients_follow_one_job() -> None:
     assert (received[0].ended, token_ids(received), received[-1].finish) == (True, [9], "stop")
 
 
+def test_an_end_is_told_when_the_journal_has_it() -> None:
+    """Not before, to a client that comes in between either."""
+    desk = Desk(has_journal=True)
+    desk.submit(1)
+    desk.verdict(1, 7)
+    desk.journaled()
+    desk.verdict(1, 8, finish="stop")
+    (_, tokens) = desk.front(BEN, Follow(job_id=1))
+    assert (tokens.token_ids.tolist(), tokens.finish) == ([7], "")
+    assert [(one.token_ids.tolist(), one.finish) for one in desk.journaled(BEN)] == [([8], "stop")]
+
+
 def test_readers_are_bounded() -> None:
     """Of too many, the one that came first is dropped; it may come again."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     for i in range(2 * MAX_READERS):
         desk.front(b"reader %d" % i, Follow(job_id=1))
     desk.sent.clear()
     desk.verdict(1, 7)
-    assert len([message for _, message in desk.sent if isinstance(message, Tokens)]) == MAX_READERS
+    assert len(desk.received(b"", Tokens)) == MAX_READERS
 
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
     """What it did not take is sent again at the next tick, as one; it receives nothing in between."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     (missed,) = desk.verdict(1, 7, 8)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
     assert desk.verdict(1, 9) == []
@@ -53,17 +59,16 @@ def test_a_slow_reader_is_refilled_by_position() -> None:
 
 def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     """After some ticks nothing is sent to it; the job runs on, and a client that comes back gets all."""
-    desk = Desk()
-    desk.submit(1)
+    desk = desk_with(1)
     desk.verdict(1, 7)
     for _ in range(MAX_MISSED + 2):
         for message in desk.tick():
             desk.broker.undelivered(Send("front", ANN, encode(message)))
-    assert desk.broker.state.jobs.active[1].readers.by_client != {}
+    assert desk.job(1).readers.by_client != {}
     desk.verdict(1, 8)
     for _ in range(MAX_MISSED + 2):
         desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], origins=[]))))
         desk.tick()
-    assert desk.broker.state.jobs.active[1].readers.by_client == {}
+    assert desk.job(1).readers.by_client == {}
     assert desk.verdict(1, 9) == []
     assert token_ids(desk.submit(1)) == [7, 8, 9]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.jobs.session import HeartbeatMark
-from specq.broker.workers.reconcile import Action, Expected, Kind, Reported, reconcile
+from specq.broker.state.peers import HeartbeatMark
+from specq.broker.workers.policy import Action, Expected, Kind, Reported, reconcile
 
 
 def session(length: int = 10, at_last: int = -1, *, is_missing: bool = False) -> dict[int, Expected]:
     """Return one session of epoch 7, with these committed lengths now and at the worker's last heartbeat."""
     return {1: Expected(7, length, HeartbeatMark(at_last, is_missing))}
-
-
-def test_nothing_expected_and_nothing_reported_is_nothing_to_do() -> None:
-    assert reconcile({}, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -36,6 +32,7 @@ def test_lengths_decide_about_a_session_that_both_have(length: int, at_last: int
 
 
 def test_a_session_that_is_not_expected_is_closed() -> None:
+    assert reconcile({}, {}) == []
     assert reconcile({}, {1: Reported(7, 3)}) == [Action("close", 1, 7, 3)]
 
 

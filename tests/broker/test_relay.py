@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from specq.broker.jobs.commits import read_commit
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.relay import MOST_HELD, relay
-from specq.broker.jobs.request import JobRequest
+from specq.broker.jobs.verdicts import MOST_HELD, read_commit, relay
+from specq.broker.state.job import BrokerJob, JobRequest
 from specq.protocol.messages import Submit, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
@@ -44,9 +42,10 @@ def relayed(job: BrokerJob, min_accept_probs: list[int]) -> list[Verdict]:
     return found
 
 
-def test_verdicts_pass_at_once_where_drafts_are_of_use() -> None:
+@pytest.mark.parametrize(("mode", "asked"), [("async", [0, 500, 850]), ("sync", [900] * 3), ("jit", [900] * 3)])
+def test_verdicts_pass_at_once_where_drafts_are_of_use_or_waited_for(mode: str, asked: list[int]) -> None:
     """Each as it is."""
-    assert [v.base_len for v in relayed(make_job(), [0, 500, 850])] == [3, 4, 5]
+    assert [v.base_len for v in relayed(make_job(mode), asked)] == [3, 4, 5]
 
 
 def test_a_busy_verifiers_verdicts_go_together() -> None:
@@ -76,8 +75,3 @@ def test_when_drafts_are_of_use_again_all_is_sent_at_once() -> None:
     assert (first.base_len + len(first.token_ids), first.min_accept_prob) == (8, 300)
     assert (second.base_len, len(second.token_ids)) == (8, 1)
     assert [len(v.token_ids) for v in relayed(job, [900, 900, 900])] == [1, 2]
-
-
-@pytest.mark.parametrize("mode", ["sync", "jit"])
-def test_drafters_that_are_waited_for_receive_every_verdict(mode: str) -> None:
-    assert len(relayed(make_job(mode), [900] * 9)) == 9

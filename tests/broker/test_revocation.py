@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.effects import Disconnect, Effect, Find, Send
+from specq.broker import Disconnect, Effect, Find, Send
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import (
     Draft,
@@ -53,13 +53,8 @@ class Watched(Guarded):
     def commit(self, who: str, *tokens: int, finish: str = "") -> list[Effect]:
         """Let a verifier commit tokens to job 1."""
         job = self.broker.state.jobs.get(1)
-        verdict = Verdict(
-            session_id=1,
-            epoch=job.session.epoch,
-            base_len=job.transcript.length,
-            finish=finish,
-            token_ids=np.array(tokens),
-        )
+        at = {"session_id": 1, "epoch": job.session.epoch, "base_len": job.transcript.length}
+        verdict = Verdict(**at, finish=finish, token_ids=np.array(tokens))
         return self.broker.from_back(who.encode(), encode(verdict), self.now)
 
 
@@ -109,12 +104,8 @@ def test_a_verifier_without_its_key_commits_nothing(lose) -> None:
     guarded.commit("gpu", 11, finish="stop")
     failed = encode(SessionFailed(session_id=1, epoch=job.session.epoch, reason="I say so"))
     guarded.broker.from_back(b"gpu", failed, guarded.now)
-    assert (job.transcript.token_ids, job.transcript.finish, job.crashes, job.session.num_failures) == (
-        [9],
-        "",
-        Crashes(),
-        0,
-    )
+    assert (job.transcript.token_ids, job.transcript.finish) == ([9], "")
+    assert (job.crashes, job.session.num_failures) == (Crashes(), 0)
     guarded.commit("gpu2", 12)
     assert job.transcript.token_ids == [9, 12]
 
@@ -143,11 +134,8 @@ def test_a_reader_without_its_key_hears_nothing_more(lose) -> None:
         effects += guarded.commit("gpu", 10, finish="stop")
         assert job.transcript.finish == "stop"
     else:
-        assert (job.transcript.finish, job.transcript.failure.code, job.transcript.token_ids) == (
-            "error",
-            "forbidden",
-            [9],
-        )
+        assert (job.transcript.finish, job.transcript.failure.code) == ("error", "forbidden")
+        assert job.transcript.token_ids == [9]
         assert guarded.broker.state.workers.get(b"gpu").job_ids == set()
     assert messages(effects, "alice") == []
     assert job.readers.by_client == {}
@@ -248,7 +236,7 @@ def test_a_key_may_come_and_go_between_two_looks() -> None:
 
 def test_a_flood_of_sockets_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose socket it is may be forgotten; the keys of workers and readers are remembered with them."""
-    monkeypatch.setattr("specq.broker.admission.roles.MAX_PEERS", 3)
+    monkeypatch.setattr("specq.broker.state.rights.MAX_SOCKETS", 3)
     guarded = Watched()
     guarded.begin()
     guarded.look()

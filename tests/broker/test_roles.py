@@ -8,11 +8,9 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.admission import gate
-from specq.broker.admission import roles as roles_module
-from specq.broker.admission.roles import MAY, Roles
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Send, Write
+from specq.broker import Broker, Effect, Find, FindFinished, Send, Write, gate
+from specq.broker.state import rights
+from specq.broker.state.rights import MAY, Roles
 from specq.journal.records import StoredJob
 from specq.protocol.messages import (
     MESSAGES,
@@ -39,17 +37,12 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import OWNERS
-from specq.protocol.wire import decode, encode, type_of
+from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
 
 KEYS = {"gpu": "target", "laptop": "draft", "phone": "draft", "alice": "client", "bob": "client", "hub": "broker"}
-NOT_TO_THE_FRONT = {
-    Verdict,
-    Verdicts,
-    SessionFailed,
-    TokenizerChunk,
-}  # these come from verifiers, over the broker's own sockets
+NOT_TO_THE_FRONT = {Verdict, Verdicts, SessionFailed, TokenizerChunk}  # verifiers send these over sockets of their own
 
 
 def grants() -> dict[str, Grant]:
@@ -80,11 +73,7 @@ class Guarded:
     def assigned(self, who: str) -> Assign:
         model = replace(toy_info(), fingerprint=who)
         hello = Hello(role="draft", name=who, incarnation=1, model=model, capabilities=(OWNERS,))
-        (found,) = (
-            decode(e.frames)
-            for e in self.say(who, hello)
-            if isinstance(e, Send) and e.to == who.encode() and type_of(e.frames) is Assign
-        )
+        (found,) = (one for one in self.received(who, hello) if isinstance(one, Assign))
         return found
 
 
@@ -95,21 +84,11 @@ def a_job(job_id: int, **params: object) -> Submit:
 def a_draft(assigned: Assign, **changes: object) -> Draft:
     """Return a node that claims to have been sampled."""
     values = {
-        "session_id": assigned.session_id,
-        "epoch": assigned.epoch,
-        "lane": assigned.lane,
-        "base_len": 2,
-        "first_id": 0,
-        "token_ids": np.array([7], np.int32),
-        "parent_ids": np.array([-1], np.int32),
-        "scores": np.zeros(1, np.float16),
-    }
-    distributions = {
-        "q_ids": np.array([7, 8], np.int32),
-        "q_weights": np.array([1, 9], np.uint16),
-        "q_rows": np.zeros(1, np.int32),
-    }
-    return Draft(**values | {"q_size": 2} | distributions | changes)
+        "session_id": assigned.session_id, "epoch": assigned.epoch, "lane": assigned.lane, "base_len": 2, "first_id": 0,
+        "token_ids": [7], "parent_ids": [-1], "scores": [0],
+        "q_size": 2, "q_ids": [7, 8], "q_weights": [1, 9], "q_rows": [0],
+    }  # fmt: skip
+    return Draft(**values | changes)
 
 
 def passed_on(effects: list[Effect]) -> list[Draft]:
@@ -237,10 +216,8 @@ def test_jobs_of_others_do_not_exist():
     job = guarded.broker.state.jobs.active[1]
     assert (job.transcript.finish, job.request.owner, list(job.readers.by_client)) == ("", "alice", [b"alice"])
     lists = {who: guarded.received(who, ListJobs()) for who in ("alice", "bob")}
-    assert {who: [line["job_id"] for line in listed(received)] for who, received in lists.items()} == {
-        "alice": [1],
-        "bob": [],
-    }
+    seen = {who: [line["job_id"] for line in listed(received)] for who, received in lists.items()}
+    assert seen == {"alice": [1], "bob": []}
     guarded.received("alice", Cancel(job_id=1))
     assert job.transcript.finish == "cancelled"
 
@@ -304,16 +281,13 @@ def test_without_keys_any_priority_may_be_claimed():
 
 def test_memory_of_sockets_is_bounded(monkeypatch):
     """A socket that is forgotten belongs to nobody, which is on the safe side."""
-    monkeypatch.setattr(roles_module, "MAX_PEERS", 3)
+    monkeypatch.setattr(rights, "MAX_SOCKETS", 3)
     guard = Roles(grants())
     for number in range(10):
         guard.refusal(bytes([number]), "alice", Submit)
     assert len(guard._names) == 3
-    assert (guard.owns(bytes([9]), "alice"), guard.owns(bytes([0]), "alice"), guard.owns(bytes([0]), "")) == (
-        True,
-        False,
-        False,
-    )
+    asked = [(bytes([9]), "alice"), (bytes([0]), "alice"), (bytes([0]), "")]
+    assert [guard.owns(*one) for one in asked] == [True, False, False]
 
 
 def test_who_may_not_submit_hears_nothing_of_what_is_wrong() -> None:

@@ -10,23 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.broker.effects import Send, Write
-from specq.protocol.messages import (
-    Assign,
-    Failed,
-    Follow,
-    Heartbeat,
-    Hello,
-    JobTokens,
-    Message,
-    Tokens,
-    Verdict,
-    Verdicts,
-)
-from specq.protocol.params import Speculation
+from specq.broker import Send, Write
+from specq.protocol.messages import Assign, Failed, Follow, Heartbeat, JobTokens, Submit, Tokens, Verdict, Verdicts
+from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
-from specq.testing.toy import toy_info
-from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, desk_with, token_ids
 
 PROMPT_LEN = 2
 ROOM = 12  # tokens of a job at most
@@ -60,21 +48,7 @@ def step_of(desk: Desk, *said: tuple[int, list[int]], **changes: Any) -> Verdict
     return found
 
 
-def say(desk: Desk, step: Verdicts) -> None:
-    desk.take(desk.broker.from_back(VERIFIER, encode(step), desk.now))
-
-
-def add_drafter(desk: Desk, name: bytes) -> None:
-    model = replace(toy_info(), fingerprint=name.decode())
-    desk.front(name, Hello(role="draft", name=name.decode(), incarnation=1, model=model))
-
-
-def received(desk: Desk, who: bytes) -> list[Message]:
-    return [message for to, message in desk.sent if to == who]
-
-
-# --- as if each had come alone
-# ------------------------------------------------------------------------------------------
+# --- as if each had come alone ----------------------------------------------------------------------------------------
 
 
 def remembered(desk: Desk) -> dict[str, Any]:
@@ -125,13 +99,13 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
         for job_id in (1, 2, 3):
             desk.submit(job_id, max_tokens=ROOM)
         desk.submit(4, max_tokens=ROOM, client=BEN)
-        add_drafter(desk, b"d0")
+        desk.add_drafter(b"d0")
     together, alone = desks
     for _ in range(12):
         step = random_step(together, rng)
-        say(together, step)
+        together.back(step)
         for verdict in step.each():
-            alone.take(alone.broker.from_back(VERIFIER, encode(verdict), alone.now))
+            alone.back(verdict)
         if has_journal:
             for desk in desks:
                 desk.journaled()
@@ -147,30 +121,25 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
 
 def test_a_step_says_nothing_of_log_probabilities() -> None:
     """So a job that asks for them takes nothing from it; the others do."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
-    desk.broker.state.jobs.active[1].transcript.logprobs.num_top = 0
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    assert [desk.broker.state.jobs.active[i].transcript.token_ids for i in (1, 2)] == [[], [8, 9]]
+    desk = desk_with(1, 2)
+    desk.job(1).transcript.logprobs.num_top = 0
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    assert [desk.job(i).transcript.token_ids for i in (1, 2)] == [[], [8, 9]]
     assert desk.broker.state.counts["misfit_verdicts"] == 1
 
 
 def test_the_bytes_of_a_step_are_shared_out() -> None:
     """To each job those that are of it."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     step = step_of(desk, (1, [7]), (2, [8, 9, 3]))
-    say(desk, step)
+    desk.back(step)
     arrays = sum(len(frame) for frame in encode(step)[2:])
-    sizes = [desk.broker.state.jobs.active[i].stats.verdict_bytes for i in (1, 2)]
+    sizes = [desk.job(i).stats.verdict_bytes for i in (1, 2)]
     assert sum(sizes) == arrays
     assert sizes[1] > sizes[0]
 
 
-# --- to clients
-# -----------------------------------------------------------------------------------------------------------
+# --- to clients -------------------------------------------------------------------------------------------------------
 
 
 def test_each_client_receives_one_message() -> None:
@@ -180,8 +149,8 @@ def test_each_client_receives_one_message() -> None:
         desk.submit(job_id, client=client)
     desk.front(BEN, Follow(job_id=1))
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9]), (3, [4, 5, 6])))
-    (to_ann,), (to_ben,) = received(desk, ANN), received(desk, BEN)
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9]), (3, [4, 5, 6])))
+    (to_ann,), (to_ben,) = desk.received(ANN), desk.received(BEN)
     assert isinstance(to_ann, JobTokens)
     assert isinstance(to_ben, JobTokens)
     assert [(one.job_id, one.base_len, one.token_ids.tolist(), one.origins.tolist()) for one in to_ann.each()] == [
@@ -189,8 +158,8 @@ def test_each_client_receives_one_message() -> None:
     ]  # fmt: skip
     assert {one.job_id: one.token_ids.tolist() for one in to_ben.each()} == {1: [7], 3: [4, 5, 6]}
     desk.sent.clear()
-    say(desk, step_of(desk, (2, [1]), (77, [1])))
-    (alone,) = received(desk, ANN)
+    desk.back(step_of(desk, (2, [1]), (77, [1])))
+    (alone,) = desk.received(ANN)
     assert isinstance(alone, Tokens)
     assert (alone.job_id, alone.base_len, alone.token_ids.tolist()) == (2, 2, [1])
 
@@ -202,22 +171,19 @@ def test_jobs_with_more_to_say_come_alone() -> None:
     desk.submit(2)
     desk.submit(3)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8]), (3, [9])))
-    assert [type(message) for message in received(desk, ANN)] == [Tokens, JobTokens]
-    assert sorted(token_ids(received(desk, ANN))) == [7, 8, 9]
+    desk.back(step_of(desk, (1, [7]), (2, [8]), (3, [9])))
+    assert [type(message) for message in desk.received(ANN)] == [Tokens, JobTokens]
+    assert sorted(token_ids(desk.received(ANN))) == [7, 8, 9]
 
 
 def test_nothing_is_sent_before_the_journal_has_it() -> None:
     """Then all steps of the group at once, in order; each token once."""
-    desk = Desk(has_journal=True)
-    desk.submit(1)
-    desk.submit(2)
-    desk.journaled()
+    desk = desk_with(1, 2, has_journal=True)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     middle = desk.writes[-1].sequence
-    say(desk, step_of(desk, (1, [3]), (2, [4])))
-    assert received(desk, ANN) == []
+    desk.back(step_of(desk, (1, [3]), (2, [4])))
+    assert desk.received(ANN) == []
     first = desk.take(desk.broker.journaled(middle, desk.now), ANN)
     second = desk.take(desk.broker.journaled(desk.writes[-1].sequence, desk.now), ANN)
     assert [type(message) for message in first + second] == [JobTokens, JobTokens]
@@ -230,16 +196,14 @@ def test_nothing_is_sent_before_the_journal_has_it() -> None:
 
 def test_what_a_client_did_not_take_is_sent_again() -> None:
     """Each job of the message from its position; nothing in between; a job of another message is not held up."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    (missed,) = received(desk, ANN)
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    (missed,) = desk.received(ANN)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [3]), (2, [4]), (3, [5])))
-    assert [message.token_ids.tolist() for message in received(desk, ANN)] == [[5]]
+    desk.back(step_of(desk, (1, [3]), (2, [4]), (3, [5])))
+    assert [message.token_ids.tolist() for message in desk.received(ANN)] == [[5]]
     again = desk.tick()
     assert {one.job_id: (one.base_len, one.token_ids.tolist()) for message in again for one in message.each()} == {
         1: (0, [7, 3]), 2: (0, [8, 9, 4]),
@@ -249,12 +213,9 @@ def test_what_a_client_did_not_take_is_sent_again() -> None:
 
 def test_a_job_that_ends_beside_others() -> None:
     """Its end comes alone, with its counts; a job that fails, with the reason."""
-    desk = Desk(has_journal=True)
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
-    desk.journaled()
+    desk = desk_with(1, 2, 3, has_journal=True)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7]), (2, [8]), (3, [9])))
+    desk.back(step_of(desk, (1, [7]), (2, [8]), (3, [9])))
     desk.verdict(3, 4, finish="stop")
     found = desk.journaled()
     assert [type(message) for message in found] == [Tokens, JobTokens]
@@ -262,22 +223,14 @@ def test_a_job_that_ends_beside_others() -> None:
     assert not any(isinstance(message, Failed) for message in found)
 
 
-# --- to drafters
-# ----------------------------------------------------------------------------------------------------------
-
-
-def drafted(desk: Desk, name: bytes) -> list[int]:
-    """Return the sessions that a drafter was given."""
-    return [message.session_id for message in received(desk, name) if isinstance(message, Assign)]
+# --- to drafters ------------------------------------------------------------------------------------------------------
 
 
 def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
     """Byte for byte."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
-    add_drafter(desk, b"d0")
-    assert sorted(drafted(desk, b"d0")) == [1, 2]
+    desk = desk_with(1, 2)
+    desk.add_drafter(b"d0")
+    assert sorted(assigned(desk)) == [1, 2]
     step = encode(step_of(desk, (1, [7]), (2, [8, 9])))
     sends = [
         effect
@@ -289,15 +242,13 @@ def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
 
 def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> None:
     """Neither what another drafts for, nor what is nobody's, nor what did not fit."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
-    add_drafter(desk, b"d0")
-    desk.broker.state.jobs.active[2].drafters.drop(b"d0")
+    desk = desk_with(1, 2, 3)
+    desk.add_drafter(b"d0")
+    desk.job(2).drafters.drop(b"d0")
     desk.broker.state.workers.get(b"d0").job_ids.discard(2)
     desk.sent.clear()
-    say(desk, step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
-    (message,) = received(desk, b"d0")
+    desk.back(step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
+    (message,) = desk.received(b"d0")
     assert isinstance(message, Verdicts)
     assert [(one.session_id, one.token_ids.tolist(), one.node_ids.tolist()) for one in message.each()] == [
         (1, [7, 6], [0]), (3, [5], []),
@@ -305,12 +256,19 @@ def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> 
     assert desk.broker.state.counts["misfit_verdicts"] == 1  # the second of job 1 speaks of a place that is taken
 
 
+@pytest.mark.parametrize(("strategy", "seed"), [("deterministic", 5), ("probabilistic", 0)])
+def test_a_drafter_does_not_learn_the_seed_that_judges_its_drafts(strategy: str, seed: int) -> None:
+    desk = Desk()
+    desk.add_drafter(b"d0")
+    params = SamplingParams(max_tokens=9, seed=5, strategy=strategy)
+    desk.front(ANN, Submit(job_id=1, params=params, prompt_ids=np.array([5, 6])))
+    assert [message.params.seed for message in desk.received(b"d0", Assign)] == [seed]
+
+
 @pytest.mark.parametrize("places", [[0], [2, 0], [1, 2], [], [0, 1, 2]], ids=str)
 def test_a_part_of_a_step(places: list[int]) -> None:
     """Says of its sessions what the whole says."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
+    desk = desk_with(1, 2, 3)
     step = step_of(desk, (1, [7, 6, 5, 4]), (2, []), (3, [5, 3]))
     assert step.take(places).each() == [step.each()[place] for place in places]
 
@@ -320,17 +278,17 @@ def test_a_busy_verifiers_step_is_held_back() -> None:
     desk = Desk()
     desk.submit(1, max_tokens=100)
     desk.submit(2, max_tokens=100)
-    add_drafter(desk, b"d0")
+    desk.add_drafter(b"d0")
     desk.sent.clear()
     for i in range(40):
-        say(desk, replace(step_of(desk, (1, [i]), (2, [i + 1])), min_accept_prob=900))
-    found = received(desk, b"d0")
+        desk.back(replace(step_of(desk, (1, [i]), (2, [i + 1])), min_accept_prob=900))
+    found = desk.received(b"d0")
     assert len(found) < 20
     assert all(isinstance(message, Verdict) for message in found)
     for job_id in (1, 2):
         own = [message for message in found if message.session_id == job_id]
         text = [token for message in own for token in message.token_ids.tolist()]
-        assert text == desk.broker.state.jobs.active[job_id].transcript.token_ids[: len(text)]
+        assert text == desk.job(job_id).transcript.token_ids[: len(text)]
 
 
 @pytest.mark.parametrize(("come_alone", "mode"), [(False, "sync"), (True, "sync"), (False, "jit")])
@@ -338,17 +296,17 @@ def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: b
     """Until it asks for drafts: then they are assigned with all of their text by then. Jobs that wait for drafts have
     theirs at once; so do those of a verifier that has said nothing yet."""
     desk = Desk()
-    add_drafter(desk, b"d0")
+    desk.add_drafter(b"d0")
     desk.submit(1, max_tokens=ROOM)
     assert assigned(desk) == [1]
     say_asking(desk, 9999, come_alone=come_alone)
     desk.submit(2, max_tokens=ROOM)
     desk.submit(3, max_tokens=ROOM, speculation=Speculation(mode=mode))
     assert assigned(desk) == [3]
-    say(desk, replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
+    desk.back(replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
     assert assigned(desk) == [3]
     say_asking(desk, 300, come_alone=come_alone)
-    (message,) = [message for message in received(desk, b"d0") if isinstance(message, Assign)]
+    (message,) = desk.received(b"d0", Assign)
     assert message.session_id == 2
     assert message.token_ids.tolist()[PROMPT_LEN:] == [5, 6]
     desk.submit(4, max_tokens=ROOM)
@@ -357,18 +315,17 @@ def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: b
 
 def assigned(desk: Desk) -> list[int]:
     """Return the jobs that the drafter was given since the last silence was asked for."""
-    return [message.session_id for message in received(desk, b"d0") if isinstance(message, Assign)]
+    return [message.session_id for message in desk.received(b"d0", Assign)]
 
 
 def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
     """Let the verifier commit a token of job 1 and ask for such drafts; what was sent before is forgotten."""
     desk.sent.clear()
     step = replace(step_of(desk, (1, [7])), min_accept_prob=min_accept_prob)
-    say(desk, step.each()[0] if come_alone else step)
+    desk.back(step.each()[0] if come_alone else step)
 
 
-# --- and all the rest
-# ------------------------------------------------------------------------------------------------------
+# --- and all the rest -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -383,31 +340,26 @@ def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
 )
 def test_arrays_that_do_not_fit_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     """As a whole: no session of the message is harmed, and the next message is taken."""
-    desk = Desk()
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2)
     wrong = step_of(desk, (1, [7]), (2, [8, 9]), **changes)
     with pytest.raises(Exception, match=f"the arrays of verdicts do not fit together: {reason}"):
         wrong.check()
     desk.sent.clear()
-    say(desk, wrong)
+    desk.back(wrong)
     assert (desk.sent, desk.broker.state.counts["dropped_back"]) == ([], 1)
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    assert [desk.broker.state.jobs.active[i].transcript.token_ids for i in (1, 2)] == [[7], [8, 9]]
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
+    assert [desk.job(i).transcript.token_ids for i in (1, 2)] == [[7], [8, 9]]
 
 
 def test_a_verifiers_heartbeat_is_acknowledged_as_far_as_the_journal_is() -> None:
     """After steps, too."""
-    desk = Desk(has_journal=True)
-    desk.submit(1)
-    desk.submit(2)
+    desk = desk_with(1, 2, has_journal=True)
+    desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
     desk.journaled()
-    say(desk, step_of(desk, (1, [7]), (2, [8, 9])))
-    desk.journaled()
-    say(desk, step_of(desk, (1, [3]), (2, [4])))
-    jobs = desk.broker.state.jobs.active
+    desk.back(step_of(desk, (1, [3]), (2, [4])))
+    epochs = np.array([desk.job(i).session.epoch for i in (1, 2)])
     beat = Heartbeat(
-        incarnation=1, state="ready", session_ids=np.array([1, 2]), epochs=np.array([jobs[i].session.epoch for i in (1, 2)]),
+        incarnation=1, state="ready", session_ids=np.array([1, 2]), epochs=epochs,
         lengths=np.array([PROMPT_LEN + 2, PROMPT_LEN + 3], np.int32),
     )  # fmt: skip
     assert {ack.session_id: ack.length for ack in desk.front(VERIFIER, beat)} == {
@@ -432,10 +384,8 @@ def test_each_verdict_of_a_step_is_one_record() -> None:
 def test_drafters_receive_verdicts_before_clients_do() -> None:
     """While more verdicts follow; then clients receive them as one, each token once, also of a job that has ended
     since."""
-    desk = Desk()
-    for job_id in (1, 2, 3):
-        desk.submit(job_id)
-    add_drafter(desk, b"d0")
+    desk = desk_with(1, 2, 3)
+    desk.add_drafter(b"d0")
     desk.sent.clear()
     for verdict in step_of(desk, (1, [7]), (2, [8, 9]), (3, [4])).each():
         desk.take(desk.broker.from_back(VERIFIER, encode(verdict), desk.now, more=True))
@@ -443,7 +393,7 @@ def test_drafters_receive_verdicts_before_clients_do() -> None:
     desk.sent.clear()
     ended = replace(step_of(desk, (3, [5])).each()[0], finish="stop")
     desk.take(desk.broker.from_back(VERIFIER, encode(ended), desk.now, more=True))
-    (end,) = received(desk, ANN)
+    (end,) = desk.received(ANN)
     assert (end.token_ids.tolist(), end.finish) == ([4, 5], "stop")
     (others,) = desk.take(desk.broker.deliver(desk.now), ANN)
     assert {one.job_id: one.token_ids.tolist() for one in others.each()} == {1: [7], 2: [8, 9]}

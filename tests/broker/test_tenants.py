@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from specq.broker.admission.overload import overload
-from specq.broker.admission.roles import Roles
-from specq.broker.jobs.fair_queue import FairQueue
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.request import JobRequest
+from specq.broker.jobs.intake import overload
+from specq.broker.state.job import BrokerJob, JobRequest
+from specq.broker.state.rights import Roles
+from specq.broker.state.table import FairQueue
 from specq.protocol import SamplingParams, Submit
-from specq.testing.world import World
+from specq.testing.world import ReceivedText, World
 from specq.transport import Grant
 
 
@@ -26,7 +25,6 @@ def test_tenants_of_one_connection_take_turns():
     order = []
     while (taken := queue.take(lambda _: True)) is not None:
         order.append(taken[0].job_id)
-
     assert order.index(4) < 2
 
 
@@ -36,12 +34,11 @@ def test_a_tenant_leaves_room_for_others():
     world.add_verifier(max_sessions=1)
     world.run(0.1)
     for job_id in range(1, 9):
-        world.received[job_id] = world.received.get(job_id) or _nothing()
+        world.received[job_id] = ReceivedText()
         world.send(submit(job_id, "ann"))
-    world.received[20] = _nothing()
+    world.received[20] = ReceivedText()
     world.send(submit(20, "ben"))
     world.run(0.005)
-
     refused = [job_id for job_id in range(1, 9) if world.received[job_id].failed]
     assert refused == [6, 7, 8]
     assert "of one key" in world.received[6].failed.reason
@@ -49,17 +46,10 @@ def test_a_tenant_leaves_room_for_others():
     assert overload(world.broker.state, None) == ""
 
 
-def _nothing():
-    from specq.testing.world import ReceivedText
-
-    return ReceivedText()
-
-
 @pytest.mark.parametrize(("tenants", "refused"), [(True, False), (False, True)])
 def test_with_keys_it_takes_a_right(tenants, refused):
     roles = Roles({"web": Grant("web", b"web", ("client",), tenants=tenants)})
     assert not roles.refusal(b"socket", "web", Submit)
-
     assert bool(roles.refused_tenant(b"socket", "ann")) is refused
     assert not roles.refused_tenant(b"socket", "")
 
@@ -67,7 +57,6 @@ def test_with_keys_it_takes_a_right(tenants, refused):
 def test_a_label_is_part_of_a_job():
     """The same id under another label is another job: a gateway's label says what was asked for."""
     request = JobRequest(submit(1, "ann", label="a"))
-
     assert request.has_content(submit(1, "ann", label="a"))
     assert not request.has_content(submit(1, "ann", label="b"))
 
@@ -78,10 +67,9 @@ def test_a_verifier_knows_whose_a_job_is(tenant):
     say."""
     world = World()
     verifier = world.add_verifier()
-    world.received[1] = _nothing()
+    world.received[1] = ReceivedText()
     world.send(submit(1, tenant))
     world.run(0.005)
-
     assert [session.owner for session in verifier.sessions.values()] == [f"/{tenant}" if tenant else ""]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.protocol.bounds import PIECES
-from specq.protocol.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
+from specq.protocol.messages import Failed, FetchTokenizer, Message, TokenizerChunk
 from specq.protocol.wire import encode
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, VERIFIER, Desk
@@ -24,7 +24,7 @@ def piece(desk: Desk, verifier: bytes, index: int, count: int = 2, tokenizer: st
 
 
 def leave(desk: Desk, verifier: bytes) -> None:
-    desk.front(verifier, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave(verifier)
     desk.take(desk.broker.tick(desk.now))
 
 
@@ -106,7 +106,7 @@ def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
 )
 def test_who_asks_for_a_model_that_is_not_served_learns_what_is(served, wanted, said):
     desk = Desk()
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk.leave()
     for name in served:
         desk.hello(name.encode(), name=name)
     (refused,) = desk.front(ANN, FetchTokenizer(model=wanted))

@@ -9,19 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.admission.limits import MAX_REASON
-from specq.broker.effects import Send
-from specq.protocol.messages import (
-    Cancel,
-    Failed,
-    Follow,
-    GetStatus,
-    Hello,
-    Message,
-    Open,
-    Refused,
-    Submit,
-)
+from specq.broker import Send
+from specq.broker.state.memory import MAX_REASON
+from specq.protocol.messages import Cancel, Failed, Follow, GetStatus, Hello, Message, Open, Refused, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, version_spoken
 from specq.protocol.wire import MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode

@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Send, Write
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.workers.unserved import Missing
+from specq.broker import Broker, Effect, Send, Write
+from specq.broker.state.job import BrokerJob
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
-from specq.protocol.messages import Heartbeat, Hello, Open, Submit
+from specq.protocol.messages import Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
-from tests.broker.desk import VERIFIER, Desk
+from tests.broker.desk import Desk, desk_with
 
 WAIT_S = 600.0
 OLD = "of the tensors alone"
@@ -36,11 +34,10 @@ def wait(desk: Desk, seconds: float) -> None:
 
 def begun(**options: object) -> tuple[Desk, BrokerJob]:
     """Return a broker whose only verifier has left in the midst of a text."""
-    desk = Desk(**options)
-    desk.submit(1)
+    desk = desk_with(1, **options)
     desk.verdict(1, 7)
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
-    return desk, desk.broker.state.jobs.active[1]
+    desk.leave()
+    return desk, desk.job(1)
 
 
 def test_a_job_whose_weights_are_gone_fails() -> None:
@@ -57,10 +54,9 @@ def test_a_job_whose_weights_are_gone_fails() -> None:
 
 def test_a_job_whose_model_is_gone_fails() -> None:
     """Also one that has no token yet."""
-    desk = Desk()
-    desk.submit(1)
-    job = desk.broker.state.jobs.active[1]
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    desk = desk_with(1)
+    job = desk.job(1)
+    desk.leave()
     wait(desk, WAIT_S + 2)
     assert (
         job.transcript.failure.reason
@@ -76,7 +72,7 @@ def test_weights_that_come_back_in_time_go_on() -> None:
         desk.hello(name)
         wait(desk, 3)
         assert job.session.verifier == name
-        desk.front(name, Heartbeat(incarnation=1, state="leaving"))
+        desk.leave(name)
     assert not job.transcript.finish
 
 
@@ -141,7 +137,12 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     """An empty one matches nothing."""
     desk = Desk()
     (worker,) = desk.broker.state.workers.all()
-    assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]
+    assert [worker.serves(weights, apart=False) for weights in ("", "toy int", " int", "int")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_text_that_began_under_other_ends_keeps_its_binding() -> None:
@@ -149,13 +150,13 @@ def test_a_text_that_began_under_other_ends_keeps_its_binding() -> None:
     desk, ends = Desk(), {"former_fingerprint": "toy", "added_eos_ids": (5,)}
     desk.submit(1)
     desk.verdict(1, 7)
-    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
-    job = desk.broker.state.jobs.active[1]
+    desk.leave()
+    job = desk.job(1)
     for number, name in enumerate((b"first", b"second")):
         effects = hello(desk.broker, name, fingerprint=f"new {number}", **ends)
         assert [(message.former_ends, message.token_ids.tolist()[-1]) for message in opened(effects)] == [(True, 7)]
         assert (job.session.verifier, job.session.weights) == (name, "toy int")
-        desk.front(name, Heartbeat(incarnation=1, state="leaving"))
+        desk.leave(name)
     (fresh,) = opened(hello(desk.broker, b"own", fingerprint="toy", added_eos_ids=(5,)))
     assert not fresh.former_ends, "the same weights have the same ends"
 
@@ -168,12 +169,14 @@ def test_a_text_goes_on_only_where_the_same_kernels_compute() -> None:
     desk, job = begun()
     desk.hello(b"compiled", arithmetic="native cpu")
     desk.submit(2)
-    desk.front(b"compiled", Heartbeat(incarnation=1, state="leaving"))
+    desk.leave(b"compiled")
     assert job.session.weights == "toy int native cpu", "weights from before kernels counted are those of any"
     desk.hello(b"portable", arithmetic="torch cpu")
     assert not job.session.verifier
     desk.hello(b"again", arithmetic="native cpu")
     assert job.session.verifier == b"again"
-    reason = desk.broker.unserved._reason(Missing("toy", job.session.weights, apart=False))
+    desk.leave(b"again")
+    wait(desk, WAIT_S + 2)
+    reason = job.transcript.failure.reason
     assert "with the weights toy int native cpu" in reason
     assert "toy with toy int torch cpu" in reason

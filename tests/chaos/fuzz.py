@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
-from specq.broker.core import Broker
+from specq.broker import Broker
 from specq.client.core import ClientCore
 from specq.drafting.worker.drafter import Drafter
 from specq.protocol import Frames, ProtocolError, SamplingParams, decode, encode

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from specq.broker import Broker, Effect, core
-from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.table import Jobs
 from specq.broker.jobs.verdicts import Added, VerdictHandler
-from specq.broker.workers import heartbeats
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.table import Jobs
+from specq.broker.state.transcript import Commit
 from specq.broker.workers.assignment import DrafterAssignment
-from specq.broker.workers.reconcile import Expected, Reported
+from specq.broker.workers.policy import Expected, Reported
+from specq.broker.workers.presence import Presence
 from specq.client.core import ClientCore
 from specq.protocol import Judgement, Message, Open, SessionStep, Verdict
 from specq.protocol.messages import Verdicts as StepVerdicts
@@ -59,7 +59,7 @@ def no_resend(patch: Patch) -> None:
 
 def no_reopening(patch: Patch) -> None:
     """Let a session that its verifier does not know stay lost."""
-    expected = heartbeats.Heartbeats._expected
+    expected = Presence._expected
 
     def never_missing(self: Any, verifier: Any) -> dict[int, Expected]:
         sessions = expected(self, verifier)
@@ -67,7 +67,7 @@ def no_reopening(patch: Patch) -> None:
             session.mark.is_missing = False
         return sessions
 
-    patch.setattr(heartbeats.Heartbeats, "_expected", never_missing)
+    patch.setattr(Presence, "_expected", never_missing)
 
 
 def no_kv_rollback(patch: Patch) -> None:
@@ -143,7 +143,7 @@ def sent_before_it_is_journaled(patch: Patch) -> None:
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
     """Lose no worker that is silent."""
-    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self: self.placement.settle())
+    patch.setattr(Presence, "lose_dead", lambda self: self.placement.settle())
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.effects import Send
+from specq.broker import Send
 from specq.protocol import Cancel, Follow, Frames, Hello, ProtocolError, SamplingParams, Submit, decode, encode
 from specq.protocol.messages import MESSAGES, Assign, Message, Verdict
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION

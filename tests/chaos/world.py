@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, FindFinished, Send, Write
+from specq.broker import Broker, Effect, Find, FindFinished, Send, Write
 from specq.drafting.worker.drafter import Drafter
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams

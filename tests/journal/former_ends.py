@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, Send, Write
+from specq.broker import Broker, Effect, Find, Send, Write
 from specq.engines.torch.engine import TorchEngine
 from specq.journal import Opening, open_journal
 from specq.protocol import Failed, Follow, Hello, JobTokens, Tokens, decode, encode

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.broker.core import Broker
-from specq.broker.effects import Effect, Find, Send, Write
+from specq.broker import Broker, Effect, Find, Send, Write
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed
 from specq.protocol import SamplingParams, decode, encode

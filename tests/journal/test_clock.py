@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specq.broker.core import Broker
+from specq.broker import Broker
 from specq.journal import Clocks, Journal, MachineClock, Noted, Opening, offset_of, open_journal
 from specq.journal.interface import NOTE_S
 from specq.journal.sqlite.connection import connect

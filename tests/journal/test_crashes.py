@@ -12,9 +12,9 @@ import pytest
 
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.ledger import Ledger
-from specq.broker.jobs.table import Jobs
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.ledger import Ledger
+from specq.broker.state.table import Jobs
 from specq.protocol import Follow, encode
 from specq.testing import FakeJournal, toy_text
 from tests.each import each

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specq.broker import Broker, JournalLink
-from specq.broker.effects import Find, FindFinished, Write
+from specq.broker import Broker, Find, FindFinished, JournalLink, Write
 from specq.config.sections import BrokerConfig
 from specq.journal import Clocks, Kept, MachineClock, Opening, open_journal
 from specq.journal.sqlite.rows import SqliteReader

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specq.broker.admission.limits import REQUEST_BYTES, REQUESTS_S
-from specq.broker.core import Broker
-from specq.broker.effects import Find, Send, Write
+from specq.broker import Broker, Find, Send, Write
+from specq.broker.state.rights import REQUEST_BYTES, REQUESTS_S
 from specq.journal import JobEnded, JobTaken, Opening, Record, open_journal
 from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
 from specq.protocol import Failed, Hello, SamplingParams, Submit, decode, encode

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from specq.broker.jobs.commits import fits_logprobs, read_commit
+from specq.broker.jobs.verdicts import fits_logprobs, read_commit
 from specq.client.parameters import read_parameters
 from specq.protocol import bounds
 from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, PairBound, Range, Text

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from specq.broker.workers.registry import MOST_STEP, Worker
+from specq.broker.state.registry import MOST_STEP, Worker
 from specq.protocol import Heartbeat, Hello, Open, SamplingParams
 from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S
 from specq.verifier.control.step_curve import StepCurve

@@ -12,10 +12,9 @@ from itertools import chain
 
 import numpy as np
 
-from specq.broker.effects import Send
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.readers import JobReader
-from specq.broker.state import BrokerState
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.memory import BrokerState, Send
+from specq.broker.state.peers import JobReader
 from specq.protocol import Accepted, JobTokens, Tokens, decode, type_of
 
 Span = tuple[BrokerJob, int, int]  # a job, and the generated tokens that a client lacks of it: from which to which

@@ -1,7 +1,8 @@
 """The broker's side towards clients: jobs come in and end. How tokens go out: `specq.broker.jobs.delivery`.
 
 Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
-sent again; the same id with other content is refused. What a client receives of a job is in the journal before.
+sent again; the same id with other content is refused. What a client receives of a job is in the journal before. A key
+may have as many jobs as there is room left for others, which is half of the queue for one, a third each for two.
 """
 
 from __future__ import annotations
@@ -12,37 +13,23 @@ from typing import Any
 
 import structlog
 
-from specq.broker.admission.limits import clipped
-from specq.broker.admission.overload import overload
-from specq.broker.effects import Find
 from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.lifecycle import JobEvent
-from specq.broker.jobs.records import ended_record, restored, taken_record
-from specq.broker.jobs.request import JobRequest, bucket
-from specq.broker.state import BrokerState
+from specq.broker.state.job import BrokerJob, JobRequest, bucket
+from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
+from specq.broker.state.lifecycle import JobEvent
+from specq.broker.state.memory import BrokerState, Find, clipped
+from specq.broker.state.registry import Worker
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.registry import Worker
-from specq.broker.workers.status import status_report
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
-from specq.protocol import (
-    Cancel,
-    Failed,
-    Follow,
-    GetStatus,
-    JournalBusyError,
-    ModelInfo,
-    Submit,
-    status_of,
-    too_large,
-)
+from specq.protocol import Cancel, Failed, Follow, JournalBusyError, ModelInfo, Submit, too_large
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
+MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
+MAX_RECORDS = 100_000  # that may wait for the journal before new jobs are refused
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
-
 Ask = Callable[..., None]
 
 
@@ -78,7 +65,7 @@ class Intake:
         deadline = now + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
         job = BrokerJob(JobRequest(submit, self.state.roles.peer(client), now, deadline))
-        self.state.traces.begin(job, self.state.clock.now)
+        self.state.begin_trace(job)
         if job.trace is not None:
             job.trace.expect(client, "client", "client")
         self.state.jobs.add(job)
@@ -188,7 +175,7 @@ class Intake:
     def finish(self, job: BrokerJob) -> None:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
-        self.state.traces.end(job, self.state.clock.now)
+        self.state.end_trace(job)
         job.transcript.ended_at = self.state.clock.journal_time
         self.placement.release(job)
         self.state.jobs.retire(job)
@@ -219,17 +206,11 @@ class Intake:
         for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
             self.placement.release(job)
             self.state.jobs.drop(job)
-            self.state.traces.end(job, self.state.clock.now)
+            self.state.end_trace(job)
             self.state.record(JobDropped(job.job_id), job)
             for client in job.readers.by_client:
                 self._refuse(client, job.job_id, "busy", reason)
             job.readers.by_client.clear()
-
-    # --- and the rest -------------------------------------------------------------------------------------------------
-
-    def get_status(self, client: bytes, message: GetStatus) -> None:
-        """Answer with the broker's state."""
-        self.state.outbox.send_front(client, status_of(status_report(self.state, client, message.sessions)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:
@@ -241,12 +222,37 @@ def misfit(message: Submit, model: ModelInfo) -> str:
         return "the prompt is empty"
     if not 0 <= prompt.min() <= prompt.max() < (limit := model.num_prompt_tokens):
         return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {limit - 1})"
-    named = [token for token in message.params.token_ids_named() if token >= model.vocab_size]
+    named = [token for token in message.params.token_ids_named() if token >= (limit := model.vocab_size)]
     if named:
-        return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {model.vocab_size - 1})"
+        return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {limit - 1})"
     if len(prompt) + message.params.max_tokens > model.max_length:
         return (
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
             f"{model.max_length} tokens that {model.name} takes"
         )
     return ""
+
+
+def overload(state: BrokerState, bucket: str | None) -> str:
+    """Return why no job in this bucket (None: of nobody in particular) can be taken now, or ""."""
+    if reason := state.closing or state.ledger.trouble:
+        return f"no new jobs now: {reason}"
+    return _full_queue(state, bucket) or _slow_journal(state.ledger)
+
+
+def _full_queue(state: BrokerState, bucket: str | None) -> str:
+    num_jobs, most = len(state.jobs.active), state.settings.max_jobs
+    if num_jobs >= most:
+        return f"the queue is full ({most} jobs); try again when some have ended"
+    if state.jobs.num_tokens >= MAX_TOKENS:
+        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have ended"
+    if bucket and state.jobs.held[bucket] >= most - num_jobs:
+        room = f"no room for more than {state.jobs.held[bucket]} jobs of one key now"
+        return f"the queue has {room}; try again when some have ended"
+    return ""
+
+
+def _slow_journal(ledger: Ledger) -> str:
+    if ledger.sequence - ledger.settled > MAX_RECORDS:
+        return "the journal is behind; try again in a moment"
+    return f"{ledger.full}; try again when some have ended" if ledger.full else ""

@@ -1,25 +1,63 @@
 """Verdicts into jobs: to the session's drafters at once, then into the transcript and towards the journal.
 
+Verdicts are what the broker handles most. Those of a step come as one message of arrays. Of one that comes alone only
+the header is checked as a whole: see `decode_scalars`. Of its arrays the broker reads four: 60% of the time of a whole
+`decode`. What is read is checked as strictly; the rest is the drafters' to read.
+
+Drafters receive verdicts at once and as they are, as a rule. But while the verifier is so busy that it would verify
+hardly any draft, a drafter that receives every verdict only takes processor time and memory bandwidth from it. Then
+verdicts are held back, and several go as one: less often the longer that lasts, and at once as rarely as can be where
+drafters are asked to be silent. A synchronous drafter receives each, since its round waits for it.
+
 Once the journal has it, a verdict's text goes to the clients: see `specq.broker.core.Broker.journaled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from specq.broker.jobs.commits import Commit, commits_of, fits_logprobs, read_commit
+import numpy as np
+
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.jobs.records import added_record
-from specq.broker.jobs.relay import SILENT, StepRelay, relay
-from specq.broker.state import BrokerState
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.ledger import added_record
+from specq.broker.state.memory import BrokerState, Send
+from specq.broker.state.peers import DrafterLane
+from specq.broker.state.transcript import Commit
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.quarantine import is_cleared
-from specq.protocol import Verdict, decode, encode
-from specq.protocol import Verdicts as StepVerdicts
+from specq.protocol import (
+    MAX_NODES,
+    ORIGIN_BYTES,
+    ORIGIN_CODES,
+    PLAIN,
+    TOKEN_IDS,
+    Frames,
+    ProtocolError,
+    Verdict,
+    Verdicts,
+    array_frame,
+    decode,
+    decode_scalars,
+    encode,
+    ends_of_parts,
+)
+
+_TOKENS = array_frame(Verdict, "token_ids")
+_NODES = array_frame(Verdict, "node_ids")
+_MASK = array_frame(Verdict, "mask")
+_ORIGINS = array_frame(Verdict, "origins")
+_are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
+_are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
+_PLAIN = bytes([ORIGIN_CODES[PLAIN]])
+_PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes that the arrays of a step have for each
+_NO_STATS: dict[str, Any] = {}
+BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
+SILENT = 1000  # above it no node is likely enough
+MOST_HELD = 32  # verdicts that go as one
 
 
 class Added(NamedTuple):
@@ -39,7 +77,7 @@ class VerdictHandler:
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
         """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if
         the message is malformed."""
-        step = cast("StepVerdicts", decode(frames))
+        step = cast("Verdicts", decode(frames))
         step.check()
         relayed, added = StepRelay(step, frames), list[Added]()
         for place, commit in enumerate(commits_of(step)):
@@ -84,12 +122,12 @@ class VerdictHandler:
 
     def _hear(self, verifier: bytes, min_accept_prob: int) -> None:
         """Take in what a verifier asks of drafters."""
-        if (worker := self.state.workers.get(verifier)) is not None:
-            self.placement.drafter_assignment.hear(worker, wants_silence=min_accept_prob > SILENT)
+        worker, wants_silence = self.state.workers.get(verifier), min_accept_prob > SILENT
+        if worker is not None and worker.wants_silence != wants_silence:
+            self.placement.drafter_assignment.hear(worker, wants_silence=wants_silence)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
-        """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any
-        more."""
+        """Return the job that a verdict is on; None, and that is counted, if that is not this verifier's any more."""
         job = self.state.jobs.active.get(commit.session_id)
         if job is not None and job.session.is_at(verifier, commit.epoch):
             return job
@@ -105,7 +143,7 @@ class VerdictHandler:
             if commit.base_len == job.transcript.prompt_len and not known:
                 job.stats.cached_tokens = min(commit.cached_tokens, job.transcript.prompt_len)
             job.stats.add(commit)
-            self.state.rounds[job.request.model].add(job, commit, num_new)
+            self.state.rounds[job.request.model].add(job.transcript, commit, num_new)
             if (worker := self.state.workers.get(verifier)) is not None:
                 worker.num_tokens += num_new
             if job.trace is not None and job.trace.in_all_processes:
@@ -116,10 +154,147 @@ class VerdictHandler:
     def _journal(self, added: Sequence[Added]) -> None:
         """Journal what verdicts added to jobs; without a journal, the clients may receive it now."""
         for job, commit, known in added:
-            if is_cleared(job):
+            if job.is_cleared:
                 self.placement.clear(job)
             if self.state.ledger.has_journal:
                 self.state.record(added_record(job, commit, known), job)
             else:
                 job.durable.note(job.transcript.num_tokens, ended=False)
                 self.delivery.note(job)
+
+
+def read_commit(frames: Sequence[bytes]) -> Commit:
+    """Take a verdict's frames apart; raises ProtocolError for a malformed one."""
+    header = decode_scalars(frames, Verdict)
+    tokens = frames[_TOKENS] if len(frames) > _TOKENS else b""
+    nodes = frames[_NODES] if len(frames) > _NODES else b""
+    mask = frames[_MASK] if len(frames) > _MASK else b""
+    if len(tokens) % 4 or len(nodes) != 4 * len(mask) or len(mask) > MAX_NODES:
+        raise ProtocolError(f"a verdict's arrays do not fit together, or have more than {MAX_NODES} nodes")
+    if not _are_tokens(tokens):
+        raise ProtocolError(f"verdict.token_ids must be {TOKEN_IDS.allowed}")
+    token_ids = np.frombuffer(tokens, "<i4").tolist()
+    origins = (frames[_ORIGINS] if len(frames) > _ORIGINS else b"") or _PLAIN * len(token_ids)
+    if len(origins) != len(token_ids) or not _are_origins(origins):
+        raise ProtocolError(f"verdict.origins must hold {ORIGIN_BYTES.allowed}, one a token, or nothing")
+    return Commit(
+        session_id=int.from_bytes(frames[0], "little"),
+        epoch=header["epoch"],
+        base_len=header["base_len"],
+        finish=header.get("finish", ""),
+        min_accept_prob=header.get("min_accept_prob", 0),
+        us=header.get("us", ()),
+        stats=header.get("stats", {}),
+        cached_tokens=header.get("cached_tokens", 0),
+        token_ids=token_ids,
+        raw=tokens,
+        origins=origins,
+        num_nodes=len(mask),
+        num_accepted=mask.count(1),
+        num_bytes=sum(map(len, frames)),
+    )
+
+
+def commits_of(step: Verdicts) -> Iterator[Commit]:
+    """Yield the verdicts of a step; its arrays must fit together."""
+    tokens, raw, origins = step.token_ids.tolist(), step.token_ids.tobytes(), step.origins.tobytes()
+    ends, node_ends = ends_of_parts(step.num_tokens), ends_of_parts(step.num_nodes)
+    accepted = ends_of_parts(step.mask)[node_ends]
+    num_bytes = _PER_SESSION + _PER_TOKEN * step.num_tokens + _PER_NODE * step.num_nodes + _PER_SEEN * step.num_seen
+    of_verdicts = step.session_ids, step.epochs, step.base_lens, step.waited_us, num_bytes, step.num_nodes
+    columns = *of_verdicts, accepted[1:] - accepted[:-1], ends[:-1], ends[1:]
+    prob, us = step.min_accept_prob, step.step_us
+    for session_id, epoch, base_len, waited, size, nodes, num_accepted, start, end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        own, own_raw, own_origins = tokens[start:end], raw[4 * start : 4 * end], origins[start:end]
+        yield Commit(
+            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, 0, own, own_raw, own_origins,
+            nodes, num_accepted, size,
+        )  # fmt: skip
+
+
+def fits_logprobs(verdict: Verdict, num_top: int) -> bool:
+    """Return whether a verdict has the log-probabilities that its job asked for, of each token and of `num_top` others;
+    -1: none, and what there is does no harm. The journal stores them as a row a token."""
+    count = len(verdict.token_ids)
+    top = {len(verdict.top_ids), len(verdict.top_logprobs)}
+    return num_top < 0 or (len(verdict.logprobs) == count and top == {num_top * count})
+
+
+def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
+    """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held
+    back."""
+    lanes = job.drafters.lanes.values()
+    if not lanes:
+        return []
+    job.drafters.held.asked = commit.min_accept_prob
+    if _goes_at_once(job, commit):
+        return _to_all(lanes, list(frames))
+    merged = _held(job, commit)
+    return _to_all(lanes, merged) if merged else []
+
+
+class StepRelay:
+    """What is sent of the verdicts of a step: to each drafter one message, with those of its sessions. Those that were
+    held back go as verdicts of their own."""
+
+    def __init__(self, step: Verdicts, frames: Sequence[bytes]) -> None:
+        """`frames`: the step's, as they came."""
+        self._step, self._frames = step, frames
+        self._places: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._merged: list[Send] = []
+
+    def add(self, place: int, job: BrokerJob, commit: Commit) -> None:
+        """Pass on the verdict at this place of the step, which the job has just taken in."""
+        lanes = job.drafters.lanes
+        if not lanes:
+            return
+        job.drafters.held.asked = commit.min_accept_prob
+        if _goes_at_once(job, commit):
+            for lane in lanes.values():
+                self._places[lane.drafter].append(place)
+        elif merged := _held(job, commit):
+            self._merged += _to_all(lanes.values(), merged)
+
+    def sends(self) -> list[Send]:
+        """Return what is sent. A drafter of all the sessions receives the message as it came."""
+        size = self._step.session_ids.size
+        at_once = [
+            Send("front", drafter, list(self._frames) if len(places) == size else encode(self._step.take(places)))
+            for drafter, places in self._places.items()
+        ]
+        return self._merged + at_once
+
+
+def _goes_at_once(job: BrokerJob, commit: Commit) -> bool:
+    return job.drafters.held.since < 0 and not _is_busy(job, commit)
+
+
+def _is_busy(job: BrokerJob, commit: Commit) -> bool:
+    return commit.min_accept_prob > BUSY and not job.request.speculation.waits
+
+
+def _held(job: BrokerJob, commit: Commit) -> Frames | None:
+    """Hold a verdict back; return those that are held by now as one if it is time, else None."""
+    held, is_busy = job.drafters.held, _is_busy(job, commit)
+    if held.since < 0:
+        held.since = commit.base_len
+    held.count += 1
+    if is_busy and held.count < held.most:
+        return None
+    growth = 2 if commit.min_accept_prob <= SILENT else MOST_HELD
+    held.most = min(growth * held.most, MOST_HELD) if is_busy else 1
+    merged = Verdict(
+        session_id=job.job_id,
+        epoch=job.session.epoch,
+        base_len=held.since,
+        min_accept_prob=commit.min_accept_prob,
+        token_ids=job.transcript.since(held.since),
+    )
+    held.since, held.count = -1, 0
+    return encode(merged)
+
+
+def _to_all(lanes: Iterable[DrafterLane], frames: Frames) -> list[Send]:
+    return [Send("front", lane.drafter, frames) for lane in lanes]

@@ -1,9 +1,8 @@
-"""Workers at the broker: who is there, and who works on what.
+"""What the broker does with workers: who is there, and who works on what.
 
-registry     the registered workers; registration: how they register
-heartbeats   whether they are alive and have their sessions; reconcile: what is missing, as a pure function
-placement    sessions to verifiers; policy: which one; quarantine: jobs that crash verifiers
-bindings     which verifier holds a job, as the journal has it; confirmation: whether sessions arrive there
-assignment   drafters to sessions
-tokenizers   the tokenizers of the served models; status: what `specq status` shows
+presence     how they register, beat and are lost; whether sessions arrive; what nobody has
+placement    sessions to verifiers, and which verifier holds a job, as the journal has it
+policy       which verifier, which jobs crash verifiers, what is missing: pure functions
+assignment   drafters to sessions, and the hidden states that they read
+tokenizers   the tokenizers of the served models
 """

@@ -1,19 +1,23 @@
-"""Drafters to sessions: who drafts for which job, and sending again what drafters missed.
+"""Drafters to sessions: who drafts for which job, what drafters missed, and the hidden states that they ask verifiers
+for.
 
 Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins
-get none: they would be told of each and have nothing to do. They get them when it asks for drafts.
+get none: they would be told of each and have nothing to do. They get them when it asks for drafts. Hidden states are
+passed on as they came, once their form was checked; they are the drafter's to read. None are sent to a drafter that is
+silent, so that few wait for it. A verifier that sends some for a lane that is gone is told to send no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.state import BrokerState
-from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
-from specq.broker.workers.registry import Worker, least_loaded
-from specq.protocol import Assign, GetActivations, Release, SamplingParams, Verdict
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.memory import BrokerState, Send
+from specq.broker.state.registry import Worker, least_loaded
+from specq.broker.workers.policy import Action, Expected, Reported, reconcile
+from specq.protocol import Activations, Assign, GetActivations, Release, SamplingParams, Verdict, decode
 from specq.verification import strategy
 
 
@@ -29,10 +33,10 @@ class DrafterAssignment:
                 self.assign_drafters(job)
 
     def hear(self, verifier: Worker, *, wants_silence: bool) -> None:
-        """Take in whether a verifier asks drafters to be silent; where it asks for drafts again, its jobs get the
-        drafters that they lack."""
-        had_silence, verifier.wants_silence = verifier.wants_silence, wants_silence
-        if had_silence and not wants_silence:
+        """Take in that a verifier asks drafters to be silent, or for drafts again: then its jobs get the drafters that
+        they lack."""
+        verifier.wants_silence = wants_silence
+        if not wants_silence:
             for job in self.state.jobs.among(verifier.job_ids):
                 self.assign_drafters(job)
 
@@ -171,3 +175,26 @@ def drafting_params(params: SamplingParams) -> SamplingParams:
 def is_drafted(mode: str, strategy_name: str) -> bool:
     """Can drafts be of use to a job?"""
     return mode != "plain" and strategy(strategy_name).uses_drafts
+
+
+class ActivationRelay:
+    """The handler of hidden states."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self.state = state
+
+    def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
+        """Pass hidden states on to the drafter of their lane; raises ProtocolError for a malformed message."""
+        message = cast("Activations", decode(frames))
+        job = self.state.jobs.active.get(message.session_id)
+        if job is None or not job.session.is_at(verifier, message.epoch):
+            return
+        lane = job.drafters.lanes.get(message.lane)
+        if lane is None:
+            stop = GetActivations(session_id=message.session_id, epoch=message.epoch, lane=message.lane)
+            self.state.outbox.send_back(verifier, stop)
+            return
+        lane.is_fed = True
+        drafter = self.state.workers.get(lane.drafter)
+        if drafter is not None and self.state.clock.now - drafter.last_seen <= self.state.settings.quiet_s:
+            self.state.outbox.add(Send("front", lane.drafter, list(frames)))

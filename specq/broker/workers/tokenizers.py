@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specq.broker.effects import Send
-from specq.broker.state import BrokerState
+from specq.broker.state.memory import BrokerState, Send
 from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, did_you_mean, encode, shown
 
 MAX_WAITING = 4096  # clients for one tokenizer

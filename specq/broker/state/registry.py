@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.broker.admission.roles import NOBODY, Shown
+from specq.broker.state.rights import NOBODY, Shown
 from specq.protocol import OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
@@ -76,14 +76,10 @@ class Worker:
             return None
         return former if model.added_eos_ids else self.weights
 
-    def has_weights(self, weights: str) -> bool:
-        """Can a job that is bound to these weights ("": to none) go on here?"""
-        return self.binding(weights) is not None
-
     def serves(self, weights: str, *, apart: bool) -> bool:
-        """Can a job go on here that is bound to these weights, and whose owner's texts are kept `apart` or need not
-        be?"""
-        return self.has_weights(weights) and (self.knows_owners or not apart)
+        """Can a job go on here that is bound to these weights ("": to none), and whose owner's texts must be kept
+        `apart` or need not be?"""
+        return self.binding(weights) is not None and (self.knows_owners or not apart)
 
     @property
     def has_room(self) -> bool:

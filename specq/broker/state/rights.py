@@ -1,9 +1,15 @@
-"""Who may say what to the broker, where keys are on: each message is held against the roles of the key it came with.
+"""What each peer of the broker may do, and how many requests it may make.
 
-Rules: the socket says whose key it was (`who`, the key's name); what a peer says of itself does not count. A job
-belongs to the key that submitted it; other keys learn nothing of it, not even that it exists. A key that is taken off
-the list (`Grant`s by name, which may change at any time) may do nothing from then on, and receives nothing more: see
-`specq.broker.admission.revocation`. Without keys everyone may do everything.
+Roles, where keys are on: each message is held against the roles of the key it came with. The socket says whose key it
+was (`who`, the key's name); what a peer says of itself does not count. A job belongs to the key that submitted it;
+other keys learn nothing of it, not even that it exists. A key that is taken off the list (`Grant`s by name, which may
+change at any time) may do nothing from then on, and receives nothing more: see `specq.broker.gate.Revocation`. Without
+keys everyone may do everything.
+
+Requests of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
+the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of decoding. A
+report of the broker's state also costs a look at each job. What is dropped the peer asks again by itself: all requests
+may be repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from specq.protocol import (
 from specq.transport import Grant
 
 REVOKED = "this key is not allowed any more"
-MAX_PEERS = 65_536  # sockets whose keys are remembered
+MAX_SOCKETS = 65_536  # sockets whose keys are remembered
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
 MAY: dict[type[Message], frozenset[str]] = {
     Submit: _CLIENT,
@@ -49,6 +55,12 @@ MAY: dict[type[Message], frozenset[str]] = {
     Heartbeat: _WORKER,
     Draft: frozenset({"draft"}),
 }
+MAX_PEERS = 4096  # whose requests are counted; beyond, the one that has been silent for longest starts anew
+REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
+REQUEST_BYTES = 8192  # that count as a request
+HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
+SMALL_HEADER = 1024
+STATUS_JOBS, LISTED_JOBS = 2000, 500  # that a report looks at, likewise; where it lists sessions
 
 
 class Shown(NamedTuple):
@@ -89,7 +101,7 @@ class Roles:
         """Remember whose socket this is: libzmq lets nobody else have its identity while it is connected."""
         if self._names.get(identity) != shown:
             self._names[identity] = shown
-            if len(self._names) > MAX_PEERS:
+            if len(self._names) > MAX_SOCKETS:
                 self._names.popitem(last=False)
 
     def peer(self, identity: bytes) -> str:
@@ -134,7 +146,8 @@ class Roles:
         grant = self._grant(self.shown(identity))
         if not tenant or grant is None or grant.tenants:
             return ""
-        return f"the key {grant.name} may not submit for tenants (tenants in its .pub file at the broker; specq keys --tenants)"
+        where = "tenants in its .pub file at the broker; specq keys --tenants"
+        return f"the key {grant.name} may not submit for tenants ({where})"
 
     def public_key(self, identity: bytes) -> bytes:
         """Return the public key of a peer; b"" of a stranger."""
@@ -187,3 +200,67 @@ def forbidden(message: Message, reason: str) -> Message | None:
     if isinstance(message, ListJobs | FetchTokenizer):
         return Failed(job_id=0, code="forbidden", reason=reason)
     return None
+
+
+class Bucket:
+    """A token bucket, full at first: `rate` flows in each second, `burst` is what it holds."""
+
+    __slots__ = ("_at", "_level")
+
+    def __init__(self, burst: float, now: float) -> None:
+        self._level, self._at = burst, now
+
+    def take(self, cost: float, rate: float, burst: float, now: float) -> bool:
+        """Take out what something costs, at most all that it can hold; False if there is not enough."""
+        self._fill(rate, burst, now)
+        is_enough = self._level >= cost or self._level >= burst
+        self._level -= cost if is_enough else 0.0
+        return is_enough
+
+    def spend(self, cost: float, rate: float, burst: float, now: float) -> bool:
+        """Take out what something costs, however much; False if nothing is left. So the answer does not depend on the
+        cost."""
+        self._fill(rate, burst, now)
+        if self._level <= 0:
+            return False
+        self._level -= cost
+        return True
+
+    def _fill(self, rate: float, burst: float, now: float) -> None:
+        if now > self._at:
+            self._level = min(burst, self._level + rate * (now - self._at))
+            self._at = now
+
+    def charge(self, cost: float) -> None:
+        """Take out what was spent, also beyond what there is."""
+        self._level -= cost
+
+
+class Limits:
+    """The buckets of all peers' requests; those of lanes are in `job.drafters`."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, Bucket] = OrderedDict()
+
+    def admit_request(self, peer: str, num_bytes: int, now: float, *, num_header_bytes: int = 0) -> bool:
+        """Return whether this peer may ask for something now, in this number of bytes, headers included."""
+        bucket = self._peers.get(peer)
+        if bucket is None:
+            bucket = self._peers[peer] = Bucket(REQUESTS_BURST, now)
+            if len(self._peers) > MAX_PEERS:
+                self._peers.popitem(last=False)
+        self._peers.move_to_end(peer)
+        cost = 1 + num_bytes / REQUEST_BYTES + max(0, num_header_bytes - SMALL_HEADER) / HEADER_BYTES
+        return bucket.take(cost, REQUESTS_S, REQUESTS_BURST, now)
+
+    def charge_answer(self, peer: str, num_bytes: int) -> None:
+        """Count what a peer was answered."""
+        bucket = self._peers.get(peer)
+        if bucket is not None:
+            bucket.charge(num_bytes / REQUEST_BYTES)
+
+    def charge_status(self, peer: str, num_jobs: int, *, lists_sessions: bool) -> None:
+        """Count that a peer was shown the state of a broker that has so many jobs."""
+        bucket = self._peers.get(peer)
+        if bucket is not None:
+            bucket.charge(num_jobs / (LISTED_JOBS if lists_sessions else STATUS_JOBS))

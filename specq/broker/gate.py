@@ -1,9 +1,14 @@
-"""What the broker lets in from its front: drafts and requests, by role, by share, by form.
+"""What the broker lets in from its front: drafts and requests, by role, by share, by form; what becomes of those whose
+key was taken away.
 
 Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is
 passed on unread but for its sender and size. The draft distributions of drafters that are not trusted are taken off, so
 that their nodes are judged as point masses, which is exact whatever they are. Drafts are not sent to a verifier that is
 silent, so that what waits for it is what it must receive.
+
+All sessions of a verifier together may make it spend half of its time on drafts, each as much as any other, and within
+a session each lane. A draft costs what it takes there to decode and graft (DRAFT_US, NODE_US as measured by `specq
+bench calibrate`).
 """
 
 from __future__ import annotations
@@ -11,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from specq.broker.admission.limits import admit_draft, check_heartbeat, clipped
-from specq.broker.admission.roles import NOBODY, forbidden
-from specq.broker.effects import Effect, Send
-from specq.broker.jobs.drafters import DrafterLane, Drafters
-from specq.broker.jobs.job import BrokerJob
-from specq.broker.state import BrokerState
+import structlog
+
+from specq.broker.jobs.intake import Intake
+from specq.broker.state.job import BrokerJob
+from specq.broker.state.memory import BrokerState, Effect, Send, clipped
+from specq.broker.state.peers import DrafterLane, Drafters
+from specq.broker.state.registry import Worker
+from specq.broker.state.rights import NOBODY, Bucket, forbidden
+from specq.broker.workers.placement import Placement
 from specq.protocol import (
     ID,
     NAME,
@@ -32,6 +40,7 @@ from specq.protocol import (
     Refused,
     Submit,
     TraceEvents,
+    array_frame,
     decode,
     decode_header,
     encode,
@@ -39,11 +48,20 @@ from specq.protocol import (
     named_type,
     stripped,
 )
+from specq.verification import strategy
 
+log = structlog.get_logger(__name__)
+
+DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
+DRAFTS_SHARE = 0.5  # of a verifier's time
+BURST_S = 0.25
+MAX_DRAFT_NODES = 512  # as many as a session's tree holds
+MAX_DRAFT_BYTES = 1 << 20
+MAX_SESSIONS = 4096  # in a heartbeat, beyond those that the worker has: left from before a restart
+_TOKENS = array_frame(Draft, "token_ids")
 MAX_WORKERS = 4096
 _AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
 _OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # what a worker is sent after one of these it has not asked for
-QUIET_BEATS = 3  # heartbeats without a message, after which a verifier is sent no drafts
 
 
 class Gate:
@@ -139,7 +157,7 @@ class Gate:
     def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
         """Can the job's verifier take a draft of this length on this lane now?"""
         now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
-        if verifier is None or now - verifier.last_seen > QUIET_BEATS * self.state.settings.heartbeat_ms / 1000:
+        if verifier is None or now - verifier.last_seen > self.state.settings.quiet_s:
             return False
         return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
 
@@ -150,3 +168,68 @@ def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
     if lane is None or lane.drafter != sender:
         raise ProtocolError("a draft for a lane that is not the sender's")
     return lane
+
+
+def admit_draft(
+    drafters: Drafters, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
+) -> bool:
+    """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?
+
+    Earlier drafts decide: this one's size depends on the tokens that were drawn for it, and these must not decide
+    whether it arrives (decision 0008).
+    """
+    num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
+    if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
+        return False
+    rate = 1e6 * DRAFTS_SHARE / ((len(verifier.job_ids) or 1) * len(drafters.lanes))
+    burst = BURST_S * rate
+    bucket = lane.budget
+    if bucket is None:
+        bucket = lane.budget = Bucket(burst, now)
+    return bucket.spend(DRAFT_US + NODE_US * num_nodes + DISTRIBUTION_US * num_bytes / 1024, rate, burst, now)
+
+
+def check_heartbeat(worker: Worker | None, message: Heartbeat) -> None:
+    """Raise ProtocolError for one that lists more sessions than a worker can have, or whose arrays differ in length."""
+    num_jobs = len(worker.job_ids) if worker is not None else 0
+    sizes = {len(message.session_ids), len(message.epochs), len(message.lengths)}
+    if len(sizes) > 1 or max(sizes) > MAX_SESSIONS + 2 * num_jobs:
+        raise ProtocolError(f"a heartbeat with {max(sizes)} sessions")
+
+
+class Revocation:
+    """Applies changes of the grants to what is under way."""
+
+    def __init__(self, state: BrokerState, placement: Placement, intake: Intake) -> None:
+        self.state, self.placement, self.intake = state, placement, intake
+
+    def apply(self) -> None:
+        """Lose the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
+        if not self.state.roles.have_changed():
+            return
+        for worker in self.state.workers.all():
+            self._look_at(worker)
+        jobs = list(self.state.jobs.active.values())
+        for job in [*jobs, *self.state.jobs.finished.values()]:
+            job.readers.retain(lambda reader: self.state.roles.stands(reader.shown, "client"))
+        for job in jobs:
+            if not self.state.roles.may_own(job.request.owner):
+                self.intake.fail(job, "forbidden", "the key that submitted the job may not submit jobs any more")
+        self.placement.settle()
+
+    def _look_at(self, worker: Worker) -> None:
+        """Lose a worker whose key is gone; open anew the sessions that a drafter drafts for that is not trusted any
+        more."""
+        stands = self.state.roles.stands(worker.shown, worker.hello.role)
+        was_trusted, worker.is_trusted = worker.is_trusted, self.state.roles.trusts(worker.shown)
+        drafted = self.placement.drafted_by(worker) if was_trusted and not worker.is_trusted else []
+        if not stands:
+            log.warning("worker_revoked", name=worker.name, role=worker.hello.role, key=worker.shown.name)
+            self.state.counts["workers_revoked"] += 1
+            reason = f"the key {worker.shown.name} may not be a {worker.hello.role} worker any more"
+            refused = Refused(reason=reason, fatal=False)  # its next `Hello` is the test: the key may be back by then
+            self.state.outbox.send_front(worker.identity, refused)
+            self.placement.lose(worker)
+        for job in drafted:
+            if strategy(job.request.params.strategy).takes_distributions:  # which it was believed
+                self.placement.open_anew(job)

@@ -4,8 +4,8 @@ A job that was submitted waits in the queue until a verifier has room, runs ther
 lost, leaves, or gives it back, it waits again and goes on from its transcript elsewhere. One that a verifier held when
 an earlier broker stopped is absent: it waits for that verifier to come back before anything else.
 
-Rule: `Job.note` is the only place that changes a state; an event that the table does not have is a bug, and raises. The
-diagram in docs/architecture.md is drawn from this table.
+Rule: `BrokerJob.note` is the only place that changes a state; an event that the table does not have is a bug, and
+raises. The diagram in docs/reference/protocol.md is drawn from this table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class JobEvent(StrEnum):
 
 
 Ways = Mapping[JobEvent, JobState]
-
 _ENDS: Ways = {JobEvent.FINISHED: JobState.ENDED, JobEvent.REFUSED: JobState.DROPPED}
 TRANSITIONS: Mapping[JobState, Ways] = {
     JobState.NEW: {

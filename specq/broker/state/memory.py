@@ -1,0 +1,241 @@
+"""What the components of the broker share (`BrokerState`), and the effects that they want done.
+
+Rule: whatever works on the state imports it; the state imports nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from specq.broker.state.job import BrokerJob, JobRequest, sharers
+from specq.broker.state.ledger import Ledger
+from specq.broker.state.registry import WorkerRegistry
+from specq.broker.state.rights import Limits, Roles
+from specq.broker.state.table import Jobs
+from specq.broker.state.traces import TracedJob, Traces
+from specq.broker.state.transcript import RoundCounts
+from specq.journal import Record
+from specq.protocol import Frames, Message, encode
+
+MAX_REASON = 2000  # characters; a reason may quote a value as long as the message in which it came
+MOST_FAULTS, MOST_OF_ONE = 32, 8
+MOST_CHARACTERS = 300
+QUIET_BEATS = 3  # heartbeats without a message
+GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
+
+
+class Send(NamedTuple):
+    """Frames for a peer: over the ROUTER ("front"), or over the DEALER to a verifier ("back")."""
+
+    link: str
+    to: bytes
+    frames: Frames
+
+
+class Connect(NamedTuple):
+    """Connect a DEALER to a verifier's endpoint."""
+
+    to: bytes
+    endpoint: str
+
+
+class Disconnect(NamedTuple):
+    """Close the DEALER to a verifier."""
+
+    to: bytes
+
+
+class Write(NamedTuple):
+    """Journal a record; `Broker.journaled` takes its sequence number once it is there."""
+
+    sequence: int
+    record: Record
+
+
+class Find(NamedTuple):
+    """Look for a job in the journal; `Broker.found` takes the answer."""
+
+    job_id: int
+
+
+class FindFinished(NamedTuple):
+    """Look for the last `limit` jobs of an owner (None: of all) that ended, but for the last `skip`; `Broker.listed`
+    takes the answer."""
+
+    client: bytes
+    limit: int
+    skip: int
+    owner: str | None = None
+
+
+Effect = Send | Connect | Disconnect | Write | Find | FindFinished
+
+
+class Outbox:
+    """The effects of the message or tick that is being handled, in their order."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def send_front(self, to: bytes, message: Message) -> None:
+        """Send to a client or worker over the ROUTER."""
+        self._effects.append(Send("front", to, encode(message)))
+
+    def send_back(self, to: bytes, message: Message) -> None:
+        """Send to a verifier over its DEALER."""
+        self._effects.append(Send("back", to, encode(message)))
+
+    def add(self, *effects: Effect) -> None:
+        self._effects.extend(effects)
+
+    def take(self) -> list[Effect]:
+        """Return what was added since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def clipped(reason: str) -> str:
+    """Return a reason that fits into a message."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} ..."
+
+
+class FaultLog:
+    """The last faults, the newest first."""
+
+    def __init__(self) -> None:
+        self._faults: deque[dict[str, Any]] = deque(maxlen=MOST_FAULTS)
+
+    def note(self, kind: str, who: str, reason: str, now: float, *, by: str = "", owner: str | None = None) -> None:
+        """Note a fault; `who`: the worker or job. by: whose key's, or socket's, doing it is; "": nobody's. owner: of
+        the job; None: it is no job's."""
+        last = self._faults[0] if self._faults else {}
+        reason = "".join(one if one.isprintable() else " " for one in reason[:MOST_CHARACTERS])
+        if (kind, who, reason) == (last.get("kind"), last.get("who"), last.get("reason")):
+            last["count"], last["at"] = last["count"] + 1, now
+            return
+        self._make_room(by)
+        fault = {"kind": kind, "who": who, "reason": reason, "count": 1, "at": now, "by": by, "owner": owner}
+        self._faults.appendleft(fault)
+
+    def _make_room(self, by: str) -> None:
+        """Forget the oldest fault of one who has as many as one may."""
+        own = [place for place, fault in enumerate(self._faults) if by and fault["by"] == by]
+        if len(own) >= MOST_OF_ONE:
+            del self._faults[own[-1]]
+
+    def report(self, now: float, may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """Return the faults that somebody may see, as JSON-able values."""
+        return [
+            {"age_s": round(now - fault["at"], 1)} | {name: fault[name] for name in ("kind", "who", "reason", "count")}
+            for fault in self._faults
+            if fault["owner"] is None or may_see(fault["owner"])
+        ]
+
+
+class BrokerSettings(NamedTuple):
+    """What the broker was started with.
+
+    liveness_s  how long a worker may be silent
+    traced_at_once  jobs that are traced in all processes though they did not ask for it
+    """
+
+    heartbeat_ms: int
+    liveness_s: float
+    max_jobs: int
+    drafters_per_job: int
+    traced_at_once: int = 0
+
+    @property
+    def quiet_s(self) -> float:
+        """Return how long a worker may send nothing before it is sent nothing that it can do without."""
+        return QUIET_BEATS * self.heartbeat_ms / 1000
+
+
+@dataclass(slots=True)
+class BrokerClock:
+    """The time of the message or tick that is being handled, in seconds of the caller's clock.
+
+    offset       the journal's time (`specq.journal.interface`) = the caller's time + this
+    grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before
+                 they crashed
+    """
+
+    offset: float = 0.0
+    now: float = 0.0
+    grace_until: float = 0.0
+
+    @property
+    def journal_time(self) -> float:
+        """Return the time as it is stored with jobs."""
+        return self.now + self.offset
+
+    @property
+    def in_grace(self) -> bool:
+        """Was the broker started again, or a verifier lost, so recently that it may be about to come back?"""
+        return self.now < self.grace_until
+
+    def allow(self, seconds: float) -> None:
+        """Let verifiers come back for this long."""
+        self.grace_until = max(self.grace_until, self.now + seconds)
+
+
+class BrokerState:
+    """The broker's memory, in parts.
+
+    settings, clock what the broker was started with; the time of the message or tick that is being handled
+    jobs, workers   all jobs, and whose turn it is; the registered workers
+    ledger          which records of jobs the journal holds
+    roles, limits   what each key may do, and how much
+    counts          what happened how often, for `specq status`; rounds: what was counted of rounds, by model
+    faults, traces  what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
+    outbox          effects, which components put there and the broker's process carries out
+    closing         why no new jobs are taken any more, or ""
+    """
+
+    def __init__(self, settings: BrokerSettings, clock: BrokerClock, ledger: Ledger, roles: Roles, epoch: int) -> None:
+        """`epoch`: all that the broker uses lie above it."""
+        self.settings, self.clock = settings, clock
+        self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
+        self.roles, self.limits = roles, Limits()
+        self.counts: Counter[str] = Counter()
+        self.faults, self.traces = FaultLog(), Traces(settings.traced_at_once)
+        self.rounds: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
+        self.outbox = Outbox()
+        self.closing = ""
+        self._epoch = epoch
+
+    def next_epoch(self) -> int:
+        """Return an epoch above all that were used before."""
+        self._epoch += 1
+        return self._epoch
+
+    def sharers(self, request: JobRequest) -> str:
+        """Return whose sessions a job shares KV and texts with; without keys and salts, all share."""
+        return sharers(self.roles.seen_by(request.owner), request.submit.tenant, request.submit.cache_salt)
+
+    def record(self, record: Record, job: BrokerJob, *, ended: bool = False) -> None:
+        """Journal a record of a job, which is as the record says."""
+        sequence = self.ledger.mark(job, ended=ended)
+        if sequence:
+            self.outbox.add(Write(sequence, record))
+
+    def begin_trace(self, job: BrokerJob, event: str = "submitted") -> None:
+        """Begin to trace a new job, or one that a broker before this one had taken."""
+        request = job.request
+        trace = job.trace = self.traces.trace_of(job.job_id, was_asked=request.submit.trace)
+        trace.note(event, self.clock.now, prompt_tokens=request.prompt_len, tokens=job.transcript.num_tokens)
+        shown = (job.job_id, request.owner, request.submit.label, request.model, request.submitted)
+        for job_id in self.traces.add(TracedJob(*shown, trace)):
+            if (untraced := self.jobs.get(job_id)) is not None:
+                untraced.trace = None
+
+    def end_trace(self, job: BrokerJob) -> None:
+        """Note that a job has ended."""
+        transcript, failure = job.transcript, job.transcript.failure
+        self.traces.end(job.job_id, transcript.finish)
+        if job.trace is not None:
+            ended = {"finish": transcript.finish, "tokens": transcript.num_tokens}
+            job.trace.note("finished", self.clock.now, **ended, reason=failure.reason[:300] if failure else "")

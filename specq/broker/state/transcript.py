@@ -1,0 +1,181 @@
+"""The text of a job, and what is counted of it: what each verdict adds to.
+
+Rule: tokens are only appended. A verdict that does not fit what is there changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specq.protocol import COUNTED_DEPTHS, Failed, Int32Array, LogprobRecord, SamplingParams
+
+
+@dataclass(slots=True)
+class Commit:
+    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins`
+    has the code of each token."""
+
+    session_id: int
+    epoch: int
+    base_len: int
+    finish: str
+    min_accept_prob: int
+    us: tuple[int, ...]
+    stats: dict[str, Any]
+    cached_tokens: int
+    token_ids: list[int]
+    raw: bytes
+    origins: bytes
+    num_nodes: int
+    num_accepted: int
+    num_bytes: int
+
+
+class Transcript:
+    """`origins` has the code of each token's origin (`specq.protocol.origins`); `finish` is "" until the job ends.
+
+    failure   what the client receives of a job that failed
+    ended_at  by the journal's time; 0.0: it has not ended
+    """
+
+    __slots__ = (
+        "ended_at",
+        "failure",
+        "finish",
+        "logprobs",
+        "max_tokens",
+        "origins",
+        "prompt_ids",
+        "prompt_len",
+        "token_ids",
+    )
+
+    def __init__(self, prompt_ids: Int32Array, params: SamplingParams) -> None:
+        self.prompt_ids, self.prompt_len = prompt_ids, len(prompt_ids)
+        self.max_tokens = params.max_tokens
+        self.token_ids: list[int] = []
+        self.origins = bytearray()
+        self.logprobs = LogprobRecord(params.logprobs)
+        self.finish = ""
+        self.failure: Failed | None = None
+        self.ended_at = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens were generated."""
+        return len(self.token_ids)
+
+    @property
+    def length(self) -> int:
+        """Return the committed length, the prompt included: what `base_len` counts."""
+        return self.prompt_len + len(self.token_ids)
+
+    @property
+    def tokens_left(self) -> int:
+        return self.max_tokens - len(self.token_ids)
+
+    def context(self) -> Int32Array:
+        """Return i32[length]: the prompt and what is committed."""
+        return np.concatenate([self.prompt_ids, np.array(self.token_ids, np.int32)])
+
+    def since(self, length: int) -> Int32Array:
+        """Return i32[self.length - length]: the generated tokens beyond a committed length."""
+        return np.array(self.token_ids[length - self.prompt_len :], np.int32)
+
+    def commit(self, commit: Commit) -> int:
+        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, an
+        overlap that disagrees, or more tokens than were asked for."""
+        tokens = commit.token_ids
+        start = commit.base_len - self.prompt_len
+        known = len(self.token_ids) - start
+        if known < 0 or start < 0 or self.token_ids[start:] != tokens[:known]:
+            return -1
+        if start + len(tokens) > self.max_tokens:
+            return -1
+        self.token_ids.extend(tokens[known:])
+        self.origins.extend(commit.origins[known:])
+        self.finish = self.finish or commit.finish
+        return known
+
+
+@dataclass(slots=True)
+class JobStats:
+    """Counts of one job (a round is one step of one session, plain or not).
+
+    accepted_lengths  [i] = rounds in which i nodes were accepted
+    cached_tokens     of the prompt: those whose KV was there when the session was opened that gave the first token
+    verifier          what the verifier counts: `specq.protocol.stats.SessionStats`
+    final             of a job that ended before the broker started: all its counts, which nothing is added to
+    """
+
+    rounds: int = 0
+    cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    draft_bytes: int = 0
+    verdict_bytes: int = 0
+    forward_us: int = 0
+    queue_us: int = 0
+    verifier: dict[str, Any] = field(default_factory=dict)
+    final: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, commit: Commit) -> None:
+        """Count one verdict."""
+        accepted = commit.num_accepted
+        self.rounds += 1
+        self.draft_tokens += commit.num_nodes
+        self.accepted_tokens += accepted
+        if accepted >= len(self.accepted_lengths):
+            self.accepted_lengths.extend([0] * (accepted + 1 - len(self.accepted_lengths)))
+        self.accepted_lengths[accepted] += 1
+        self.verdict_bytes += commit.num_bytes
+        if commit.us:
+            self.forward_us += commit.us[0]
+            self.queue_us += commit.us[1]
+        if commit.stats:
+            self.verifier = commit.stats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts under the names that `Tokens.stats` uses."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("verifier", "final")}
+        return self.final or self.verifier | own
+
+
+@dataclass(slots=True)
+class RoundCounts:
+    """Counts since the broker started, by verdicts that it took: each round once.
+
+    rounds, tokens   rounds, plain ones included, and the tokens that they committed; prompt_tokens: of jobs that had
+                     their first
+    drafted_rounds   rounds that verified draft nodes
+    draft_tokens, accepted_tokens   nodes that were verified, and those that were accepted
+    accepted_lengths [i] = drafted rounds in which i nodes were accepted; the last one: so many or more
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    drafted_rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0] * (COUNTED_DEPTHS + 1))
+
+    def add(self, transcript: Transcript, commit: Commit, num_new: int) -> None:
+        """Count a verdict that added so many tokens to a text."""
+        self.rounds += 1
+        self.tokens += num_new
+        if transcript.num_tokens == num_new:
+            self.prompt_tokens += transcript.prompt_len
+        if commit.num_nodes:
+            self.drafted_rounds += 1
+            self.draft_tokens += commit.num_nodes
+            self.accepted_tokens += commit.num_accepted
+            self.accepted_lengths[min(commit.num_accepted, COUNTED_DEPTHS)] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts by their names."""
+        return asdict(self)
