@@ -16,7 +16,6 @@ from specq.checkpoints.gguf_tensors import tensors
 from specq.protocol import ConfigError
 from tests.each import each
 
-
 VALUES = {
     "uint8": 200, "int8": -5, "uint16": 60_000, "int16": -300, "uint32": 2**32 - 1, "int32": -(2**31), "uint64": 2**63,
     "int64": -1, "float32": 0.5, "float64": 1e-300, "bool": True, "string": "né 🙂",
