@@ -33,9 +33,8 @@ def is_as_one_by_one(trees):
     firsts, *arrays = of_all(trees)
     found = longest_paths(firsts, *arrays)
     expected = [longest_path(*tree) for tree in trees]
-    return found.lengths.tolist() == [len(path) for path in expected] and found.joined().tolist() == list(
-        sum(expected, ())
-    )
+    are_as_long = found.lengths.tolist() == [len(path) for path in expected]
+    return are_as_long and found.joined().tolist() == list(sum(expected, ()))
 
 
 @NEEDS_COMPILER
