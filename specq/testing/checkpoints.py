@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from specq.engines.native import RowPacker
-from specq.engines.torch.forward import Forward
+from specq.engines.native import PackedRows, RowPacker
 from specq.protocol import Int32Array, Tree
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ def reference_logits(reference: Any, token_ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def chain_logits(forward: Forward, token_ids: list[int], num_slots: int = 64) -> torch.Tensor:
+def chain_logits(forward: Callable[[PackedRows], Any], token_ids: list[int], num_slots: int = 64) -> torch.Tensor:
     """Return what a forward says after these tokens, computed at once, [columns]."""
     packer = RowPacker()
     packer.add_session(np.arange(num_slots, dtype=np.int32))
