@@ -13,8 +13,8 @@ from specq.protocol.params import Speculation
 from specq.protocol.types import Judgement
 from specq.simulate import Scenario, simulate
 from specq.simulate.run import Simulation
-from specq.simulate.stubs import TimedEngine
 from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings, NetworkSettings, TrafficSettings
+from specq.simulate.stubs import TimedEngine
 
 T_S = 0.025
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)

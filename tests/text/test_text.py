@@ -269,7 +269,7 @@ def naive_stop(text: str, stop: list[str], num_free: int) -> tuple[str, int]:
     return text, len(text) + 1
 
 
-@settings(max_examples=600)
+@settings(max_examples=800)
 @given(
     text=st.text(st.sampled_from("ab中"), max_size=20),
     stop=st.lists(st.text(st.sampled_from("ab中"), min_size=1, max_size=4), max_size=3),

@@ -27,7 +27,6 @@ from specq.training.draft_network import FactorisedEmbedding, save_draft
 from specq.training.foresight import BEYOND, UNKNOWN
 from specq.training.parallel import draw_masks, place_losses, place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
-
 from tests.each import each
 from tests.training.stages import (
     SMALL,
