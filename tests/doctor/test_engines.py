@@ -86,9 +86,8 @@ def test_an_engine_that_cannot_start_is_wrong_as_up_says_it(ask):
     assert len(said) == 2
     assert (status, checks["engine"]["status"]) == (1, WRONG)
     assert all(one in checks["engine"]["advice"] for one in said)
-    assert advice[0] == (
-        "Set right what is wrong above; then start it: specq up --serve --engine vllm --engine-option model=x --model tiny"
-    )
+    started = "specq up --serve --engine vllm --engine-option model=x --model tiny"
+    assert advice[0] == f"Set right what is wrong above; then start it: {started}"
     assert "vllm engine" not in checks
 
 

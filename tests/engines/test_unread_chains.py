@@ -99,8 +99,8 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (),
     )  # fmt: skip
     return Open(
-        session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=5 if session_id > NUM - 3 else 40 + session_id, params=params,
-        token_ids=prompt, speculation=Speculation(mode=mode),
+        session_id=session_id, epoch=epoch, prompt_len=len(prompt), params=params, token_ids=prompt,
+        tokens_left=5 if session_id > NUM - 3 else 40 + session_id, speculation=Speculation(mode=mode),
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Whole CUDA graphs of vLLM's for steps with drafts: which are captured, and that vLLM finds them. On a CPU with all but
-the graphs themselves."""
+"""Whole CUDA graphs of vLLM's for steps with drafts: which are captured, and that vLLM finds them. On a CPU with all
+but the graphs themselves."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ class Captures(list[Any]):
 
     def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         from vllm.compilation import cuda_graph
-        from vllm.compilation.cuda_graph import CUDAGraphWrapper
-        from vllm.config import CUDAGraphMode
         from vllm.forward_context import get_forward_context
         from vllm.platforms import current_platform
-        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
         from vllm.v1.worker import gpu_model_runner
 
         super().__init__()
@@ -73,6 +70,15 @@ class Captures(list[Any]):
         monkeypatch.setattr(cuda_graph, "weak_ref_tensors", lambda tensors: tensors)
         monkeypatch.setattr(gpu_model_runner, "graph_capture", lambda **_: nullcontext())
         monkeypatch.setattr(gpu_model_runner, "lock_workspace", lambda: None)
+        monkeypatch.setattr(runner, "capture_model", counted)
+        self._use_graphs(runner, monkeypatch)
+
+    def _use_graphs(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the runner dispatch to graphs, and keep those that it captures."""
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+        from vllm.config import CUDAGraphMode
+        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
         for name, value in {
             "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY, "max_cudagraph_capture_size": 64,
             "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64], "cudagraph_num_of_warmups": 1,
@@ -81,7 +87,6 @@ class Captures(list[Any]):
         usual = CudagraphDispatcher(runner.vllm_config)
         usual.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
         monkeypatch.setattr(runner, "cudagraph_dispatcher", usual)
-        monkeypatch.setattr(runner, "capture_model", counted)
         wrapper = CUDAGraphWrapper(runner.model, runner.vllm_config, CUDAGraphMode.FULL)
         monkeypatch.setattr(runner, "model", wrapper)
         self.kept = wrapper.concrete_cudagraph_entries
@@ -107,15 +112,14 @@ def decided(runner: Any, rows: list[int]) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
-    from vllm.config import CUDAGraphMode
+def test_graphs_are_possible_where_vllm_can_capture_and_use_them(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs, possible_graphs
+    from specq.engines.vllm.patches.cuda_graphs import possible_graphs
 
     assert possible_graphs(runner) == {}
-    bare, captures = runner.model, Captures(runner, monkeypatch)
+    bare = runner.model
+    Captures(runner, monkeypatch)
     assert possible_graphs(runner) == {}  # its attention can be captured in no way
     builder = type(runner.attn_groups[0][0].get_metadata_builder())
     for support, expected in (
@@ -134,7 +138,15 @@ def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(runner, name, value)
             assert max(possible_graphs(runner), default=1) == most
-    usual = runner.cudagraph_dispatcher
+
+
+def test_vllm_finds_a_graph_for_each_even_step(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM's runner runs to capture, and what it decides on in a step, with all but the graphs themselves."""
+    from vllm.config import CUDAGraphMode
+
+    from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
+
+    captures, usual = Captures(runner, monkeypatch), runner.cudagraph_dispatcher
     runner.capture_model()
     plain = captures.copy()
     own, graphs = WholeGraphs(runner), graphs_up_to(64, 16)

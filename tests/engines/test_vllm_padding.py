@@ -32,13 +32,12 @@ NUM_TOKENS = 40
 
 def drafted(lengths: list[int], num_tokens: int = 1, *, judged: bool = True) -> StepBatch:
     """A step of sessions with chains of so many nodes; the last has so many tokens before them."""
-    last = len(lengths) - 1
-    return StepBatch.of(
-        [
-            SessionStep(i, 9, np.zeros(num_tokens if i == last else 1, np.int32), SamplingParams(), chain([1] * count), judged=judged or i < last)
-            for i, count in enumerate(lengths)
-        ]
-    )  # fmt: skip
+    steps = []
+    for i, count in enumerate(lengths):
+        is_last = i == len(lengths) - 1
+        tokens = np.zeros(num_tokens if is_last else 1, np.int32)
+        steps.append(SessionStep(i, 9, tokens, SamplingParams(), chain([1] * count), judged=judged or not is_last))
+    return StepBatch.of(steps)
 
 
 # --- which steps ------------------------------------------------------------------------------------------------------
@@ -310,5 +309,6 @@ def draft(session: Session, first_id: int, tokens: list[int]) -> Draft:
     parents = [-1, *range(first_id, first_id + len(tokens) - 1)]
     return Draft(
         session_id=session.session_id, epoch=session.epoch, lane=0, base_len=session.length, first_id=first_id,
-        token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32), scores=np.full(len(tokens), -0.05, np.float16),
+        token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32),
+        scores=np.full(len(tokens), -0.05, np.float16),
     )  # fmt: skip

@@ -52,9 +52,10 @@ WRONG_STATS: list[dict[str, Any]] = [
 
 
 WRONG_METRICS: list[dict[str, Any]] = [
-    {"hits": "x"}, {"hits": True}, {"hits": None}, {"hits": 2**64 - 1}, {"hits": [[1]]}, {"hits": [1, "x"]}, {"hits": {"a": {"b": 1}}},
-    {"hits": {"a": [1, None]}}, {"hits": [0] * 1001}, {"hits": {str(i): 0 for i in range(1001)}}, {str(i): [] for i in range(1001)},
-    {str(i): {"a": [0] * 11} for i in range(100)}, {"x" * 101: 1}, {"hits": {"x" * 101: 1}},
+    {"hits": "x"}, {"hits": True}, {"hits": None}, {"hits": 2**64 - 1}, {"hits": [[1]]}, {"hits": [1, "x"]},
+    {"hits": {"a": {"b": 1}}}, {"hits": {"a": [1, None]}}, {"hits": [0] * 1001}, {"x" * 101: 1},
+    {"hits": {"x" * 101: 1}}, {"hits": {str(i): 0 for i in range(1001)}}, {str(i): [] for i in range(1001)},
+    {str(i): {"a": [0] * 11} for i in range(100)},
 ]  # fmt: skip
 
 
