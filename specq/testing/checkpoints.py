@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from specq.engines.native import PackedRows, RowPacker
 from specq.protocol import Int32Array, Tree
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -66,9 +68,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
 def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
     """Save a random model of a kind in CONFIGS or EXPERTS, with weights large enough to matter; return its
     directory."""
-    settings = dict((CONFIGS | EXPERTS)[kind])
+    return save_random(directory, (CONFIGS | EXPERTS)[kind], seed)
+
+
+def save_random(directory: Path, settings: dict[str, Any], seed: int = 0) -> Path:
+    """Save a random model of a configuration, its `model_type` included; return its directory."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = AutoConfig.for_model(**settings)
     dtype = getattr(torch, settings.get("dtype", "float32"))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     with torch.no_grad():
@@ -110,6 +116,15 @@ def load_reference(directory: Path) -> Any:
 def reference_logits(reference: Any, token_ids: list[int]) -> torch.Tensor:
     """Return what transformers says after these tokens, [vocab]."""
     logits: torch.Tensor = reference(torch.tensor([token_ids])).logits[0, -1]
+    return logits
+
+
+def chain_logits(forward: Callable[[PackedRows], Any], token_ids: list[int], num_slots: int = 64) -> torch.Tensor:
+    """Return what a forward says after these tokens, computed at once, [columns]."""
+    packer = RowPacker()
+    packer.add_session(np.arange(num_slots, dtype=np.int32))
+    packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
+    logits: torch.Tensor = forward(packer.pack()).logits[0]
     return logits
 
 

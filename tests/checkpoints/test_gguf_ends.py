@@ -31,11 +31,7 @@ MODELS: dict[str, tuple[list[str], dict[str, int], set[str]]] = {
     # Llama 3.1: 128001 '<|end_of_text|>', 128008 '<|eom_id|>', 128009 '<|eot_id|>'.
     "llama 3.1": (
         [
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eom_id|>",
+            *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>"),
             "<|eot_id|>",
         ],
         {"bos": 0, "eos": 5},
@@ -67,9 +63,8 @@ def test_the_ends_are_those_of_llama_cpp() -> None:
         file = file_of([*tokens, *words], [CONTROL] * len(tokens) + [NORMAL] * len(words), named)
         found = gguf_ends(file)
         assert (name, {file.metadata["tokenizer.ggml.tokens"][i] for i in found}) == (name, expected)
-        assert {*list(found)[:1]} <= {i for role, i in named.items() if role != "bos"}, (
-            "those of the metadata come first"
-        )
+        of_metadata = {i for role, i in named.items() if role != "bos"}
+        assert {*list(found)[:1]} <= of_metadata, "those of the metadata come first"
 
 
 def test_each_end_says_what_names_it() -> None:

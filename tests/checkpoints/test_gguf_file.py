@@ -16,27 +16,18 @@ from specq.checkpoints.gguf_tensors import tensors
 from specq.protocol import ConfigError
 from tests.each import each
 
+VALUES = {
+    "uint8": 200, "int8": -5, "uint16": 60_000, "int16": -300, "uint32": 2**32 - 1, "int32": -(2**31), "uint64": 2**63,
+    "int64": -1, "float32": 0.5, "float64": 1e-300, "bool": True, "string": "né 🙂",
+}  # fmt: skip
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file with a value of every kind, and tensors of three shapes."""
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    for add, value in (
-        *((writer.add_uint8, 200), (writer.add_int8, -5), (writer.add_uint16, 60_000), (writer.add_int16, -300)),
-        *(
-            (writer.add_uint32, 2**32 - 1),
-            (writer.add_int32, -(2**31)),
-            (writer.add_uint64, 2**63),
-            (writer.add_int64, -1),
-        ),
-        *(
-            (writer.add_float32, 0.5),
-            (writer.add_float64, 1e-300),
-            (writer.add_bool, True),
-            (writer.add_string, "né 🙂"),
-        ),
-    ):
-        add(add.__name__, value)
+    for kind, value in VALUES.items():
+        getattr(writer, f"add_{kind}")(kind, value)
     writer.add_array("texts", ["a", "", "中文"])
     writer.add_array("numbers", [3, 1, 2])
     writer.add_tensor("norm", np.arange(3, dtype=np.float32))
@@ -54,6 +45,7 @@ def test_it_is_read_as_the_package_reads_it(path):
 
     fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert ours.metadata == fields
+    assert VALUES.items() <= fields.items()
     assert ours.architecture == "llama"
     assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:

@@ -32,10 +32,8 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, random = tmp_path_factory.mktemp("source"), np.random.RandomState(0)
-    save_file(
-        {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()},
-        place / "model.safetensors",
-    )
+    tensors = {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    save_file(tensors, place / "model.safetensors")
     (place / "config.json").write_text(json.dumps({"model_type": "llama", **MADE, "num_hidden_layers": 1}))
     return place
 
@@ -56,21 +54,16 @@ def test_any_part_and_the_directory_name_the_whole(source: Path, parts: list[Pat
         found = read_gguf(path)
         assert read_gguf(path) is found, "it is remembered"
         assert found.path == parts[0]
-        assert {
-            name: value for name, value in found.metadata.items() if not name.startswith("split.")
-        } == whole.metadata
+        said = {name: value for name, value in found.metadata.items() if not name.startswith("split.")}
+        assert said == whole.metadata
         assert found.tensors.keys() == whole.tensors.keys()
         assert all(np.array_equal(found.tensors[name].data, whole.tensors[name].data) for name in whole.tensors)
         assert read_text(path, "config.json") == read_text(whole.path, "config.json")
         assert gguf_parts(path) == parts
         assert weight_bytes(path) == sum(part.stat().st_size for part in parts)
-    directory = parts[0].parent
-    assert (
-        gguf_in(directory)
-        == local_checkpoint(str(directory))
-        == Path(resolve_model(str(directory), "target"))
-        == parts[0]
-    )
+    folder = parts[0].parent
+    found = (gguf_in(folder), local_checkpoint(str(folder)), Path(resolve_model(str(folder), "target")))
+    assert found == (parts[0],) * 3
     before = {tensors_hash(path) for path in parts}
     parts[-1].write_bytes(parts[-1].read_bytes()[:-1] + b"\x01")
     assert len({tensors_hash(path) for path in parts} | before) == 2

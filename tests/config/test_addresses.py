@@ -10,27 +10,19 @@ from specq.protocol.addresses import parse_address, split_host
 from specq.protocol.errors import ConfigError
 from tests.each import each
 
+BEYOND = (
+    "tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750", "tcp://[0::0]:5750",
+    "tcp://[::ffff:0.0.0.0]:5750", "tcp://[::ffff:10.1.2.3]:5750", "tcp://[fe80::1%eth0]:5750", "tcp://eth0:5750",
+)  # fmt: skip
 
-@each(
-    "bind",
-    [
-        *("tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750", "tcp://[0::0]:5750"),
-        *(
-            "tcp://[::ffff:0.0.0.0]:5750",
-            "tcp://[::ffff:10.1.2.3]:5750",
-            "tcp://[fe80::1%eth0]:5750",
-            "tcp://eth0:5750",
-        ),
-    ],
-)
+
+@each("bind", BEYOND)
 def test_binds_beyond_this_machine_are_refused(bind):
     """Nothing listens beyond loopback unless it was asked for."""
     with pytest.raises(ConfigError, match="insecure"):
         BrokerConfig(bind=bind)
-
     with pytest.raises(ConfigError, match=r"docs/security\.md"):
         TargetConfig(bind=bind, advertise="tcp://gpu:5751")
-
     assert BrokerConfig(bind=bind, insecure=True).bind == bind
     assert BrokerConfig(bind=bind, keys="keys").bind == bind
     assert TargetConfig(bind=bind, keys="keys", advertise="tcp://gpu:5751").bind == bind
@@ -69,16 +61,14 @@ WRONG = {
 }  # fmt: skip
 
 
-def test_what_is_wrong_with_an_address_is_said_with_its_key():
-    for address, said in WRONG.items():
-        for key, take in (
-            ("client.broker", lambda text: ClientConfig(broker=text)),
-            ("broker.bind", lambda text: BrokerConfig(bind=text)),
-        ):
-            with pytest.raises(ConfigError) as refusal:
-                take(address)
-            told = str(refusal.value)
-            assert told.startswith(f"{key} is {address!r}; it must be tcp://HOST:PORT or ipc://PATH: this {said}"), told
+@each(("address", "said"), WRONG.items())
+def test_what_is_wrong_with_an_address_is_said_with_its_key(address, said):
+    for section, key in ((ClientConfig, "broker"), (BrokerConfig, "bind")):
+        with pytest.raises(ConfigError) as refusal:
+            section(**{key: address})
+        named = f"{section.__name__.removesuffix('Config').lower()}.{key}"
+        expected = f"{named} is {address!r}; it must be tcp://HOST:PORT or ipc://PATH: this {said}"
+        assert str(refusal.value).startswith(expected)
 
 
 def test_every_form_is_taken_apart_and_put_together():

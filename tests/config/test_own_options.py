@@ -92,36 +92,28 @@ def test_wrong_options_of_an_engine_are_named(options, said):
 @each("value", ["1979-05-27", "[1, 07:32:00]", "{ x = 1979-05-27T07:32:00Z }"])
 def test_dates_are_refused_by_name(write, value):
     """TOML has them, and no engine takes any."""
-    with pytest.raises(
-        ConfigError, match=r"\.toml: target\.vllm\.seed is or holds a date or time; .* a string, in quotes"
-    ):
+    said = r"\.toml: target\.vllm\.seed is or holds a date or time; .* a string, in quotes"
+    with pytest.raises(ConfigError, match=said):
         load(write(f"[target.vllm]\nseed = {value}\n"))
 
 
-def test_who_has_no_options_of_its_own_is_named():
+def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write):
+    """Only the worker knows which engines there are."""
     with pytest.raises(ConfigError, match="draft-model has no option activations; known are none"):
         own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, PROPOSERS)
-
-
-def test_a_section_of_no_engine_is_named(write):
-    """Only the worker knows which engines there are."""
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
-    with pytest.raises(
-        ConfigError, match=r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
-    ):
+    said = r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
+    with pytest.raises(ConfigError, match=said):
         own_options(target, TorchOptions, ENGINES)
 
 
-@each(
-    ("values", "said"),
-    [
-        ({"max_model_len": "x"}, "vllm.max_model_len is 'x'; it must be a whole number"),
-        ({"gpu_memory_utilization": 1.5}, "vllm.gpu_memory_utilization is 1.5; it must be from 0 to 1.0"),
-    ],
-)
-def test_values_of_an_engines_options_are_checked(values, said):
-    with pytest.raises(ConfigError, match=said):
-        read_own(VllmOptions, values)
+def test_values_of_an_engines_options_are_checked():
+    for name, value, said in (
+        ("max_model_len", "x", "'x'; it must be a whole number"),
+        ("gpu_memory_utilization", 1.5, "1.5; it must be from 0 to 1.0"),
+    ):
+        with pytest.raises(ConfigError, match=f"vllm.{name} is {said}"):
+            read_own(VllmOptions, {name: value})
 
 
 def test_the_help_says_what_a_key_means_to_each_role():

@@ -35,9 +35,8 @@ def test_old_names_stand_for_keys_that_there_are():
 def test_a_file_may_have_the_old_name_of_a_key(write, monkeypatch, text, expected):
     """It works as the new one does, also in a file that the environment names, and says what to write instead."""
     path = write(text)
-    with pytest.warns(
-        FutureWarning, match=r"(backup is now target\.prompt_lookup|law_size is now draft\.distribution)"
-    ):
+    moved = r"(backup is now target\.prompt_lookup|law_size is now draft\.distribution)"
+    with pytest.warns(FutureWarning, match=moved):
         assert load(path) == expected
     monkeypatch.setenv("SPECQ_CONFIG", str(path))
     with pytest.warns(FutureWarning, match="the next version does not know the old name"):
@@ -84,11 +83,8 @@ NOW = {"tensor_parallel_size": 2}
 )
 def test_a_key_of_an_engine_may_have_its_old_name_wherever_it_may_stand(write, given):
     """In a file, as an engine option, and as an option of its own; processes that are started get the new name."""
-    target = (
-        load(write(given)).target
-        if isinstance(given, str)
-        else override(TargetConfig(), **with_own(given, ("tensor_parallel",)))
-    )
+    in_file = isinstance(given, str)
+    target = load(write(given)).target if in_file else override(TargetConfig(), **with_own(given, ("tensor_parallel",)))
     moved = r"target\.vllm\.tensor_parallel is now target\.vllm\.tensor_parallel_size"
     with pytest.warns(FutureWarning, match=moved):
         assert options_of(target) == NOW

@@ -46,26 +46,19 @@ def test_only_what_is_wrong_counts():
 # --- the installation -------------------------------------------------------------------------------------------------
 
 
-def test_kernels_are_built_and_loaded():
+def test_kernels_are_built_and_loaded_or_it_is_said_why_not(monkeypatch, tmp_path):
     check = installation.compiled_kernels()
-    assert check.status == OK, check.found
-    assert check.found.startswith("4 built by ")
-
-
-def test_without_a_compiler_the_kernels_are_wrong(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda _name: None)
-    check = installation.compiled_kernels()
-    assert (check.status, check.advice) == (WRONG, "install gcc or clang")
-    assert "4 of 4 are missing" in check.found
-    assert "several times slower" in check.found
-
-
-def test_a_compiler_that_fails_is_quoted(monkeypatch, own_cache):
+    assert (check.status, check.found[:11]) == (OK, "4 built by ")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda _name: None)
+        check = installation.compiled_kernels()
+        assert (check.status, check.advice) == (WRONG, "install gcc or clang")
+        assert "4 of 4 are missing" in check.found
+        assert "several times slower" in check.found
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path))
     monkeypatch.setattr("specq.runtime.compiler.FLAGS", ("--no-such-flag",))
     check = installation.compiled_kernels()
-    assert check.status == WRONG
-    assert "no-such-flag" in check.found
-    assert "SPECQ_CACHE" in check.advice
+    assert (check.status, "no-such-flag" in check.found, "SPECQ_CACHE" in check.advice) == (WRONG, True, True)
 
 
 def test_something_must_be_there_to_run_models():
@@ -90,13 +83,18 @@ def test_directories_must_be_writable(tmp_path):
     assert "SPECQ_CACHE" in check.advice
 
 
-def test_a_port_that_somebody_else_has_is_wrong(free_address):
+def test_a_port_that_somebody_else_has_is_wrong(free_address, monkeypatch):
     config = replace(Config(), broker=BrokerConfig(bind=free_address))
     assert installation.broker_port(config).status == OK
     with socket.create_server(("127.0.0.1", int(free_address.rpartition(":")[2]))):
         check = installation.broker_port(config)
     assert check.status == WRONG
     assert "--broker" in check.advice
+    for is_taken, status in ((False, OK), (True, NOTE)):
+        assert installation.http_port("tcp://127.0.0.1:8000", is_taken=is_taken).status == status
+    monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
+    monkeypatch.setattr(installation, "_workers_of", lambda _config: 1)
+    assert installation.broker_port(Config()).found.endswith("with 1 worker")
 
 
 def test_a_broker_that_is_there_is_well(free_address, spawn):
@@ -109,12 +107,6 @@ def test_a_broker_that_is_there_is_well(free_address, spawn):
     assert "0 workers" in check.found
 
 
-def test_one_worker_is_one_worker(free_address, monkeypatch):
-    monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
-    monkeypatch.setattr(installation, "_workers_of", lambda _config: 1)
-    assert installation.broker_port(Config()).found.endswith("with 1 worker")
-
-
 def test_a_machine_that_is_busy_is_noted():
     """By what steps took, and by what other processes used of the processors, which steps need not show."""
     assert [quiet(factor, 0.0, 2).status for factor in (1.0, 1.4, 1.6)] == [OK, OK, NOTE]
@@ -122,14 +114,7 @@ def test_a_machine_that_is_busy_is_noted():
     assert [quiet(1.07, used, 2).status for used in (None, 0.1, 0.5, 2.0)] == [OK, OK, NOTE, NOTE]
     assert "other processes used 1.6 of 2 processors" in quiet(1.07, 1.62, 2).found
     assert "used 1.0 of 1 processor" in quiet(1.0, 1.0, 1).found
-
-
-def test_it_is_said_what_steps_are_compared_with():
-    """Not with the best: those that were timed before may be the slower ones."""
     assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as where they were timed alone before"
-
-
-def test_a_specq_that_runs_here_is_spoken_of():
     calm, busy = quiet(1.0, 0.0, 2, "1 broker"), quiet(1.0, 1.0, 2, "1 broker")
     assert (calm.status, busy.status) == (OK, NOTE)
     assert "specq runs here already (1 broker)" in calm.found
@@ -153,11 +138,8 @@ def test_what_others_used_leaves_out_our_own(tmp_path, monkeypatch):
     before = neighbours.usage([0, 1], tmp_path)
     (tmp_path / "stat").write_text(STAT.format(10 * ticks, 5 * ticks))
     assert neighbours.used_by_others(before, neighbours.usage([0, 1], tmp_path), 2) == pytest.approx(0.5)
-
-
-def test_others_used_no_more_than_there_is():
     before, after = Usage(10.0, {"client": 1.0}, 20.0), Usage(20.0, {"client": 2.0}, 51.0)
-    assert neighbours.used_by_others(before, after, 2) == 2.0
+    assert neighbours.used_by_others(before, after, 2) == 2.0, "no more than there are"
 
 
 def test_without_such_a_count_the_load_stands_for_it(tmp_path, monkeypatch):
@@ -170,33 +152,22 @@ def test_without_such_a_count_the_load_stands_for_it(tmp_path, monkeypatch):
         assert neighbours.used_by_others(unknown, unknown, 1) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "role"),
-    [
-        (["python", "-m", "specq", "worker", "--role", "draft"], "worker"),
-        (["/usr/bin/python3", "/opt/bin/specq", "broker"], "broker"),
-        (["python", "-m", "specq", "doctor"], ""),
-        (["vi", "/home/specq"], ""),
-        (["ls", "worker"], ""),
-    ],
-)
-def test_processes_of_specq_are_known_by_their_command_lines(words, role):
-    assert neighbours.role_of([*words, ""]) == role
-
-
 def test_what_runs_here_is_counted_by_role(tmp_path):
-    commands = ["python -m specq broker", "specq worker --role target", "specq worker --role draft", "sh"]
+    """By the command lines of processes."""
+    commands = [
+        *(
+            "/usr/bin/python3 /opt/bin/specq broker",
+            "specq worker --role target",
+            "python -m specq worker --role draft",
+        ),
+        *("python -m specq doctor", "vi /home/specq", "ls worker", "sh"),
+    ]
     for number, command in enumerate(commands, 4_000_000):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
     (tmp_path / "4000009").mkdir()  # has just ended
     assert neighbours.running(tmp_path) == "1 broker, 2 workers"
     assert neighbours.running(tmp_path / "nowhere") == ""
-
-
-def test_a_taken_http_port_is_noted():
-    assert installation.http_port("tcp://127.0.0.1:8000", is_taken=False).status == OK
-    assert installation.http_port("tcp://127.0.0.1:8000", is_taken=True).status == NOTE
 
 
 # --- the pair ---------------------------------------------------------------------------------------------------------
@@ -209,15 +180,11 @@ def test_the_bundled_pair_fits():
     assert ends == "<|im_end|> 2 (generation_config.json), <|endoftext|> 0 (generation_config.json)"
 
 
-def test_a_draft_model_of_another_vocabulary_is_wrong():
-    found = pair.look("tiny", OTHER_DRAFT, 10**11)
-    wrong = [check for check in found.checks if check.status == WRONG]
-    assert [check.name for check in wrong] == ["tokenizer"]
-    assert "49152 tokens" in wrong[0].found
-    assert "4096 tokens" in wrong[0].found
-
-
-def test_without_a_draft_model_there_is_a_note():
+def test_a_draft_model_of_another_vocabulary_is_wrong_and_none_is_noted():
+    (wrong,) = [check for check in pair.look("tiny", OTHER_DRAFT, 10**11).checks if check.status == WRONG]
+    assert wrong.name == "tokenizer"
+    assert "49152 tokens" in wrong.found
+    assert "4096 tokens" in wrong.found
     assert statuses(pair.look("tiny", "", 10**11).checks)["draft model"] == NOTE
 
 
@@ -231,27 +198,26 @@ def gguf_file(tmp_path) -> Path:
     return write_gguf(source, tmp_path / "model.gguf")
 
 
+def wrong_target(model: object) -> str:
+    """Return what is said of a model that cannot be a target."""
+    found = pair.look(str(model), "", 10**11)
+    check, *_ = found.checks
+    assert (found.target, check.name, check.status) == (None, "target", WRONG)
+    return check.found
+
+
 def test_a_gguf_file_that_is_cut_short_is_wrong(gguf_file):
     assert pair.look(str(gguf_file), "", 10**11).target is not None
     data = gguf_file.read_bytes()
     gguf_file.write_bytes(data[: len(data) // 2])
-    found = pair.look(str(gguf_file), "", 10**11)
-    assert found.target is None
-    assert statuses(found.checks)["target"] == WRONG
+    assert "is cut" in wrong_target(gguf_file)
 
 
-def test_a_directory_without_weights_is_wrong(tmp_path):
-    shutil.copy(TINY / "config.json", tmp_path)
-    shutil.copy(TINY / "tokenizer.json", tmp_path)
-    (check, _) = pair.look(str(tmp_path), "", 10**11).checks
-    assert check.status == WRONG
-    assert "has no weights" in check.found
-
-
-def test_a_hub_name_that_is_not_here_is_wrong_and_not_fetched():
-    (check, _) = pair.look("nobody/has-this-model", "", 10**11).checks
-    assert check.status == WRONG
-    assert "specq models pull nobody/has-this-model" in check.found
+def test_a_directory_without_weights_is_wrong_and_a_hub_name_that_is_not_here_is_not_fetched(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(TINY / name, tmp_path)
+    assert "has no weights" in wrong_target(tmp_path)
+    assert "specq models pull nobody/has-this-model" in wrong_target("nobody/has-this-model")
 
 
 def test_a_parallel_draft_model_is_told_apart(tmp_path):
@@ -307,12 +273,8 @@ def test_memory_that_does_not_suffice_is_wrong_and_little_is_noted():
     assert found == [WRONG, NOTE, OK]
     assert pair.room([target, target], int(1.5 * needed)).status == WRONG
     assert pair.room([target], None).status == NOTE
-
-
-def test_on_a_gpu_its_memory_counts():
-    on_gpu = pair.look("tiny", "tiny", free_bytes=1, gpu_bytes=10**11)
-    assert statuses(on_gpu.checks)["room"] == OK
-    assert statuses(pair.look("tiny", "tiny", free_bytes=10**11, gpu_bytes=10**6).checks)["room"] == WRONG
+    for free, of_gpu, status in ((1, 10**11, OK), (10**11, 10**6, WRONG)):  # on a GPU, its own counts
+        assert statuses(pair.look("tiny", "tiny", free_bytes=free, gpu_bytes=of_gpu).checks)["room"] == status
 
 
 def test_a_draft_model_as_large_as_the_target_is_noted():
@@ -342,9 +304,9 @@ def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
 
 def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
     """`specq models pull` refuses a name without a slash that it does not know, so nobody is sent there with one."""
-    with pytest.raises(
-        ConfigError, match=r"^'nope' is neither a name of `specq models` nor a path; a hub name has a slash"
+    for name, said in (
+        ("nope", "^'nope' is neither a name of `specq models` nor a path; a hub name has a slash"),
+        ("no/pe", "^no/pe is not on this machine; fetch it: specq models pull no/pe"),
     ):
-        pair.find("nope", "target")
-    with pytest.raises(ConfigError, match=r"^no/pe is not on this machine; fetch it: specq models pull no/pe"):
-        pair.find("no/pe", "target")
+        with pytest.raises(ConfigError, match=said):
+            pair.find(name, "target")

@@ -18,6 +18,7 @@ from specq.engines import read_info
 from specq.models import resolve_model
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.checkpoints_heads import make_published
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"plain", "colocated", "suffix", "lookahead"}
@@ -33,20 +34,20 @@ def config(tmp_path):
 
 @pytest.fixture
 def ask(config):
-    """Run `specq doctor`; return what ended."""
+    """Run `specq doctor` on a model; return what ended, as it should."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "specq", "doctor", "--config", str(config), *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "specq", "doctor", "--config", str(config), "--model", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
 
     return run
 
 
 @pytest.mark.slow
 def test_everything_is_measured_predicted_and_said(ask):
-    done = ask("--model", "tiny", "--sessions", "1", "--sessions", "4", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(ask("tiny", "--sessions", "1", "--sessions", "4", "--json").stdout)
     assert {check["status"] for check in said["checks"]} <= {"ok", "note"}
     runs = {(run["method"], run["num_sessions"]): run for run in said["measured"]["runs"]}
     assert {method for method, _ in runs} == METHODS
@@ -70,9 +71,8 @@ def test_a_parallel_draft_model_and_heads_are_predicted(ask, tmp_path):
     shape = replace(PARALLEL, vocab_size=4096, num_tokens=4096, tokenizer_hash=tokenizer)
     draft = make_draft(tmp_path / "draft", shape)
     heads = make_published(tmp_path / "heads", 256, 4096)
-    done = ask("--model", "tiny", "--draft-model", str(draft), "--heads", str(heads), "--sessions", "1", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)
+    options = ("--draft-model", str(draft), "--heads", str(heads), "--sessions", "1", "--json")
+    said = json.loads(ask("tiny", *options).stdout)
     assert {check["name"]: check["status"] for check in said["checks"]}["heads"] == "ok"
     assert all(run["is_same_text"] for run in said["measured"]["runs"])
     assert {*METHODS, "medusa"} <= {one["method"] for one in said["predicted"]}
@@ -80,9 +80,7 @@ def test_a_parallel_draft_model_and_heads_are_predicted(ask, tmp_path):
 
 @pytest.mark.slow
 def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
-    done = ask("--model", "tiny", "--sessions", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    measured, _, predicted = done.stdout.partition("\nPREDICTED tokens/s")
+    measured, _, predicted = ask("tiny", "--sessions", "2").stdout.partition("\nPREDICTED tokens/s")
     assert "\nMEASURED here, in this process, without sockets" in measured
     assert "computed from what was measured above, not measured" in predicted
     assert "2 SESSIONS" in predicted
@@ -91,23 +89,18 @@ def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
 
 @pytest.mark.slow
 def test_quick_measures_nothing(ask):
-    done = ask("--model", "tiny", "--quick")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ask("tiny", "--quick")
     assert "MEASURED" not in done.stdout
     assert "PREDICTED" not in done.stdout
     assert "- Start it: specq up --serve --model tiny" in done.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "status", "said"),
     [
         (("--model", "tiny", "--draft-model", resolve_model("smollm2", "draft")), 1, "does not share the tokenizer"),
         (("--model", "/nowhere/model.gguf"), 2, "there is no GGUF file /nowhere/model.gguf"),
-        (
-            ("--model", "tiny", "--heads", "smollm2"),
-            1,
-            "these heads take hidden states of size 576; those of tiny have 256",
-        ),
+        (("--model", "tiny", "--heads", "smollm2"), 1, "hidden states of size 576; those of tiny have 256"),
         (("--model", "tiny", "--heads", resolve_model("tiny", "draft")), 2, "medusa_num_heads is None"),
         (("--model", "tiny", "--heads", "./nothing"), 2, "there is no directory of heads nothing"),
         (("--model", "tiny", "--draft-model", "./nothing"), 2, "there is no model directory"),
@@ -146,8 +139,7 @@ def test_weights_that_are_cut_short_are_wrong(ask, tmp_path):
     for path in target.iterdir():
         data = path.read_bytes()
         (broken / path.name).write_bytes(data[: len(data) // 2] if path.suffix == ".safetensors" else data)
-    done = ask("--model", str(broken), "--draft-model", "tiny")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = ask(str(broken), "--draft-model", "tiny", status=1)
     assert "loading" in done.stdout
     assert "fetch the model again" in done.stdout
     assert "Traceback" not in done.stderr

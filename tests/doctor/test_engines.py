@@ -15,20 +15,20 @@ from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG
 from specq.doctor.engines import VllmReport
 from specq.processes.deployment import missing
+from tests.each import each
 
 GOOD = VllmReport("0.32.0", "LlamaForCausalLM", num_gpus=2)
 
 
-@pytest.mark.parametrize(
+OLD = "0.30.0, which was not tested; install a version that was tested (0.26.0 to "
+
+
+@each(
     ("vllm", "status", "said"),
     [
         (GOOD, OK, "vllm 0.32.0, which was tested with specq"),
         (replace(GOOD, version="0.32.0+cpu", num_gpus=0), OK, "0.32.0+cpu, which was tested"),
-        (
-            replace(GOOD, version="0.30.0"),
-            NOTE,
-            "0.30.0, which was not tested; install a version that was tested (0.26.0 to ",
-        ),
+        (replace(GOOD, version="0.30.0"), NOTE, OLD),
         (replace(GOOD, num_gpus=0), NOTE, "this machine has no GPU"),
         (replace(GOOD, lacks_architecture=True), NOTE, "does not list LlamaForCausalLM"),
         (replace(GOOD, num_wanted=2), OK, ""),
@@ -56,17 +56,11 @@ def test_beside_another_engine_nothing_is_wrong_with_vllm():
     assert engines.beside([], GOOD).found.endswith("tested with specq; --engine vllm starts it")
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (TargetConfig(), 1),
-        (TargetConfig(engine="vllm"), 1),
-        (TargetConfig(engine="vllm", engine_options=("tensor_parallel_size=4",)), 4),
-        (TargetConfig(engine="vllm", engine_options=("tensor_parallel_size=x",)), 1),
-    ],
-)
-def test_the_weights_are_divided_among_as_many_devices_as_are_asked_for(config, expected):
-    assert engines.num_devices(Config(target=config)) == expected
+def test_the_weights_are_divided_among_as_many_devices_as_are_asked_for():
+    assert engines.num_devices(Config()) == 1
+    for options, expected in (((), 1), (("tensor_parallel_size=4",), 4), (("tensor_parallel_size=x",), 1)):
+        target = TargetConfig(engine="vllm", engine_options=options)
+        assert engines.num_devices(Config(target=target)) == expected
 
 
 @pytest.fixture
@@ -92,9 +86,8 @@ def test_an_engine_that_cannot_start_is_wrong_as_up_says_it(ask):
     assert len(said) == 2
     assert (status, checks["engine"]["status"]) == (1, WRONG)
     assert all(one in checks["engine"]["advice"] for one in said)
-    assert advice[0] == (
-        "Set right what is wrong above; then start it: specq up --serve --engine vllm --engine-option model=x --model tiny"
-    )
+    started = "specq up --serve --engine vllm --engine-option model=x --model tiny"
+    assert advice[0] == f"Set right what is wrong above; then start it: {started}"
     assert "vllm engine" not in checks
 
 
@@ -113,7 +106,7 @@ def test_the_engine_that_is_there_anyway_is_named_and_vllm_beside_it(ask):
     assert ask("--helper-cores", "0")[1]["vllm engine"] == checks["vllm engine"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("has_vllm", "engine", "said"),
     [
         (False, "torch", "install vllm and start from configs/vllm.toml"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -28,6 +29,7 @@ from specq.doctor.prediction import (
     worker,
 )
 from specq.verifier import SOURCES
+from tests.each import each
 
 
 def test_every_source_has_a_name_in_the_report():
@@ -52,19 +54,17 @@ def rates(found: list[Prediction]) -> dict[tuple[str, int], float]:
     return {(one.method, one.num_sessions): one.tokens_per_second for one in found}
 
 
-ROUNDS = PredictedRounds(
-    (PredictedRound(2, (3, 3, 1)), PredictedRound(0, (3, 1)), PredictedRound(1, (2,)), PredictedRound(0))
-)
+def rounds_of(*rounds: tuple[int, tuple[int, ...]]) -> PredictedRounds:
+    """Return rounds, each given by its accepted tokens and its nodes by depth."""
+    return PredictedRounds(tuple(PredictedRound(*one) for one in rounds))
 
 
 def test_rounds_are_cut_at_a_depth():
-    assert [ROUNDS.tokens(depth) for depth in range(4)] == [1.0, 1.5, 1.75, 1.75]
-    assert [ROUNDS.nodes(depth) for depth in range(4)] == [0.0, 2.0, 3.0, 3.25]
-    assert ROUNDS.deepest == 3
-
-
-def test_a_level_counts_where_it_was_reached_and_nodes_stood_there():
-    assert ROUNDS.accept_probs() == [pytest.approx(2 / 3), 1.0, 0.0]
+    rounds = rounds_of((2, (3, 3, 1)), (0, (3, 1)), (1, (2,)), (0, ()))
+    assert [rounds.tokens(depth) for depth in range(4)] == [1.0, 1.5, 1.75, 1.75]
+    assert [rounds.nodes(depth) for depth in range(4)] == [0.0, 2.0, 3.0, 3.25]
+    assert rounds.deepest == 3
+    assert rounds.accept_probs() == [pytest.approx(2 / 3), 1.0, 0.0], "where a level was reached and nodes stood there"
 
 
 def test_plain_decoding_is_a_step_and_the_host():
@@ -73,7 +73,7 @@ def test_plain_decoding_is_a_step_and_the_host():
 
 
 def test_a_method_pays_its_rows_and_its_own_time():
-    rounds = PredictedRounds((PredictedRound(1, (1,)), PredictedRound(0, (1,))))
+    rounds = rounds_of((1, (1,)), (0, (1,)))
     found = predict([PredictedMethod(SUFFIX, rounds, own_s=0.001)], costs(by_rows(0.010, 0.002)), [1, 2])
     assert rates(found)[SUFFIX, 1] == pytest.approx(1.5 / (0.012 + 0.001))
     assert rates(found)[SUFFIX, 2] == pytest.approx(3.0 / (0.016 + 0.002))
@@ -82,7 +82,8 @@ def test_a_method_pays_its_rows_and_its_own_time():
 
 def test_steps_of_few_and_of_many_rows_are_not_steps_of_some():
     """With one session rounds of 0 and of 8 nodes alternate; with two each step has both."""
-    rounds = PredictedRounds((PredictedRound(0), PredictedRound(1, (8,))) * 4)
+    few = rounds_of((0, ()), (1, (8,)))
+    rounds = PredictedRounds(few.rounds * 4)
     times = {1: 0.004, 9: 0.012, 10: 0.013, 11: 0.02}
 
     def curve(rows: int) -> float:
@@ -90,34 +91,32 @@ def test_steps_of_few_and_of_many_rows_are_not_steps_of_some():
 
     found = rates(predict([PredictedMethod(SUFFIX, rounds)], costs(curve), [1]))
     assert found[SUFFIX, 1] == pytest.approx(1.5 / 0.008)
-    assert PredictedRounds(rounds.rounds[:2]).step_s(curve, 2, 2, 1) == pytest.approx(0.013)
-    assert PredictedRounds(rounds.rounds[:2]).step_s(curve, 2, 3, 1) == pytest.approx(0.02)
+    assert [few.step_s(curve, 2, rows, 1) for rows in (2, 3)] == pytest.approx([0.013, 0.02])
 
 
 def test_the_depth_with_the_most_tokens_a_second_is_taken():
     """Of chains whose second token is never right, the second level is left out."""
-    rounds = PredictedRounds((PredictedRound(1, (1, 1)),) * 3)
+    rounds = rounds_of(*[(1, (1, 1))] * 3)
     (_, found) = predict([PredictedMethod(SUFFIX, rounds)], costs(by_rows(0.010, 0.002)), [1])
     assert found.depth == 1
     assert found.tokens_per_second == pytest.approx(2 / 0.012)
 
 
-def test_a_draft_model_drafts_as_deep_as_its_own_rule_says():
-    """Its own time is that of its levels, which take longer for more sessions."""
-    rounds = PredictedRounds((PredictedRound(2, (1, 1)),))
+@each(("num_places", "level"), [(1, by_rows(0.001, 0.0005)), (4, flat(0.001))])
+def test_a_draft_model_drafts_as_deep_as_its_own_rule_says(num_places, level):
+    """Its own time is that of its levels, which take longer for more sessions: for 3, half as many of twice the time. A
+    parallel one needs one pass for all of its levels."""
     depths = {1: 2, 3: 1, 9: 0}
-    method = PredictedMethod(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
-    found = rates(predict([method], costs(level=by_rows(0.001, 0.0005)), [1, 3, 9]))
+    method = PredictedMethod(COLOCATED, rounds_of((2, (1, 1))), own_s=0.002, levels=depths.__getitem__)
+    found = rates(predict([method], replace(costs(level=level), num_places=num_places), [1, 3, 9]))
     assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)
-    assert found[COLOCATED, 3] == pytest.approx(6 / 0.012)  # half as many levels, each of twice the time
+    assert found[COLOCATED, 3] == pytest.approx(6 / 0.012)
     assert found[COLOCATED, 9] == found[PLAIN, 9]
 
 
 def test_a_window_of_fewer_columns_brings_as_much_less():
     rows = {1: 60, 2: 30, 4: 0}
-    method = PredictedMethod(
-        LOOKAHEAD, PredictedRounds((PredictedRound(1, (1,)),)), scratch=lambda sessions: rows[sessions]
-    )
+    method = PredictedMethod(LOOKAHEAD, rounds_of((1, (1,))), scratch=rows.__getitem__)
     found = rates(predict([method], costs(by_rows(0.010, 0.0001)), [1, 2, 4]))
     assert found[LOOKAHEAD, 1] == pytest.approx(2 / (0.010 + 0.0001 * 61))
     assert found[LOOKAHEAD, 2] == pytest.approx(3 / (0.010 + 0.0001 * 62))  # 2 * (1 + 0.5 + 30) rows
@@ -125,9 +124,7 @@ def test_a_window_of_fewer_columns_brings_as_much_less():
 
 
 def test_a_method_that_drafted_nothing_is_plain_decoding():
-    found = rates(
-        predict([PredictedMethod(COLOCATED, PredictedRounds((PredictedRound(0),) * 5))], costs(level=flat(0.001)), [1])
-    )
+    found = rates(predict([PredictedMethod(COLOCATED, rounds_of(*[(0, ())] * 5))], costs(level=flat(0.001)), [1]))
     assert found[COLOCATED, 1] == found[PLAIN, 1]
 
 
@@ -144,8 +141,7 @@ def chain(probs: list[float], count: int = 4000) -> PredictedRounds:
     return PredictedRounds(tuple(found))
 
 
-@pytest.mark.parametrize("prob", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("ahead", [2, 4])
+@each(("prob", "ahead"), product([0.3, 0.6, 0.9], [2, 4]))
 def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
     """As rounds that are played one after the other say: a chain is there if the one before it was accepted as a whole
     and foresaw the target's token, or, where there was none, if it foresaw that."""
@@ -163,7 +159,7 @@ def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
 
 def test_a_draft_workers_rows_cost_only_where_there_is_a_chain():
     """Half of its chains are right, so half of all rounds find one, of two levels."""
-    rounds = PredictedRounds((PredictedRound(0, (1, 1)), PredictedRound(2, (1, 1))))
+    rounds = rounds_of((0, (1, 1)), (2, (1, 1)))
     rate, depth = worker(rounds, costs(by_rows(0.010, 0.001), pass_s=0.0025), 1)
     assert depth == 2
     assert rate == pytest.approx(1.5 / (0.5 * 0.012 + 0.5 * 0.010))
@@ -185,7 +181,7 @@ def test_a_draft_workers_passes_serve_all_sessions():
 def test_a_draft_workers_tokens_and_rows_come_from_the_same_rounds():
     """Where the draft model went four levels deep it was always right, and where it went one level deep never: half of
     the chains, not all."""
-    rounds = PredictedRounds((PredictedRound(4, (1,) * 4), PredictedRound(0, (1,))) * 8)
+    rounds = rounds_of(*[(4, (1,) * 4), (0, (1,))] * 8)
     assert rounds.accept_probs() == [0.5, 1.0, 1.0, 1.0]
     assert rounds.reach_probs() == [0.5] * 4
     rows_per_s = 100.0
@@ -198,15 +194,15 @@ def test_rounds_without_drafts_say_nothing_of_a_draft_worker():
     drafted = chain([0.8] * 4, 50)
     mixed = PredictedRounds((*drafted.rounds, *[PredictedRound(0)] * 200))
     assert worker(mixed, costs(pass_s=0.002), 1) == worker(drafted, costs(pass_s=0.002), 1)
-    assert worker(PredictedRounds((PredictedRound(0),)), costs(pass_s=0.001), 1) == (pytest.approx(100.0), 0)
+    assert worker(rounds_of((0, ())), costs(pass_s=0.001), 1) == (pytest.approx(100.0), 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_no_prediction_needs_more_rows_a_second_than_steps_compute(seed):
     """Of any rounds, on any curve: `predict` asserts it, and here it is looked at from outside."""
     rng = random.Random(seed)
     rounds = [tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 8))) for _ in range(60)]
-    found = PredictedRounds(tuple(PredictedRound(rng.randint(0, len(nodes)), nodes) for nodes in rounds))
+    found = rounds_of(*((rng.randint(0, len(nodes)), nodes) for nodes in rounds))
     step = by_rows(rng.uniform(0.001, 0.02), rng.uniform(0.0, 0.01))
     methods = [
         PredictedMethod(COLOCATED, found),
@@ -238,16 +234,7 @@ def test_without_a_free_core_no_draft_worker_is_predicted():
 # --- advice -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_parallel_draft_model_needs_one_pass_for_all_of_its_levels():
-    """In the verifier's process its time is that of a pass, however deep; in a worker a pass gives several levels."""
-    rounds = PredictedRounds((PredictedRound(2, (1, 1)),))
-    depths = {1: 2, 2: 1, 9: 0}
-    method = PredictedMethod(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
-    one_pass = replace(costs(flat(0.010), level=flat(0.001)), num_places=4)
-    found = rates(predict([method], one_pass, [1, 2, 9]))
-    assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)
-    assert found[COLOCATED, 2] == pytest.approx(4 / 0.012)
-    assert found[COLOCATED, 9] == found[PLAIN, 9]
+def test_a_pass_of_a_parallel_draft_model_gives_a_worker_several_levels():
     steps = costs(flat(0.010), pass_s=0.004)
     assert worker(chain([0.8] * 8), steps, 1)[1] == 1
     assert worker(chain([0.8] * 8), replace(steps, num_places=4), 1)[1] == 7
@@ -287,7 +274,7 @@ def test_a_specq_that_runs_here_already_is_spoken_of():
     assert said.startswith("specq runs here already (1 broker, 2 workers")
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "said"),
     [
         ({"has_draft": False}, "There is no draft model"),
@@ -297,19 +284,14 @@ def test_a_specq_that_runs_here_already_is_spoken_of():
     ],
 )
 def test_the_machine_and_the_models_are_spoken_of(changes, said):
-    situation = Situation(**{name: getattr(HERE, name) for name in Situation.__slots__} | changes)
-    assert any(said in sentence for sentence in advise(situation, []))
+    assert any(said in sentence for sentence in advise(replace(HERE, **changes), []))
     assert not any(said in sentence for sentence in advise(HERE, []))
 
 
-def test_the_models_that_were_asked_for_are_in_the_command():
-    situation = Situation(" --model m.gguf", has_draft=False, num_bytes=1, num_cores=2, has_gpu=False, has_vllm=False)
-    assert advise(situation, [])[0] == "Start it: specq up --serve --model m.gguf"
-
-
-@pytest.mark.parametrize("method", [HEADS, EAGLE])
+@each("method", [HEADS, EAGLE])
 def test_heads_are_advised_with_their_option_and_alone(method):
     """And what is not theirs is advised without them."""
+    assert advise(replace(HERE, models=" --model m"), [])[0] == "Start it: specq up --serve --model m"
     here = replace(HERE, models=" --model m", heads=" --heads h")
     assert advise(here, predicted(method, 1, 1.5))[0].endswith("specq up --serve --model m --heads h --drafters 0")
     assert advise(here, predicted(COLOCATED, 1, 1.5))[0].endswith("specq up --serve --model m")

@@ -108,9 +108,7 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
         assert (at_once.count(row) == 1) == (count == 0)
     assert max(partials, default=0) < layout.max_partials
     assert spans[rows.num_rows :] == [[0, 0, 0]] * (layout.num_rows - rows.num_rows)
-    assert block[starts["slots"] :][rows.num_rows : layout.num_rows].tolist() == [-1] * (
-        layout.num_rows - rows.num_rows
-    )
+    assert set(block[starts["slots"] :][rows.num_rows : layout.num_rows].tolist()) <= {-1}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -136,14 +134,10 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
         slots = np.concatenate([slots, own[start:]])
 
     def packed(drawn: Sequence[np.ndarray]) -> PackedRows:
-        trees = [
-            Tree(NODE[:count], own[:count], np.zeros(count, np.float32))
-            for own, count in zip(drawn, counts, strict=True)
-        ]
-        steps = [
-            SessionStep(i, start, NODE[:1], GREEDY, tree)
-            for i, (start, tree) in enumerate(zip(starts, trees, strict=True))
-        ]
+        steps = []
+        for i, (own, count, start) in enumerate(zip(drawn, counts, starts, strict=True)):
+            tree = Tree(NODE[:count], own[:count], np.zeros(count, np.float32))
+            steps.append(SessionStep(i, start, NODE[:1], GREEDY, tree))
         return pack_steps(steps, slots, tables)
 
     stand_in = shape.parents.astype(np.int32)

@@ -22,11 +22,12 @@ from specq.checkpoints.draft_form import (
     to_int8,
 )
 from specq.engines.native.weights import BLOCK_TYPES
-from specq.engines.torch import RowPacker, load
+from specq.engines.torch import load as load_model
 from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine
 from specq.models import draft_for, parallel_for, resolve_model
 from specq.protocol import ConfigError
+from specq.testing.checkpoints import chain_logits
 from specq.testing.checkpoints_draft import (
     MADE,
     PARALLEL,
@@ -37,6 +38,7 @@ from specq.testing.checkpoints_draft import (
     make_draft,
     places_logits,
 )
+from tests.each import each
 
 EIGHT_BITS = BLOCK_TYPES["Q8_0"][0]
 
@@ -46,17 +48,18 @@ def directory(tmp_path):
     return make_draft(tmp_path / "draft")
 
 
+def load(directory, **options):
+    return load_model(str(directory), device="cpu", kv_slots=64, **options)
+
+
 def logits_of(loaded, token_ids: list[int]) -> torch.Tensor:
-    packer = RowPacker()
-    packer.add_session(np.arange(64, dtype=np.int32))
-    packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
-    return loaded.forward(packer.pack()).logits[0]
+    return chain_logits(loaded.forward, token_ids)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["native", "torch"])
 def test_logits_are_those_of_plain_arithmetic(directory, eager):
     context = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
-    loaded = load(str(directory), device="cpu", kv_slots=64, eager=eager)
+    loaded = load(directory, eager=eager)
 
     ours, plain = logits_of(loaded, context), draft_logits(directory, context)
 
@@ -69,27 +72,25 @@ def test_logits_are_those_of_plain_arithmetic(directory, eager):
 def test_rows_of_whole_blocks_are_read_in_eight_bits(tmp_path):
     path = make_draft(tmp_path, replace(MADE, hidden_size=64, intermediate_size=96))
     context = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
-    loaded = load(str(path), device="cpu", kv_slots=64)
-    layer = loaded.forward.native._layers[0]
-    assert {matrix.format for matrix in (loaded.forward.native._model.head, layer.qkv, layer.gate_up, layer.down)} == {
-        EIGHT_BITS
-    }
+    loaded = load(path)
+    native = loaded.forward.native
+    layer = native._layers[0]
+    assert {one.format for one in (native._model.head, layer.qkv, layer.gate_up, layer.down)} == {EIGHT_BITS}
     plain = draft_logits(path, context)
     torch.testing.assert_close(logits_of(loaded, context), plain[loaded.token_ids], atol=1e-3, rtol=1e-3)
 
 
 def test_info_speaks_of_the_targets_tokens(directory):
     """The fit is checked by the tokenizer that config.json names; there is none in the directory."""
-    info = load(str(directory), device="cpu", kv_slots=64).info
+    info = load(directory).info
     assert (info.vocab_size, info.num_tokens, info.tokenizer_hash) == (VOCAB + 5, VOCAB, "a" * 64)
     assert (info.max_length, info.dtype) == (600, "float32")
+    assert load(directory).num_masks == 0
 
 
 def test_the_fingerprint_depends_on_the_weights(directory, tmp_path):
-    infos = [
-        load(str(path), device="cpu", kv_slots=64).info for path in (directory, make_draft(tmp_path / "b", seed=1))
-    ]
-    assert infos[0].fingerprint != infos[1].fingerprint
+    other = make_draft(tmp_path / "b", seed=1)
+    assert load(directory).info.fingerprint != load(other).info.fingerprint
 
 
 def test_eight_bits_are_within_half_a_step_of_the_values():
@@ -100,28 +101,24 @@ def test_eight_bits_are_within_half_a_step_of_the_values():
     assert np.all(np.abs(rounded * scales[:, None] - values) <= scales[:, None] * 0.501)
 
 
-def test_such_a_model_is_no_target(directory):
-    with pytest.raises(ConfigError, match="cannot be a target"):
-        TorchEngine(str(directory), device="cpu")
-
-
 def refused(directory, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        load(str(directory), device="cpu", kv_slots=64)
+        load(directory)
 
 
-def test_a_file_that_was_cut_off_is_refused(directory):
+@each("shape", [MADE, PARALLEL])
+def test_such_a_model_is_no_target_and_a_file_that_was_cut_off_or_is_missing_is_refused(tmp_path, shape):
+    directory = make_draft(tmp_path / "draft", shape)
+    with pytest.raises(ConfigError, match="cannot be a target"):
+        TorchEngine(str(directory), device="cpu")
     path = directory / WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
     refused(directory, "may have been cut off")
-
-
-def test_a_missing_file_is_refused(directory):
-    (directory / WEIGHTS).unlink()
+    path.unlink()
     refused(directory, f"has no {WEIGHTS}")
 
 
-@pytest.mark.parametrize("ids", [[-1, 5], [5, VOCAB], [5, 5], [9, 5]], ids=["negative", "outside", "twice", "falling"])
+@each("ids", [[-1, 5], [5, VOCAB], [5, 5], [9, 5]])
 def test_head_tokens_must_ascend_within_the_vocabulary(tmp_path, ids):
     directory = make_draft(tmp_path, replace(MADE, head_size=2))
     change_draft(directory, {TOKEN_IDS: torch.tensor(ids, dtype=torch.int32)})
@@ -172,17 +169,13 @@ def parallel(tmp_path):
 def test_masks_are_tokens_behind_the_vocabulary(parallel, eager):
     """In a row of their own each says what plain arithmetic says of its place; the model's vocabulary is that without
     them."""
-    loaded = load(str(parallel), device="cpu", kv_slots=64, eager=eager)
+    loaded = load(parallel, eager=eager)
     assert (loaded.info.vocab_size, loaded.num_masks) == (VOCAB + 5, PARALLEL.num_places - 1)
     context = np.random.default_rng(3).integers(0, VOCAB, 20).tolist()
     expected = places_logits(parallel, context, PARALLEL.num_places)[:, loaded.token_ids]
     for place, of_place in enumerate(expected):
         masks = range(loaded.info.vocab_size, loaded.info.vocab_size + place)
         torch.testing.assert_close(logits_of(loaded, [*context, *masks]), of_place, atol=1e-3, rtol=1e-3)
-
-
-def test_a_model_without_masks_has_none(directory):
-    assert load(str(directory), device="cpu", kv_slots=64).num_masks == 0
 
 
 @pytest.mark.parametrize(
@@ -217,20 +210,9 @@ def test_masks_that_do_not_fit_are_refused(parallel, masks, match):
     refused(parallel, match)
 
 
-def test_a_parallel_model_that_was_cut_off_is_refused(parallel):
-    path = parallel / WEIGHTS
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(parallel, "may have been cut off")
-
-
-def test_a_parallel_model_is_no_target(parallel):
-    with pytest.raises(ConfigError, match="cannot be a target"):
-        TorchEngine(str(parallel), device="cpu")
-
-
 def test_the_bundled_one_is_the_draft_model_of_smollm2():
     """It names a tokenizer and knows a third of the tokens; its weights are whole."""
-    loaded = load(resolve_model("smollm2", "draft"), device="cpu", kv_slots=64)
+    loaded = load(resolve_model("smollm2", "draft"))
     assert draft_for("smollm2") == "smollm2"
     assert (loaded.info.num_tokens, len(loaded.token_ids), loaded.info.arithmetic) == (49152, 16384, "native cpu")
     assert logits_of(loaded, [1, 9690, 198]).isfinite().all()
@@ -245,7 +227,7 @@ def test_the_bundled_parallel_one_foresees_five_tokens_with_the_embedding_of_the
     assert read.keys() - own.keys() == shared
     assert all(torch.equal(read[name], theirs[name]) for name in shared)
 
-    loaded = load(str(parallel), device="cpu", kv_slots=64)
+    loaded = load(parallel)
     assert (loaded.num_masks, loaded.info.vocab_size) == (4, 49152)
     assert loaded.info.tokenizer_hash == draft_shape(draft).tokenizer_hash
     assert logits_of(loaded, [1, 9690, 198, *range(49152, 49156)]).isfinite().all()

@@ -27,9 +27,8 @@ def write(place: Path, **said: dict[str, Any]) -> None:
     (place / "tokenizer.json").write_text(tokenizer_json())
     (place / "model.safetensors").write_bytes(b"tensors")
     for name in ("generation_config", "config", "tokenizer_config", "special_tokens_map"):
-        (place / f"{name}.json").write_text(
-            json.dumps({key: one for key, one in said.get(name, {}).items() if one is not None})
-        )
+        given = {key: one for key, one in said.get(name, {}).items() if one is not None}
+        (place / f"{name}.json").write_text(json.dumps(given))
 
 
 def ids(value: Any) -> list[int]:
@@ -70,11 +69,8 @@ def test_the_ends_are_those_of_transformers(tmp_path: Path) -> None:
         config={"model_type": "llama", "eos_token_id": 0},
         tokenizer_config={"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"},
     )
-    theirs = {
-        *GenerationConfig.from_pretrained(tmp_path).eos_token_id,
-        AutoTokenizer.from_pretrained(tmp_path).eos_token_id,
-    }
-    assert {*end_tokens(tmp_path)} == theirs == {0, 2}
+    generation, tokenizer = (kind.from_pretrained(tmp_path) for kind in (GenerationConfig, AutoTokenizer))
+    assert {*end_tokens(tmp_path)} == {*generation.eos_token_id, tokenizer.eos_token_id} == {0, 2}
 
 
 def test_the_doctor_is_told_each_with_what_names_it(tmp_path: Path) -> None:

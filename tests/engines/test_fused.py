@@ -9,6 +9,7 @@ import importlib.util
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -130,6 +131,13 @@ SCHEDULE = [
 ]
 
 
+TOLERANCES = {torch.float32: TOLERANCE, torch.float16: 0.05, torch.bfloat16: 0.4}
+
+
+def check_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 def test_logits_and_hidden_states_equal_the_generic_path(checkpoint, dtype):
     ours, theirs = load_fused(checkpoint, dtype).forward, load_generic(checkpoint, dtype)
@@ -138,13 +146,11 @@ def test_logits_and_hidden_states_equal_the_generic_path(checkpoint, dtype):
         rows, _ = texts.rows(parts)
         found, expected = ours(rows), theirs(rows)
         assert found.logits.shape == expected.logits.shape
-        tolerance = TOLERANCE if dtype == torch.float32 else 0.05 if dtype == torch.float16 else 0.4
         for a, b in zip(found[:2], expected[:2], strict=True):
-            torch.testing.assert_close(a.float(), b.float(), atol=tolerance, rtol=tolerance)
+            check_close(a, b, TOLERANCES[dtype])
+    used = [slot for table in texts.tables for slot in table]
     for a, b in ((ours.kv.keys, theirs.kv.keys), (ours.kv.values, theirs.kv.values)):
-        used = [slot for table in texts.tables for slot in table]
-        tolerance = TOLERANCE if dtype == torch.float32 else 0.4
-        torch.testing.assert_close(a[:, :, used].float(), b[:, :, used].float(), atol=tolerance, rtol=tolerance)
+        check_close(a[:, :, used], b[:, :, used], TOLERANCE if dtype == torch.float32 else 0.4)
 
 
 def test_logits_of_a_random_tree_equal_transformers_on_each_path(wide_heads):
@@ -153,8 +159,7 @@ def test_logits_of_a_random_tree_equal_transformers_on_each_path(wide_heads):
     rows, (step,) = texts.rows([(0, 1, 12, True)])
     logits = forward(rows).logits.cpu()
     for row in range(13):
-        expected = reference_logits(reference, texts.texts[0] + path_tokens(step.tree, row - 1))
-        torch.testing.assert_close(logits[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
+        check_close(logits[row], reference_logits(reference, texts.texts[0] + path_tokens(step.tree, row - 1)))
 
 
 def test_padding_writes_no_keys_and_values(wide_heads):
@@ -169,18 +174,6 @@ def test_padding_writes_no_keys_and_values(wide_heads):
     assert (forward.kv.keys[:, :, texts.tables[0]] != 7).any()
 
 
-def test_steps_beyond_the_largest_graph_and_lists_beyond_the_room(wide_heads, monkeypatch):
-    """Both run in memory of their own, with the same logits."""
-    from specq.engines.torch.cuda import forward as fused
-
-    monkeypatch.setattr(fused, "SIZES", (1, 16, 32))
-    monkeypatch.setattr(fused, "LIST_ROOM", 64)
-    ours, theirs, texts = load_fused(wide_heads).forward, load_generic(wide_heads), Texts(3, 2)
-    for parts in ([(0, 40, 0, True)], [(0, 20, 0, False), (1, 2, 0, True)], [(0, 1, 3, True)]):
-        rows, _ = texts.rows(parts)
-        torch.testing.assert_close(ours(rows).logits, theirs(rows).logits, atol=TOLERANCE, rtol=TOLERANCE)
-
-
 LAYERS = (1, FINAL, 0)
 
 
@@ -192,12 +185,11 @@ def tap_of(rows: PackedRows) -> RowTap:
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 def test_tapped_hidden_states_equal_the_generic_path(wide_heads, dtype):
     ours, theirs, texts = load_fused(wide_heads, dtype).forward, load_generic(wide_heads, dtype), Texts(5, 3)
-    tolerance = TOLERANCE if dtype == torch.float32 else 0.05 if dtype == torch.float16 else 0.4
     for parts in SCHEDULE:
         rows, _ = texts.rows(parts)
         found, expected = ours(rows, tap_of(rows)).tapped, theirs(rows, tap_of(rows)).tapped
         assert found.dtype == dtype
-        torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
+        check_close(found, expected, TOLERANCES[dtype])
 
 
 def test_a_tap_changes_no_bits_of_logits_keys_and_values(wide_heads):
@@ -216,15 +208,20 @@ def test_a_tap_changes_no_bits_of_logits_keys_and_values(wide_heads):
     assert all(torch.equal(now, then) for now, then in kept)
 
 
-def test_taps_of_steps_beyond_the_largest_graph(wide_heads, monkeypatch):
+@pytest.mark.parametrize("is_tapped", [False, True])
+def test_steps_beyond_the_largest_graph_and_lists_beyond_the_room(wide_heads, monkeypatch, is_tapped):
+    """Both run in memory of their own, with the same logits and hidden states."""
     from specq.engines.torch.cuda import forward as fused
 
     monkeypatch.setattr(fused, "SIZES", (1, 16, 32))
-    ours, theirs, texts = load_fused(wide_heads).forward, load_generic(wide_heads), Texts(7, 2)
-    for parts in ([(0, 40, 0, True)], [(0, 20, 0, False)], [(0, 1, 3, True)]):
+    monkeypatch.setattr(fused, "LIST_ROOM", 64)
+    ours, theirs, texts = load_fused(wide_heads).forward, load_generic(wide_heads), Texts(3, 2)
+    for parts in ([(0, 40, 0, True)], [(0, 20, 0, False), (1, 2, 0, True)], [(0, 1, 3, True)]):
         rows, _ = texts.rows(parts)
-        found, expected = ours(rows, tap_of(rows)).tapped, theirs(rows, tap_of(rows)).tapped
-        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        found, expected = (forward(rows, tap_of(rows) if is_tapped else None) for forward in (ours, theirs))
+        check_close(found.logits, expected.logits)
+        if is_tapped:
+            check_close(found.tapped, expected.tapped)
 
 
 def test_scratch_rows_of_an_engine_equal_the_generic_path(wide_heads):
@@ -244,7 +241,7 @@ def test_scratch_rows_of_an_engine_equal_the_generic_path(wide_heads):
         found, expected = (engine.step(steps, Tap(LAYERS)) for engine in engines)
         for a, b in ((found.scratch_logits, expected.scratch_logits), (found.hidden, expected.hidden)):
             assert a.starts.tolist() == b.starts.tolist()
-            torch.testing.assert_close(a.values, b.values, atol=TOLERANCE, rtol=TOLERANCE)
+            check_close(a.values, b.values)
         for engine in engines:
             for i in range(num_sessions):
                 engine.close(i)
@@ -304,10 +301,8 @@ def test_chains_equal_one_pass_a_level(wide_heads, params):
 def test_a_round_of_chains_equals_one_pass_a_level(wide_heads, count):
     """Sessions that the device drafts for, and those that need the host, in one round; twice."""
     source, stepped = ChainModel(load_fused(wide_heads)), DraftModel(load_fused(wide_heads))
-    rng, kinds = (
-        np.random.default_rng(10),
-        [SAMPLED, SamplingParams(), SamplingParams(temperature=0.8, top_k=5, seed=2)],
-    )
+    kinds = [SAMPLED, SamplingParams(), SamplingParams(temperature=0.8, top_k=5, seed=2)]
+    rng = np.random.default_rng(10)
     for i in range(count):
         context = random_tokens(rng, 5 + 7 * i % 40)
         source.open(i, context, kinds[i % 3])
@@ -338,8 +333,7 @@ def test_chains_grow_from_branches_of_one_session(wide_heads):
     found, expected = chained.expand_chain(requests, 3), chain_by_passes(stepped, requests, 3)
     for own, others in zip(found[:2], expected[:2], strict=True):
         assert [c.token_ids.tolist() for c in own] == [c.token_ids.tolist() for c in others]
-    (below,) = chained.expand([Expansion(1, 12, (30, 31))])
-    (other,) = stepped.expand([Expansion(1, 12, (30, 31))])
+    (below,), (other,) = (draft.expand([Expansion(1, 12, (30, 31))]) for draft in (chained, stepped))
     assert below.token_ids.tolist() == other.token_ids.tolist()
 
 
@@ -367,10 +361,7 @@ def test_a_failed_chain_gives_its_slots_back(wide_heads, monkeypatch):
     draft, _ = make_drafts(wide_heads)
     draft.open(1, random_tokens(np.random.default_rng(10), 9), SamplingParams())
 
-    def fail(*_arguments: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(ChainDrafter, "start", fail)
+    monkeypatch.setattr(ChainDrafter, "start", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError):
         draft.expand_chain([Expansion(1, -1, (0, 1, 2))], 3)
     draft.close(1)
@@ -381,12 +372,12 @@ def test_tree_type_is_not_needed_for_plain_rows(wide_heads):
     """A step of many plain rows has no extras at all."""
     ours, theirs, texts = load_fused(wide_heads).forward, load_generic(wide_heads), Texts(11, 4)
     for session in range(4):
-        for forward_rows in [texts.rows([(session, 4 + session, 0, True)])[0]]:
-            ours(forward_rows)
-            theirs(forward_rows)
+        prompt, _ = texts.rows([(session, 4 + session, 0, True)])
+        ours(prompt)
+        theirs(prompt)
     rows, steps = texts.rows([(session, 1, 0, True) for session in range(4)])
     assert all(isinstance(step.tree, Tree) and not step.tree.num_nodes for step in steps)
-    torch.testing.assert_close(ours(rows).logits, theirs(rows).logits, atol=TOLERANCE, rtol=TOLERANCE)
+    check_close(ours(rows).logits, theirs(rows).logits)
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")

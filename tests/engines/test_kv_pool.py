@@ -19,6 +19,10 @@ def tokens(*values: int) -> Int32Array:
     return np.array(values, np.int32)
 
 
+def span(first: int, end: int) -> Int32Array:
+    return np.arange(first, end, dtype=np.int32)
+
+
 def fill(pool: KvPool, session_id: int, token_ids: Int32Array) -> Int32Array:
     """Open a session and append what is not cached, as a prefill does; return the slots taken."""
     num_cached = pool.open(session_id, token_ids)
@@ -47,7 +51,7 @@ def test_first_slots_are_consecutive():
 
 def test_a_prefix_is_shared_in_whole_blocks_and_leaves_the_last_token():
     pool = KvPool(256)
-    text = np.arange(40, dtype=np.int32)
+    text = span(0, 40)
     fill(pool, 1, text)
     assert pool.open(2, text) == 2 * BLOCK
     assert table(pool, 2) == table(pool, 1)[: 2 * BLOCK]
@@ -58,7 +62,7 @@ def test_a_prefix_is_shared_in_whole_blocks_and_leaves_the_last_token():
 
 def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
     pool = KvPool(256, may_copy=True)
-    text = np.arange(3 * BLOCK + 5, dtype=np.int32)
+    text = span(0, 3 * BLOCK + 5)
     fill(pool, 1, text)
     other = np.concatenate([text[: BLOCK + 9], tokens(99, 98, 97)])
     assert pool.open(2, other) == BLOCK + 9
@@ -82,8 +86,8 @@ def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
 
 def test_the_block_that_is_copied_is_not_dropped_for_the_copy():
     pool = KvPool(3 * BLOCK, may_copy=True)
-    fill(pool, 1, np.arange(BLOCK, dtype=np.int32))
-    fill(pool, 2, np.arange(100, 100 + BLOCK, dtype=np.int32))
+    fill(pool, 1, span(0, BLOCK))
+    fill(pool, 2, span(100, 100 + BLOCK))
     pool.close(1)
     pool.close(2)
     slots = pool.take(BLOCK)  # nothing is free now; the first block was used least recently
@@ -103,18 +107,18 @@ def test_equal_blocks_after_different_beginnings_are_different():
 
 def test_what_was_generated_is_found_after_close():
     pool = KvPool(256)
-    fill(pool, 1, np.arange(10, dtype=np.int32))
-    pool.append(1, np.arange(10, 40, dtype=np.int32), pool.take(30))
+    fill(pool, 1, span(0, 10))
+    pool.append(1, span(10, 40), pool.take(30))
     before = table(pool, 1)
     pool.close(1)
     assert pool.free_slots == 256
-    assert pool.open(2, np.arange(41, dtype=np.int32)) == 2 * BLOCK
+    assert pool.open(2, span(0, 41)) == 2 * BLOCK
     assert table(pool, 2) == before[: 2 * BLOCK]
 
 
 def test_the_same_block_made_twice_is_kept_once():
     pool = KvPool(256)
-    text = np.arange(20, dtype=np.int32)
+    text = span(0, 20)
     assert pool.open(1, text) == pool.open(2, text) == 0
     for session_id in (1, 2):
         pool.append(session_id, text, pool.take(20))
@@ -124,7 +128,7 @@ def test_the_same_block_made_twice_is_kept_once():
 
 def test_the_least_recently_used_prefix_is_evicted_and_its_end_first():
     pool = KvPool(6 * BLOCK)
-    old, new = np.arange(2 * BLOCK + 1, dtype=np.int32), np.arange(100, 100 + 2 * BLOCK + 1, dtype=np.int32)
+    old, new = span(0, 2 * BLOCK + 1), span(100, 100 + 2 * BLOCK + 1)
     for session_id, text in ((1, old), (2, new), (3, old)):  # the old prefix is used once more
         fill(pool, session_id, text)
         pool.close(session_id)
@@ -135,7 +139,7 @@ def test_the_least_recently_used_prefix_is_evicted_and_its_end_first():
 
 def test_shared_blocks_in_use_are_never_evicted():
     pool = KvPool(3 * BLOCK)
-    text = np.arange(2 * BLOCK + 1, dtype=np.int32)
+    text = span(0, 2 * BLOCK + 1)
     fill(pool, 1, text)
     pool.open(2, text)
     pool.close(1)

@@ -56,8 +56,13 @@ def test_tokens_of_steps_that_failed_are_dropped(sender: TokenSender, receivers:
     assert receivers[1].take(second).tolist() == OTHERS.tolist()
 
 
-def test_a_step_does_not_wait_for_ever(sender: TokenSender) -> None:
-    receiver = TokenReceiver(sender.addresses[0], 0.05)
+@pytest.mark.parametrize(("patience_s", "is_host_gone"), [(0.05, False), (60.0, True)])
+def test_a_step_does_not_wait_for_ever_nor_for_a_host_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, sender: TokenSender, patience_s: float, *, is_host_gone: bool
+) -> None:
+    receiver = TokenReceiver(sender.addresses[0], patience_s)
+    if is_host_gone:
+        monkeypatch.setattr("specq.engines.vllm.late_tokens.os.getppid", lambda: 1 << 30)
     with pytest.raises(EngineError, match="did not come"):
         receiver.take(1)
     receiver.close()
@@ -81,14 +86,6 @@ def test_a_worker_that_is_gone_stops_nobody(sender: TokenSender, receivers: list
         number = sender.next_number()
         sender.send(number, SOME)
         assert receivers[0].take(number).tolist() == SOME.tolist()
-
-
-def test_nobody_waits_for_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch, sender: TokenSender) -> None:
-    receiver = TokenReceiver(sender.addresses[0], 60.0)
-    monkeypatch.setattr("specq.engines.vllm.late_tokens.os.getppid", lambda: 1 << 30)
-    with pytest.raises(EngineError, match="did not come"):
-        receiver.take(1)
-    receiver.close()
 
 
 def test_names_that_are_too_long_for_sockets_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

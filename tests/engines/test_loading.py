@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from itertools import product
 from pathlib import Path
 
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.engines.checkpoint import fingerprint, resolve_checkpoint
-from specq.engines.native.rows import RowPacker
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol.errors import ConfigError
-from specq.testing.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+from specq.testing.checkpoints import (
+    DECODER,
+    VOCAB,
+    chain_logits,
+    load_reference,
+    make_checkpoint,
+    random_tokens,
+    reference_logits,
+    save_random,
+)
 from specq.text import TOKENIZER_FILES
+from tests.each import each
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +41,17 @@ def test_info_describes_the_checkpoint(llama, tmp_path):
     assert (info.name, info.dtype, info.engine) == ("mine", "float32", "torch")
     assert (info.vocab_size, info.num_tokens, info.max_length, info.kv_slots) == (VOCAB, VOCAB, 600, 100)
     assert info.eos_ids == (1,)
+    assert TorchEngine(str(make_checkpoint("opt", tmp_path / "opt")), device="cpu").info.eos_ids == (1, 3)
     assert info.tokenizer_hash == ""
     same = make_checkpoint("llama", tmp_path / "same")
     other = make_checkpoint("llama", tmp_path / "other", seed=1)
     assert fingerprint(same) == info.fingerprint != fingerprint(other)
 
 
-def test_several_eos_ids_are_read(tmp_path):
-    assert TorchEngine(str(make_checkpoint("opt", tmp_path)), device="cpu").info.eos_ids == (1, 3)
-
-
 def make_other(directory: Path, model_type: str, **settings) -> Path:
     """Save a random model of an architecture that the suite does not cover otherwise."""
-    torch.manual_seed(0)
-    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None} | settings
-    config = AutoConfig.for_model(model_type, **settings)
-    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
-    return directory
+    usual = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None}
+    return save_random(directory, {"model_type": model_type} | usual | settings)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +60,7 @@ def make_other(directory: Path, model_type: str, **settings) -> Path:
         ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 2}),
         ("mistral", {**DECODER, "sliding_window": 8}),
         ("gemma2", {**DECODER, "sliding_window": None, "attn_logit_softcapping": 5.0}),
-        (
-            "gptj",
-            {"n_embd": 40, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
-        ),  # attention of its own, which sees no kept keys
+        ("gptj", {"n_embd": 40, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),  # its own attention sees no kept keys
         ("mpt", {"d_model": 32, "n_layers": 1, "n_heads": 2, "max_seq_len": 64, "max_position_embeddings": 64}),
     ],
 )
@@ -75,12 +76,9 @@ def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, set
 def test_others_with_plain_attention_work(tmp_path, model_type, settings):
     directory = make_other(tmp_path, model_type, **settings)
     token_ids = random_tokens(np.random.default_rng(9), 20).tolist()
-    packer = RowPacker()
-    packer.add_session(np.arange(20, dtype=np.int32))
-    packer.add_chain(token_ids, range(20), 0, judged=True)
-    logits = loading.load(str(directory), device="cpu", kv_slots=64).forward(packer.pack()).logits
+    logits = chain_logits(loading.load(str(directory), device="cpu", kv_slots=64).forward, token_ids)
     expected = reference_logits(load_reference(directory), token_ids)
-    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["figs", "cuda:99", "meta", "cpu:x", ""])
@@ -89,53 +87,40 @@ def test_a_device_that_is_not_there_is_named(llama, device):
         TorchEngine(str(llama), device=device)
 
 
-def test_a_directory_without_a_model_is_a_config_error(tmp_path):
+def test_weights_that_were_cut_are_a_config_error(tmp_path):
+    """As a download that broke leaves them; and a directory without a model."""
     with pytest.raises(ConfigError, match="no causal language model"):
         TorchEngine(str(tmp_path), device="cpu")
-
-
-@pytest.mark.parametrize("left", [0, 8, 100, 0.5])
-def test_weights_that_were_cut_are_a_config_error(tmp_path, left):
-    """As a download that broke leaves them."""
     weights = make_checkpoint("llama", tmp_path) / "model.safetensors"
     data = weights.read_bytes()
-    weights.write_bytes(data[: int(left * len(data)) if isinstance(left, float) else left])
-    with pytest.raises(ConfigError, match=r"no causal language model that transformers can load: .*header"):
-        TorchEngine(str(tmp_path), device="cpu")
+    for left in (0, 8, 100, len(data) // 2):
+        weights.write_bytes(data[:left])
+        with pytest.raises(ConfigError, match=r"no causal language model that transformers can load: .*header"):
+            TorchEngine(str(tmp_path), device="cpu")
 
 
-@pytest.mark.parametrize(
-    "changes",
+SIZES = ("num_hidden_layers", "max_position_embeddings", "num_attention_heads", "vocab_size")
+NO_MODEL = "no causal language model that transformers can load"
+# Transformers takes random ones for tensors that are missing, and says so in a table.
+MISSING = r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"
+
+
+@each(
+    ("name", "value", "said"),
     [
-        {"hidden_size": 41},
-        {"head_dim": -1},
-        {"hidden_act": "x"},
+        *(("hidden_size", 41, NO_MODEL), ("head_dim", -1, NO_MODEL), ("hidden_act", "x", NO_MODEL)),
+        ("num_hidden_layers", 4, MISSING),
+        *(
+            (name, size, rf"config\.json: {name} is {re.escape(repr(size))}; it must be an integer of at least 1")
+            for name, size in product(SIZES, [0, -1, "x", 2.5])
+        ),
     ],
-    ids=str,
 )
-def test_a_config_of_no_model_is_a_config_error(tmp_path, changes):
-    path = make_checkpoint("llama", tmp_path) / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(ConfigError, match="no causal language model that transformers can load"):
-        TorchEngine(str(tmp_path), device="cpu")
-
-
-@pytest.mark.parametrize("name", ["num_hidden_layers", "max_position_embeddings", "num_attention_heads", "vocab_size"])
-@pytest.mark.parametrize("size", [0, -1, "x", 2.5])
-def test_a_size_that_no_model_has_is_named(tmp_path, name, size):
-    path = make_checkpoint("llama", tmp_path) / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: size}))
-    with pytest.raises(
-        ConfigError, match=rf"config\.json: {name} is {re.escape(repr(size))}; it must be an integer of at least 1"
-    ):
-        TorchEngine(str(tmp_path), device="cpu")
-
-
-def test_tensors_that_are_missing_are_not_made_up(tmp_path):
-    """Transformers takes random ones, and says so in a table."""
-    path = make_checkpoint("llama", tmp_path) / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 4}))
-    with pytest.raises(ConfigError, match=r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"):
+def test_a_config_that_does_not_fit_is_a_config_error(llama, tmp_path, name, value, said):
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(ConfigError, match=said):
         TorchEngine(str(tmp_path), device="cpu")
 
 

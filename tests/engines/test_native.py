@@ -21,7 +21,7 @@ from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows, rank_tokens, top_tokens
 from specq.protocol import SamplingParams
 from specq.runtime import compiler
-from specq.testing.checkpoints import make_checkpoint, random_tokens, random_tree
+from specq.testing.checkpoints import make_checkpoint, path_tokens, random_tokens, random_tree
 
 KINDS = ("llama", "llama-bias", "llama-bf16", "qwen2", "qwen3")
 
@@ -72,16 +72,15 @@ def test_tree_nodes_give_the_bits_of_plain_rows(directory):
         packer.add_session(table)
         packer.add_chain(context[-1:], table[-1:].tolist(), len(context) - 1, judged=True)
         for node in range(tree.num_nodes):
-            line = ancestors(tree.parents, node)
-            token_id = int(tree.token_ids[node])
+            line = [node_slots[i] for i in ancestors(tree.parents, node)]
             position = len(context) + len(line) - 1
-            packer.add_node(token_id, node_slots[node], position, len(context), [node_slots[i] for i in line])
+            packer.add_node(int(tree.token_ids[node]), line[-1], position, len(context), line)
         trees.append(tree)
         contexts.append(context)
     logits = iter(loaded.forward(packer.pack()).logits)
     for context, tree in zip(contexts, trees, strict=True):
         for node in range(-1, tree.num_nodes):
-            text = context + [int(tree.token_ids[i]) for i in ancestors(tree.parents, node)]
+            text = context + path_tokens(tree, node)
             expected = plain(chain_rows(text, 0, np.arange(512, dtype=np.int32), judged=True)).logits[0]
             assert torch.equal(next(logits), expected)
 
@@ -113,14 +112,9 @@ def test_weights_are_halved_only_where_that_is_exact():
 def test_matrices_are_packed_one_below_the_other_or_in_turns():
     weights = [torch.randn(24, 8), torch.randn(24, 8)]
     for interleave in (False, True):
-        data = (
-            torch.from_numpy(packed(*weights, interleave=interleave).data)
-            .view(torch.float32)
-            .view(3, 8, 16)
-            .transpose(1, 2)
-        )
+        panels = torch.from_numpy(packed(*weights, interleave=interleave).data).view(torch.float32).view(3, 8, 16)
         expected = torch.stack([w.view(3, 8, 8) for w in weights], 1) if interleave else torch.cat(weights)
-        assert torch.equal(data.reshape(48, 8), expected.reshape(48, 8))
+        assert torch.equal(panels.transpose(1, 2).reshape(48, 8), expected.reshape(48, 8))
     padded = packed(torch.ones(17, 8))
     assert padded.num_panels == 2
     assert np.count_nonzero(padded.data.view(np.int16)) == 17 * 8
@@ -169,26 +163,28 @@ def test_a_files_blocks_give_the_bits_of_their_values(tmp_path, kind):
     assert torch.equal(plain.kv.values, quantised.kv.values)
 
 
+@pytest.fixture
+def builds_anew():
+    """Libraries are looked for anew, in this test and after it."""
+    compiler.library.cache_clear()
+    yield
+    compiler.library.cache_clear()
+
+
+@pytest.mark.usefixtures("builds_anew")
 def test_without_a_compiler_the_portable_path_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    compiler.library.cache_clear()
-    try:
-        with structlog.testing.capture_logs() as logs:
-            assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
-        assert [(entry["log_level"], entry["event"]) for entry in logs] == [("warning", "kernels_unavailable")]
-        assert "slower" in logs[0]["reason"]
-    finally:
-        compiler.library.cache_clear()
+    with structlog.testing.capture_logs() as logs:
+        assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+    assert [(entry["log_level"], entry["event"]) for entry in logs] == [("warning", "kernels_unavailable")]
+    assert "slower" in logs[0]["reason"]
 
 
+@pytest.mark.usefixtures("builds_anew")
 def test_a_compiler_that_fails_is_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
     monkeypatch.setattr(compiler, "FLAGS", ("--no-such-flag",))
-    compiler.library.cache_clear()
-    try:
-        assert kernels() is None
-    finally:
-        compiler.library.cache_clear()
+    assert kernels() is None
 
 
 @pytest.fixture
@@ -230,17 +226,14 @@ def test_top_tokens_equal_torch(num_rows, width, count):
     np.testing.assert_allclose(log_probs, expected.values.numpy(), atol=1e-5)
 
 
-def test_top_tokens_of_a_row_with_few_candidates():
+def test_top_tokens_of_a_row_with_few_candidates_and_of_equal_ones():
+    assert top_tokens(torch.zeros(1, 40), 3)[0].tolist() == [[0, 1, 2]], "the lower token comes first"
     scores = torch.full((2, 30), -torch.inf)
     scores[:, [7, 3]] = torch.tensor([2.0, 1.0])
     token_ids, log_probs = top_tokens(scores, 4)
     assert token_ids[:, :2].tolist() == [[7, 3]] * 2
     assert np.isfinite(log_probs).sum(-1).tolist() == [2, 2]
     assert np.exp(log_probs).sum(-1) == pytest.approx(1, abs=1e-6)
-
-
-def test_of_equal_scores_the_lower_token_comes_first():
-    assert top_tokens(torch.zeros(1, 40), 3)[0].tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("names", [None, [1, 2, 4, 8, 16, 32]])

@@ -19,7 +19,7 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint
-from specq.verification import StepBatch
+from specq.verification import STRATEGIES, StepBatch
 from specq.verification.begun import OwnTokens, says_own
 from tests.devices import NEEDS_CUDA
 from tests.engines.overlapping import GREEDY, NUM, judge_later, plain, serve
@@ -151,8 +151,7 @@ def test_the_kv_in_flight_is_counted(checkpoint: Path, device: str) -> None:
     assert engine.free_slots == SLOTS
 
 
-# --- parts, on the host
-# -------------------------------------------------------------------------------------------------
+# --- parts, on the host -----------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_a_number_feeds_some_token_and_raises_when_it_is_looked_at() -> None:
@@ -178,21 +177,11 @@ def test_a_feed_writes_to_its_rows_alone(places: list[int], rows: list[int]) -> 
     assert token_ids.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({}, True),
-        ({"temperature": 0.7, "top_k": 3}, True),
-        ({"strategy": "probabilistic"}, True),
-        ({"strategy": "probabilistic", "temperature": 0.7}, False),
-        ({"strategy": "typical", "temperature": 0.7}, True),
-        ({"strategy": "threshold", "temperature": 0.7}, True),
-        ({"strategy": "greedy", "temperature": 0.7}, False),
-        ({"logprobs": 0}, True),
-        ({"presence_penalty": 0.1}, True),
-        ({"logit_bias": ((3, 1.0),)}, True),
-    ],
-)
-def test_what_a_device_can_say_by_itself(params: dict[str, object], expected: bool) -> None:
-    step = SessionStep(1, 0, np.array([1], np.int32), SamplingParams(**params))  # type: ignore[arg-type]
-    assert says_own(StepBatch.of([step])) == expected
+def test_what_a_device_can_say_by_itself() -> None:
+    """Of each strategy, greedy and warm; whatever shapes the logits."""
+    warm = {"temperature": 0.7}
+    kinds = [{"strategy": name} | more for name in STRATEGIES for more in ({}, warm)]
+    kinds += [warm | {"top_k": 3}, {"logprobs": 0}, {"presence_penalty": 0.1}, {"logit_bias": ((3, 1.0),)}]
+    steps = [SessionStep(1, 0, np.array([1], np.int32), SamplingParams(**own)) for own in kinds]
+    silent = [step.params for step in steps if not says_own(StepBatch.of([step]))]
+    assert [(own.strategy, own.temperature) for own in silent] == [("probabilistic", 0.7), ("greedy", 0.7)]

@@ -14,6 +14,7 @@ from specq.engines.room import free_slots
 from specq.protocol import NO_TAP, ConfigError
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, profiled_rows
+from tests.each import each
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -47,16 +48,13 @@ def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):
 
 def test_where_an_engines_steps_jump_both_sides_are_measured():
     """Sixteen rows go in two tiles and seventeen in three; a line from 16 to 24 rows would hide what the first draft
-    costs."""
+    costs. A jump beyond the most rows is not measured."""
     rows = profiled_rows((8, 16), 40)
     assert {8, 9, 16, 17} <= set(rows)
     assert rows == sorted(set(rows))
     assert rows[-1] <= 40
     curve = StepCurve(rows, [-(-size // 8) * 1.0 for size in rows])
     assert (curve(16), curve(17)) == (2.0, 3.0)
-
-
-def test_a_jump_beyond_the_most_rows_is_not_measured():
     assert profiled_rows((512,), 512)[-1] == 512
     assert profiled_rows((), 4) == [1, 2, 4]
 
@@ -67,20 +65,21 @@ def test_a_slow_model_is_measured_at_two_sizes_and_no_more(monkeypatch):
     assert engine.now < 60
 
 
-@pytest.mark.parametrize(
+def quickly(engine, sizes):
+    return quick_step_times(engine, sizes, {})
+
+
+@each(
     ("measure", "sizes", "least"),
     [
-        (lambda engine, sizes: quick_step_times(engine, sizes, {}), SIZES, 64 + 8),
-        (lambda engine, sizes: quick_step_times(engine, sizes, {}), [1, 2, 4], 16 + 8),  # what may be recalled
-        (step_times, SIZES, 512 + 8 * 7),
-        (step_times, [1, 2, 4], 4 + 4 * 7),
+        *((quickly, SIZES, 64 + 8), (quickly, [1, 2, 4], 16 + 8)),  # what may be recalled
+        *((step_times, SIZES, 512 + 8 * 7), (step_times, [1, 2, 4], 4 + 4 * 7)),
     ],
 )
 def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(measure, sizes, least):
     for kv_slots in (1, least - 1):
-        with pytest.raises(
-            ConfigError, match=f"toy has {kv_slots} KV slots .--kv-slots.; give at least {least}, .* rows"
-        ):
+        said = f"toy has {kv_slots} KV slots .--kv-slots.; give at least {least}, .* rows"
+        with pytest.raises(ConfigError, match=said):
             measure(ToyEngine(toy_info(kv_slots=kv_slots)), sizes)
     engine = ToyEngine(toy_info(kv_slots=least))
     assert len(measure(engine, sizes)) >= 2
@@ -118,9 +117,7 @@ def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch)
     assert quick_step_times(engine, SIZES, known) == pytest.approx(known)
     assert engine.now - before < 1.0
     disturbed = known | {2: known[2] * 3}
-    assert quick_step_times(engine, SIZES, disturbed) == pytest.approx(known), (
-        "what was disturbed at one start is not at all"
-    )
+    assert quick_step_times(engine, SIZES, disturbed) == pytest.approx(known), "what was disturbed once is not always"
     engine.row_s *= 3
     again = quick_step_times(engine, SIZES, known)
     assert again[24] == pytest.approx(0.010 + 0.006 * 24)
@@ -134,16 +131,22 @@ def test_a_disturbed_size_does_not_make_larger_steps_dearer_or_rows_free():
     assert StepCurve([1, 2, 4, 8], [1.0, 1.1, 2.9, 1.7])(4) == quiet(8)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[1, 2]", '{"1": -1, "8": 2}', '{"8": 1, "1": 1}', '{"1": 1}', '{"a": 1}', '{"1": NaN, "2": 1}'],
-)
-def test_a_broken_cache_is_as_none(content):
+def test_a_broken_cache_is_as_none():
     path = step_times_file("model")
     keep(path, {1: 0.1, 8: 0.2})
     assert recall(path) == {1: 0.1, 8: 0.2}
-    path.write_text(content)
-    assert recall(path) == {}
+    for broken in (
+        "",
+        "{",
+        "[1, 2]",
+        '{"1": -1, "8": 2}',
+        '{"8": 1, "1": 1}',
+        '{"1": 1}',
+        '{"a": 1}',
+        '{"1": NaN, "2": 1}',
+    ):
+        path.write_text(broken)
+        assert recall(path) == {}, broken
 
 
 def test_each_model_and_machine_has_a_file_and_there_are_not_too_many(monkeypatch):
@@ -193,8 +196,3 @@ def test_one_strange_step_does_not_turn_the_line_over():
     for _ in range(100):
         curve.learn(512, 0.0)
     assert curve(512) >= curve(64)
-
-
-def test_perf_counter_is_the_clock():
-    """`TimedEngine` replaces it."""
-    assert profiling.time.perf_counter is time.perf_counter

@@ -36,11 +36,7 @@ _LLAMA3 = {"rope_type": "llama3", **PLAIN, **_SCALED, "low_freq_factor": 1.0, "h
 SERVED: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", **PLAIN},
     "linear": {"rope_type": "linear", **PLAIN, "factor": 4.0},
-    "dynamic": {
-        "rope_type": "dynamic",
-        **PLAIN,
-        "factor": 4.0,
-    },  # changes behind max_position_embeddings, where no text is
+    "dynamic": {"rope_type": "dynamic", **PLAIN, "factor": 4.0},  # changes where no text is: max_position_embeddings
     "llama3": _LLAMA3,
     "yarn": {"rope_type": "yarn", **PLAIN, **_SCALED},
     "yarn, an attention factor": {"rope_type": "yarn", **PLAIN, **_SCALED, "attention_factor": 0.7},
@@ -54,10 +50,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_LONG, "long_factor": FACTORS[::-1], "factor": 4.0},
         r"rotary scaling of the kind 'longrope' has other frequencies for longer texts",
     ),
-    "unknown": (
-        {"rope_type": "figs", **PLAIN},
-        "rotary scaling is of the kind 'figs'; transformers has default, linear",
-    ),
+    "unknown": ({"rope_type": "figs", **PLAIN}, "scaling is of the kind 'figs'; transformers has default, linear"),
     "a part of a head": (
         {"rope_type": "linear", **PLAIN, "factor": 2.0, "partial_rotary_factor": 0.5},
         "'linear' gives 8 cosines for the 16 values of a head",

@@ -3,6 +3,7 @@ judged."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,9 @@ import pytest
 import torch
 
 from specq.engines.native.compiler import kernels
-from specq.engines.native.rows import PackedRows
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.generic import GenericForward
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import FINAL, StepOutput, Tap
@@ -94,7 +94,6 @@ def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) 
 
 
 def check_hidden(output: StepOutput, index: int, expected: torch.Tensor) -> None:
-    assert output.hidden is not None
     torch.testing.assert_close(output.hidden.of(index), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -105,14 +104,9 @@ def test_the_final_layer_alone_is_what_the_head_reads(place: tuple[Path, bool]) 
     context, forward = random_tokens(rng, 12), engine._forward
     engine.open(1, context)
 
-    def without_tap(rows: PackedRows) -> ForwardOutput:
-        return forward(rows)
-
-    engine._forward = without_tap  # type: ignore[assignment]
-    output = engine.step(
-        [SessionStep(1, 0, context, GREEDY, random_tree(rng, 3), scratch=window(rng, 12))], Tap((FINAL,))
-    )
-    assert output.hidden is not None
+    engine._forward = lambda rows: forward(rows)  # type: ignore[assignment] # noqa: PLW0108 - it takes no tap
+    step = SessionStep(1, 0, context, GREEDY, random_tree(rng, 3), scratch=window(rng, 12))
+    output = engine.step([step], Tap((FINAL,)))
     assert len(output.hidden.values) == 4
     expected = reference_hidden(load_reference(checkpoint), context.tolist(), (FINAL,))
     torch.testing.assert_close(output.hidden.of(0)[:1], expected[-1:], atol=TOLERANCE, rtol=TOLERANCE)
@@ -125,8 +119,11 @@ def window(rng: np.random.Generator, base_len: int, width: int = 4, num_levels: 
     tree_nodes = 3
     above = [parent if parent < 0 else parent + tree_nodes for parent in parents]
     places = [base_len + column + level for level in range(num_levels) for column in range(width)]
-    token_ids = random_tokens(rng, width * num_levels)
-    return ScratchRows(token_ids, np.array(above, np.int32), np.array(places, np.int32))
+    return scratch_of(random_tokens(rng, width * num_levels), above, places)
+
+
+def scratch_of(token_ids: Sequence[int] | Int32Array, parents: list[int], positions: list[int]) -> ScratchRows:
+    return ScratchRows(*(np.array(part, np.int32) for part in (token_ids, parents, positions)))
 
 
 def test_a_window_of_lookahead_equals_transformers_row_by_row(place: tuple[Path, bool]) -> None:
@@ -136,14 +133,11 @@ def test_a_window_of_lookahead_equals_transformers_row_by_row(place: tuple[Path,
     engine, rng = TorchEngine(str(checkpoint), device="cpu", eager=eager), np.random.default_rng(2)
     reference, context, tree = load_reference(checkpoint), random_tokens(rng, 21), random_tree(rng, 3)
     rows = window(rng, 21)
-    ahead = ScratchRows(
-        rows.token_ids[:2], np.array([1, -1], np.int32), np.array([40, 30], np.int32)
-    )  # below a node, and none
+    ahead = scratch_of(rows.token_ids[:2], [1, -1], [40, 30])  # below a node, and none
     engine.open(1, context)
     engine.open(2, context)
     steps = [SessionStep(i, 0, context, GREEDY, tree, scratch=own) for i, own in ((1, rows), (2, ahead))]
     scratch = engine.step(steps).scratch_logits
-    assert scratch is not None
     for i, own in enumerate((rows, ahead)):
         for row in range(own.num_rows):
             token_ids, positions = row_text(steps[i], row)
@@ -175,10 +169,8 @@ def run_text(engine: TorchEngine, extras: bool) -> tuple[list[list[int]], torch.
             SessionStep(i, starts[i], np.array(text[starts[i] :], np.int32), GREEDY, random_tree(rng, 3))
             for i, text in enumerate(texts)
         ]
-        if extras:
-            steps = [replace(step, scratch=window(noise, step.base_len)) for step in steps[: 1 + turn % 2]] + steps[
-                1 + turn % 2 :
-            ]
+        for i in range(1 + turn % 2 if extras else 0):
+            steps[i] = replace(steps[i], scratch=window(noise, steps[i].base_len))
         tap = Tap((0, FINAL), frozenset([turn % 2])) if extras else Tap()
         for i, judgement in enumerate(engine.step(steps, tap).judgements):
             starts[i] = len(texts[i]) + len(judgement.path)
@@ -201,27 +193,18 @@ def test_keys_and_values_are_the_same_bits_with_and_without(place: tuple[Path, b
         torch.testing.assert_close(a, b, atol=limit, rtol=limit)
 
 
-def test_positions_end_with_the_slots(tmp_path: Path) -> None:
+def test_positions_end_with_the_slots_and_tokens_with_the_vocabulary(tmp_path: Path) -> None:
     """The kernels have cosines for so many positions only."""
     engine = TorchEngine(str(make_checkpoint("llama", tmp_path)), device="cpu", kv_slots=64)
-    engine.open(1, np.arange(5, dtype=np.int32))
-    for position, fits in ((63, True), (64, False)):
-        row = ScratchRows(np.array([7], np.int32), np.array([-1], np.int32), np.array([position], np.int32))
-        step = SessionStep(1, 0 if fits else 5, np.arange(5, dtype=np.int32), GREEDY, scratch=row)
-        if fits:
-            assert engine.step([step]).scratch_logits is not None
-        else:
-            with pytest.raises(EngineError, match="stand at positions from 10 to 63"):
-                engine.step([step])
-
-
-def test_a_scratch_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    engine = TorchEngine(str(make_checkpoint("llama", tmp_path)), device="cpu", kv_slots=64)
-    engine.open(1, np.arange(5, dtype=np.int32))
-    row = ScratchRows(np.array([99], np.int32), np.array([-1], np.int32), np.array([5], np.int32))
+    context = np.arange(5, dtype=np.int32)
+    engine.open(1, context)
     with pytest.raises(EngineError, match="session 1: token ids outside"):
-        engine.step([SessionStep(1, 0, np.arange(5, dtype=np.int32), GREEDY, scratch=row)])
+        engine.step([SessionStep(1, 0, context, GREEDY, scratch=scratch_of([99], [-1], [5]))])
     assert engine.free_slots == 64
+    step = SessionStep(1, 0, context, GREEDY, scratch=scratch_of([7], [-1], [63]))
+    assert engine.step([step]).scratch_logits is not None
+    with pytest.raises(EngineError, match="stand at positions from 10 to 63"):
+        engine.step([SessionStep(1, 5, context, GREEDY, scratch=scratch_of([7], [-1], [64]))])
 
 
 def test_the_toy_engine_says_what_the_toy_target_says() -> None:
@@ -231,10 +214,8 @@ def test_the_toy_engine_says_what_the_toy_target_says() -> None:
     tree = random_tree(np.random.default_rng(0), 2)
     tree.token_ids[:] = [8, 9]
     tree.parents[:] = [-1, 0]
-    rows = ScratchRows(*(np.array(part, np.int32) for part in ([3, 4, 2], [-1, 2, 1], [3, 4, 5])))
+    rows = scratch_of([3, 4, 2], [-1, 2, 1], [3, 4, 5])
     output = engine.step([SessionStep(1, 0, np.array(context, np.int32), GREEDY, tree, scratch=rows)], Tap((1, FINAL)))
-    assert output.scratch_logits is not None
-    assert output.hidden is not None
     said = output.scratch_logits.of(0)
     assert said.shape == (3, TOY_VOCAB)
     assert said.argmax(1).tolist() == [next_token([*context, *way]) for way in ([3], [3, 4], [8, 9, 2])]

@@ -158,9 +158,8 @@ def test_a_helper_takes_no_part_while_it_is_not_wanted(llama):
 
 def test_step_times_are_kept_apart_with_helpers_and_without(llama):
     """Without helpers they are those of an engine that has none."""
-    helped, alone = (
-        TorchEngine(llama, device="cpu", kv_slots=64, threads=1, helper_cores=cores) for cores in ((0,), ())
-    )
+    options = {"device": "cpu", "kv_slots": 64, "threads": 1}
+    helped, alone = (TorchEngine(llama, **options, helper_cores=cores) for cores in ((0,), ()))
     assert (helped.is_helped, alone.is_helped) == (True, False)
     with_helpers = helped._times_file()
     helped.is_helped = False

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -90,6 +91,15 @@ def decode(engine: TorchEngine, session_id: int, context: list[int], tree: Tree 
     return judgement
 
 
+def watched(checkpoint: Path, eager: bool, **options: Any) -> tuple[TorchEngine, Recorder]:
+    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager, **options)
+    return engine, Recorder(engine)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
     """A tree around what the target will say: a chain that is right with probability 0.7 a token, and wrong
     siblings."""
@@ -107,18 +117,16 @@ def test_kernels_run_what_they_can(checkpoint, eager):
 
 
 def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eager):
-    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
-    recorder, reference, rng = Recorder(engine), load_reference(checkpoint), np.random.default_rng(0)
+    engine, recorder = watched(checkpoint, eager)
+    reference, rng = load_reference(checkpoint), np.random.default_rng(0)
     context = random_tokens(rng, 37)
     prefill(engine, 1, context)
     tree = random_tree(rng, 12)
     decode(engine, 1, context.tolist(), tree)
     logits, hidden, _ = recorder.outputs[-1]
     for row in range(13):
-        expected = reference_logits(reference, context.tolist() + path_tokens(tree, row - 1))
-        torch.testing.assert_close(logits[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
-    head = reference.get_output_embeddings().weight.detach()
-    torch.testing.assert_close(hidden @ head.T, logits, atol=TOLERANCE, rtol=TOLERANCE)
+        close(logits[row], reference_logits(reference, context.tolist() + path_tokens(tree, row - 1)))
+    close(hidden @ reference.get_output_embeddings().weight.detach().T, logits)
 
 
 def test_greedy_text_equals_transformers_whatever_is_drafted(checkpoint, eager):
@@ -145,13 +153,11 @@ def test_many_ragged_sessions_in_one_step_equal_each_alone(checkpoint, eager):
     trees = [random_tree(rng, size) for size in (0, 1, 9, 3, 17, 0)]
     alone = []
     for context, tree in zip(contexts, trees, strict=True):
-        engine = TorchEngine(str(checkpoint), device="cpu", eager=eager, kv_slots=256)
-        recorder = Recorder(engine)
+        engine, recorder = watched(checkpoint, eager, kv_slots=256)
         prefill(engine, 1, context)
         decode(engine, 1, context.tolist(), tree)
         alone.append(recorder.outputs[-1].logits)
-    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager, kv_slots=1024)
-    recorder = Recorder(engine)
+    engine, recorder = watched(checkpoint, eager, kv_slots=1024)
     for session_id, context in enumerate(contexts):
         prefill(engine, session_id, context)
     engine.open(99, random_tokens(rng, 40))
@@ -161,7 +167,7 @@ def test_many_ragged_sessions_in_one_step_equal_each_alone(checkpoint, eager):
     steps.insert(3, SessionStep(99, 0, random_tokens(rng, 40)[:30], GREEDY, judged=False))
     judgements = engine.step(steps).judgements
     assert [j.session_id for j in judgements] == list(range(6))
-    torch.testing.assert_close(recorder.outputs[-1].logits, torch.cat(alone), atol=TOLERANCE, rtol=TOLERANCE)
+    close(recorder.outputs[-1].logits, torch.cat(alone))
 
 
 def test_chunked_prefill_gives_the_logits_of_one_pass(llama, eager):
@@ -169,20 +175,18 @@ def test_chunked_prefill_gives_the_logits_of_one_pass(llama, eager):
     context = random_tokens(rng, 150)
     results = []
     for chunk in (1000, 7, 64):
-        engine = TorchEngine(str(llama), device="cpu", eager=eager)
-        recorder = Recorder(engine)
+        engine, recorder = watched(llama, eager)
         prefill(engine, 1, context, chunk)
         decode(engine, 1, context.tolist())
         results.append(recorder.outputs[-1].logits)
     for result in results[1:]:
-        torch.testing.assert_close(result, results[0], atol=TOLERANCE, rtol=TOLERANCE)
+        close(result, results[0])
 
 
 def test_a_shared_prefix_is_not_computed_again_and_gives_the_same_logits(llama, eager):
     rng = np.random.default_rng(4)
     context = random_tokens(rng, 50)
-    engine = TorchEngine(str(llama), device="cpu", eager=eager)
-    recorder = Recorder(engine)
+    engine, recorder = watched(llama, eager)
     prefill(engine, 1, context)
     text = context.tolist()
     for _ in range(20):
@@ -192,7 +196,7 @@ def test_a_shared_prefix_is_not_computed_again_and_gives_the_same_logits(llama, 
     again = np.array(text[:-1], np.int32)
     assert engine.open(2, again) == 64  # 50 + 19 tokens: 4 blocks, the generated part included
     engine.step([SessionStep(2, 64, again[64:], GREEDY)])
-    torch.testing.assert_close(recorder.outputs[-1].logits, first, atol=TOLERANCE, rtol=TOLERANCE)
+    close(recorder.outputs[-1].logits, first)
 
 
 def test_text_stays_right_when_a_small_pool_evicts(llama, eager):
@@ -229,10 +233,7 @@ def test_a_failed_forward_changes_nothing(llama, monkeypatch):
     prefill(engine, 1, context)
     free, forward = engine.free_slots, engine._forward
 
-    def fail(rows: PackedRows) -> ForwardOutput:
-        raise RuntimeError("out of memory")
-
-    engine._forward = fail
+    engine._forward = Mock(side_effect=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError):
         decode(engine, 1, context.tolist(), random_tree(np.random.default_rng(7), 5))
     assert engine.free_slots == free
@@ -240,22 +241,19 @@ def test_a_failed_forward_changes_nothing(llama, monkeypatch):
     decode(engine, 1, context.tolist())
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (SessionStep(1, 5, np.array([1], np.int32), GREEDY), "the step starts at 5; its KV holds 9 tokens"),
-        (SessionStep(2, 0, np.array([1], np.int32), GREEDY), "session 2 is not open"),
-        (SessionStep(1, 9, np.array([], np.int32), GREEDY), "a step needs a token"),
-        (SessionStep(1, 9, np.array([VOCAB], np.int32), GREEDY), r"token ids outside \[0, 99\)"),
-        (SessionStep(1, 9, np.array([-1], np.int32), GREEDY), r"token ids outside \[0, 99\)"),
-        (SessionStep(1, 9, np.zeros(592, np.int32), GREEDY), "601 tokens; .* takes 600"),
-    ],
-)
-def test_steps_that_do_not_fit_are_refused(llama, step, message):
+def test_steps_that_do_not_fit_are_refused(llama):
     engine = TorchEngine(str(llama), device="cpu")
     prefill(engine, 1, random_tokens(np.random.default_rng(8), 10))
-    with pytest.raises(EngineError, match=message):
-        engine.step([step])
+    for session_id, start, token_ids, said in (
+        (1, 5, [1], "the step starts at 5; its KV holds 9 tokens"),
+        (2, 0, [1], "session 2 is not open"),
+        (1, 9, [], "a step needs a token"),
+        (1, 9, [VOCAB], r"token ids outside \[0, 99\)"),
+        (1, 9, [-1], r"token ids outside \[0, 99\)"),
+        (1, 9, [0] * 592, "601 tokens; .* takes 600"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            engine.step([SessionStep(session_id, start, np.array(token_ids, np.int32), GREEDY)])
 
 
 def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
@@ -272,17 +270,12 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_step_times_are_positive_and_leave_nothing_behind(llama):
-    engine = TorchEngine(str(llama), device="cpu")
-    assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
-    assert engine.free_slots == engine.info.kv_slots
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_a_pool_too_small_to_time_steps_is_refused_and_the_size_that_is_named_does(llama):
+def test_step_times_are_positive_and_leave_nothing_behind_in_a_pool_of_the_size_that_a_refusal_names(llama):
     with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 72,"):
         TorchEngine(str(llama), device="cpu", kv_slots=1).step_times([1, 8, 64])
-    assert TorchEngine(str(llama), device="cpu", kv_slots=72).step_times([1, 8, 64])
+    engine = TorchEngine(str(llama), device="cpu", kv_slots=72)
+    assert all(seconds > 0 for seconds in engine.step_times([1, 8, 64]))
+    assert engine.free_slots == 72
 
 
 def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypatch):

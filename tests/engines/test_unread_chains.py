@@ -99,8 +99,8 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (),
     )  # fmt: skip
     return Open(
-        session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=5 if session_id > NUM - 3 else 40 + session_id, params=params,
-        token_ids=prompt, speculation=Speculation(mode=mode),
+        session_id=session_id, epoch=epoch, prompt_len=len(prompt), params=params, token_ids=prompt,
+        tokens_left=5 if session_id > NUM - 3 else 40 + session_id, speculation=Speculation(mode=mode),
     )  # fmt: skip
 
 
@@ -239,9 +239,8 @@ def test_a_step_may_have_none_of_what_was_drafted(checkpoint: Path, device: str)
 def step_of(engine: TorchEngine, text: list[int], chain: list[int], drafted: DeviceTokens | None = None) -> list[int]:
     """Return what a step says after a text, with known tokens that were drafted, beside those which the host reads when
     it was launched."""
-    tree = Tree(
-        np.array(chain, np.int32), np.arange(-1, len(chain) - 1, dtype=np.int32), np.zeros(len(chain), np.float32)
-    )
+    parents = np.arange(-1, len(chain) - 1, dtype=np.int32)
+    tree = Tree(np.array(chain, np.int32), parents, np.zeros(len(chain), np.float32))
     batch = StepBatch.of([SessionStep(0, len(text) - 1, np.array(text[-1:], np.int32), SamplingParams(), tree)])
     batch.drafted = drafted
     launched = engine.launch(batch)
@@ -251,16 +250,15 @@ def step_of(engine: TorchEngine, text: list[int], chain: list[int], drafted: Dev
     return judgement.token_ids.tolist()
 
 
-# --- parts
-# ------------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_handles_are_no_tokens_and_are_read_as_what_they_stand_for() -> None:
     own = device_tokens.handles(np.array([2, 0]))
     assert (own < -1).all()
     assert device_tokens.places_of(own).tolist() == [2, 0]
-    mixed: Sequence[int] = np.array([7, *own, 9], np.int32)  # type: ignore[assignment]
+    mixed = np.array([7, *own, 9], np.int32)
     drafted = DeviceTokens(None, np.array([30, 31, 32], np.int32))
-    assert device_tokens.known_tokens(np.asarray(mixed, np.int32), drafted).tolist() == [7, 32, 30, 9]
+    assert device_tokens.known_tokens(mixed, drafted).tolist() == [7, 32, 30, 9]
     with pytest.raises(AssertionError, match="before they were read"):
         device_tokens.known_tokens(own, DeviceTokens(None))

@@ -68,9 +68,7 @@ def test_each_request_goes_on_with_its_own_sessions_tokens(seed: int) -> None:
 def test_sessions_come_and_go_and_keep_their_own(seed: int) -> None:
     """Beside one list of tokens a session: what has KV, how long it is, its last token, and how much more fits."""
     rng, table = np.random.default_rng(seed), SessionTable()
-    texts: dict[int, list[int]] = {}
-    computed: dict[int, int] = {}
-    told: dict[int, list[int]] = {}  # by opening
+    texts, computed, told = dict[int, list[int]](), dict[int, int](), dict[int, list[int]]()  # told: by opening
     for number in range(3 * FIRST_PLACES):
         prompt = rng.integers(0, 90, 4).astype(np.int32)
         place = table.add(number, prompt, 0, 4)

@@ -15,23 +15,17 @@ from specq.protocol.errors import ConfigError
 from tests.each import each
 
 
-def test_resolve_model_takes_directories_and_hub_names(tmp_path):
-    """A directory must hold a model; what looks like a hub name is left to the hub."""
+def test_resolve_model_takes_directories_of_models(tmp_path):
+    with pytest.raises(ConfigError, match=r"neither a config\.json nor a GGUF file"):
+        resolve_model(str(tmp_path), "target")
     (tmp_path / "config.json").write_text("{}")
-
     assert resolve_model(str(tmp_path), "target") == str(tmp_path)
-    assert resolve_model("Qwen/Qwen2.5-0.5B", "draft") == "Qwen/Qwen2.5-0.5B"
 
 
 @each("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "no such name"])
 def test_resolve_model_refuses_what_is_no_model(name):
     with pytest.raises(ConfigError, match="no model"):
         resolve_model(name, "target")
-
-
-def test_resolve_model_refuses_a_directory_without_a_model(tmp_path):
-    with pytest.raises(ConfigError, match=r"neither a config\.json nor a GGUF file"):
-        resolve_model(str(tmp_path), "target")
 
 
 def test_bundled_pair():
@@ -51,9 +45,8 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
     assert (heads.name, heads.licence, heads.source) == ("smollm2", "Apache-2.0", "bundled")
     assert resolve_model("smollm2", HEADS) == str(heads.path)
     if find_packaged("smollm2"):
-        (check,) = [
-            check for check in pair.look("smollm2", "", 10**11, heads="smollm2").checks if check.name == "heads"
-        ]
+        checks = pair.look("smollm2", "", 10**11, heads="smollm2").checks
+        (check,) = [check for check in checks if check.name == "heads"]
         assert check.status == OK, check
         assert check.found.startswith("4 Medusa heads")
 
@@ -101,6 +94,6 @@ def test_a_name_that_is_like_one_of_ours_is_taken_for_a_slip(name, meant):
         resolve_model(name, "target")
 
 
-@each("name", ["gpt2", "someone/smolm2", "distilgpt2"])
+@each("name", ["gpt2", "someone/smolm2", "distilgpt2", "Qwen/Qwen2.5-0.5B"])
 def test_other_names_are_the_hubs(name):
     assert resolve_model(name, "target") == name

@@ -49,15 +49,9 @@ def package(monkeypatch, model):
 
 
 @pytest.fixture
-def no_hub(monkeypatch):
-    def download(*_where, **_options):
-        raise OSError("no network")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-
-
-def failing(command, **_options):
-    return subprocess.CompletedProcess(command, 1, "", "notice\nERROR: No matching distribution found\n")
+def no_package(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "notice\nERROR: No matching distribution found\n")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_options: failed)
 
 
 def test_the_pins_are_one():
@@ -92,22 +86,23 @@ def test_an_installed_package_is_found_and_not_imported(model, monkeypatch, tmp_
     assert find_packaged("smollm2") is None, "a part of it is nothing"
 
 
-def test_where_no_package_can_be_had_the_hub_is_asked(monkeypatch, model):
+def test_where_no_package_can_be_had_the_hub_is_asked(monkeypatch, model, no_package):
     def download(repo, file, revision, local_dir):
         assert (repo, file, revision) == (model.repo, model.file, model.revision)
         (local_dir / file).write_bytes(BYTES)
         return str(local_dir / file)
 
-    monkeypatch.setattr(subprocess, "run", failing)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert pull("smollm2").read_bytes() == BYTES
 
 
-def test_where_nothing_can_be_had_both_reasons_are_given(monkeypatch, no_hub):
-    monkeypatch.setattr(subprocess, "run", failing)
-    with pytest.raises(
-        ConfigError, match=r"smollm2 cannot be fetched: .*No matching distribution found; the hub: no net"
-    ):
+def test_where_nothing_can_be_had_both_reasons_are_given(monkeypatch, no_package):
+    def download(*_where, **_options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    said = r"smollm2 cannot be fetched: .*No matching distribution found; the hub: no net"
+    with pytest.raises(ConfigError, match=said):
         pull("smollm2")
 
 
@@ -121,9 +116,8 @@ def test_another_file_is_refused(package, model, monkeypatch):
 def test_a_full_disk_is_named(package, monkeypatch):
     """Before anything is fetched, and where it fills up meanwhile."""
     monkeypatch.setattr(packaged.shutil, "disk_usage", lambda path: SimpleNamespace(free=5))
-    with pytest.raises(
-        ConfigError, match=r"gguf cannot be written: no space left \(0 MB are .*SPECQ_CACHE names another"
-    ):
+    said = r"gguf cannot be written: no space left \(0 MB are .*SPECQ_CACHE names another"
+    with pytest.raises(ConfigError, match=said):
         pull("smollm2")
     assert package == []
     monkeypatch.setattr(packaged.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**40))

@@ -52,9 +52,10 @@ WRONG_STATS: list[dict[str, Any]] = [
 
 
 WRONG_METRICS: list[dict[str, Any]] = [
-    {"hits": "x"}, {"hits": True}, {"hits": None}, {"hits": 2**64 - 1}, {"hits": [[1]]}, {"hits": [1, "x"]}, {"hits": {"a": {"b": 1}}},
-    {"hits": {"a": [1, None]}}, {"hits": [0] * 1001}, {"hits": {str(i): 0 for i in range(1001)}}, {str(i): [] for i in range(1001)},
-    {str(i): {"a": [0] * 11} for i in range(100)}, {"x" * 101: 1}, {"hits": {"x" * 101: 1}},
+    {"hits": "x"}, {"hits": True}, {"hits": None}, {"hits": 2**64 - 1}, {"hits": [[1]]}, {"hits": [1, "x"]},
+    {"hits": {"a": {"b": 1}}}, {"hits": {"a": [1, None]}}, {"hits": [0] * 1001}, {"x" * 101: 1},
+    {"hits": {"x" * 101: 1}}, {"hits": {str(i): 0 for i in range(1001)}}, {str(i): [] for i in range(1001)},
+    {str(i): {"a": [0] * 11} for i in range(100)},
 ]  # fmt: skip
 
 
@@ -67,10 +68,9 @@ def outside(bound: Any) -> list[Any]:
     if isinstance(bound, OneOf | Text):
         return ["nobody's", "x" * 5000] if isinstance(bound, OneOf) else ["x" * (bound.most + 1)]
     if isinstance(bound, PairBound):
-        good = inside(bound.first), inside(bound.second)
-        return [[wrong, good[1]] for wrong in outside(bound.first)] + [
-            [good[0], wrong] for wrong in outside(bound.second)
-        ]
+        first, second = inside(bound.first), inside(bound.second)
+        firsts = [[wrong, second] for wrong in outside(bound.first)]
+        return firsts + [[first, wrong] for wrong in outside(bound.second)]
     if isinstance(bound, Items):
         item = inside(bound.of)
         others = [item] * (bound.least - 1)
@@ -106,10 +106,8 @@ def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
         if hint is bool or hint is ModelInfo or (isinstance(hint, type) and issubclass(hint, Values)):
             continue
         assert typing.get_origin(hint) is typing.Annotated, f"{cls.TYPE}.{name} has no bound"
-        bound = hint.__metadata__[-1]
-        assert isinstance(bound, (Range, OneOf, Text, Items, Json, StatsBound, WorkerMetricsBound, Elements)), (
-            f"{cls.TYPE}.{name} has no bound"
-        )
+        kinds = (Range, OneOf, Text, Items, Json, StatsBound, WorkerMetricsBound, Elements)
+        assert isinstance(hint.__metadata__[-1], kinds), f"{cls.TYPE}.{name} has no bound"
 
 
 @each("cls", [SamplingParams, Speculation])
@@ -119,12 +117,9 @@ def test_every_parameter_has_a_bound(cls: type[Values]) -> None:
     assert set(cls.BOUNDS) == names
 
 
-def test_every_value_of_a_model_has_a_bound() -> None:
-    assert {name for name, _, _ in scalars(ModelInfo)} == {field.name for field in dataclasses.fields(ModelInfo)}
-
-
-def test_a_field_without_a_bound_cannot_be_loaded() -> None:
+def test_every_value_of_a_model_has_a_bound_and_a_field_without_one_cannot_be_loaded() -> None:
     """What was forgotten shows when the module is imported."""
+    assert {name for name, _, _ in scalars(ModelInfo)} == {field.name for field in dataclasses.fields(ModelInfo)}
     with pytest.raises(TypeError, match="has no bound"):
         check_of(int)
 
@@ -156,13 +151,9 @@ CASES = [
 
 
 @each("cls", MESSAGES.values())
-def test_what_the_cases_vary_is_itself_fine(cls: type[Message]) -> None:
-    assert type(decode(frames_of(cls))) is cls
-
-
-@each("cls", MESSAGES.values())
 def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
     """By name, and with what would be right; an error is short, whatever the value."""
+    assert type(decode(frames_of(cls))) is cls, "what the cases vary is itself fine"
     for of, name, value in CASES:
         if of is cls and len(orjson.dumps(value)) < 60_000:
             with pytest.raises(ProtocolError, match=rf"{cls.TYPE}\.{name} .*must be") as raised:
@@ -221,13 +212,10 @@ def test_arrays_at_their_limits_are_let_in() -> None:
         session_id=1, epoch=2, base_len=3, token_ids=[0, 2**31 - 1], logprobs=np.array([-np.inf, -3e38], np.float32)
     )
     judged = decode(encode(verdict))
-    assert isinstance(judged, Verdict)
     assert (judged.token_ids.tolist(), judged.logprobs.tolist()) == ([0, 2**31 - 1], verdict.logprobs.tolist())
     draft = Draft(session_id=1, epoch=2, lane=0, base_len=3, first_id=0, token_ids=[1], parent_ids=[-1], scores=[0],
                   q_rows=[-1], q_ids=[-1, 2**31 - 1])  # fmt: skip
-    found = decode(encode(draft))
-    assert isinstance(found, Draft)
-    assert found.q_ids.tolist() == [-1, 2**31 - 1]
+    assert decode(encode(draft)).q_ids.tolist() == [-1, 2**31 - 1]
 
 
 def test_too_many_nodes_are_refused() -> None:
@@ -241,10 +229,8 @@ def test_too_many_nodes_are_refused() -> None:
 
 # --- what the broker reads of a verdict ------------------------------------------------------------------------------
 
-VERDICT = [(name, value) for cls, name, value in CASES if cls is Verdict]
 
-
-@each(("name", "value"), VERDICT)
+@each(("name", "value"), [(name, value) for cls, name, value in CASES if cls is Verdict])
 def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=rf"verdict\..*{name}|a header of"):
         read_commit(frames_of(Verdict, **{name: value}))
@@ -273,16 +259,19 @@ def test_metrics_of_a_later_version_are_let_in() -> None:
     assert decode(encode(beat)).metrics == metrics
 
 
+def test_reasons_are_cut_where_they_are_made() -> None:
+    """Whoever waits for an answer gets it, however much there is to say."""
+    assert decode(encode(Failed(job_id=1, code="invalid", reason="x" * 100_000))).reason.endswith("x...")
+
+
 # --- parameters -------------------------------------------------------------------------------------------------------
 
 
-def parameter_cases() -> Iterator[tuple[str, Any]]:
-    for table in (bounds.SAMPLING, bounds.SPECULATION):
-        for name, bound in table.items():
-            yield from ((name, value) for value in outside(bound) if name not in ("strategy", "seed"))
+PARAMETERS = (bounds.SAMPLING | bounds.SPECULATION).items()
+FREE = ("strategy", "seed")
 
 
-@each(("name", "value"), list(parameter_cases()))
+@each(("name", "value"), [(name, value) for name, bound in PARAMETERS if name not in FREE for value in outside(bound)])
 def test_parameters_out_of_bounds_are_refused_at_the_client_and_on_the_wire(name: str, value: Any) -> None:
     """With the same words, which name the parameter."""
     cls = SamplingParams if name in bounds.SAMPLING else Speculation
@@ -327,11 +316,3 @@ def test_honest_values_are_let_in() -> None:
     """Also token ids as JSON's keys must spell them."""
     params = SamplingParams.from_dict({"top_k": 2**31 - 1, "temperature": 100, "logit_bias": {"42": -1.5}})
     assert (params.top_k, params.temperature, params.logit_bias) == (2**31 - 1, 100.0, ((42, -1.5),))
-
-
-def test_reasons_are_cut_where_they_are_made() -> None:
-    """Whoever waits for an answer gets it, however much there is to say."""
-    failed = Failed(job_id=1, code="invalid", reason="x" * 100_000)
-    found = decode(encode(failed))
-    assert isinstance(found, Failed)
-    assert found.reason.endswith("x...")

@@ -105,8 +105,7 @@ def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
     assert reason in reason_against(draft, 4)
 
 
-# --- anything at all
-# ----------------------------------------------------------------------------------------------------
+# --- anything at all --------------------------------------------------------------------------------------------------
 
 INTEGERS = st.one_of(st.integers(-2, 12), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**31 - 1, 2**31, 2**32]))
 IDS = st.lists(st.one_of(st.integers(-2, 12), st.integers(-(2**31), 2**31 - 1)), max_size=4)
@@ -124,16 +123,8 @@ def any_drafts(draw: st.DrawFn) -> Draft:
     arrays = {name: np.array(draw(ids), np.int32) for name in ("token_ids", "parent_ids")}
     distributions = {name: np.array(draw(rows), np.int32) for name in ("q_ids", "q_rows")}
     weights = np.array(draw(st.lists(st.integers(0, 9), max_size=4)), np.uint16)
-    return Draft(
-        session_id=1,
-        epoch=1,
-        lane=0,
-        scores=np.array(draw(scores), np.float16),
-        q_weights=weights,
-        **values,
-        **arrays,
-        **distributions,
-    )
+    own = {"scores": np.array(draw(scores), np.float16), "q_weights": weights}
+    return Draft(session_id=1, epoch=1, lane=0, **own, **values, **arrays, **distributions)
 
 
 @given(any_drafts(), st.sampled_from(["deterministic", "probabilistic"]))
@@ -155,18 +146,13 @@ def test_a_lanes_node_table_is_bounded() -> None:
     """A drafter that sends the same again under new ids, or what is committed already, fills its own table to its
     bound."""
     params = SamplingParams(max_tokens=9)
-    session = Session(
-        Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=np.array([5, 6, 7]))
-    )
+    context = np.array([5, 6, 7])
+    session = Session(Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=context))
     same = {"token_ids": np.full(100, 9), "parent_ids": np.full(100, -1), "scores": np.zeros(100)}
     for number in range(100):
-        for base_len, token in ((3, 9), (2, 7)):
-            ids = {
-                "base_len": base_len,
-                "first_id": 200 * number + 100 * (token == 7),
-                "token_ids": np.full(100, token),
-            }
-            graft(session, Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
+        for base_len, token, first_id in ((3, 9, 200 * number), (2, 7, 200 * number + 100)):
+            own = same | {"base_len": base_len, "first_id": first_id, "token_ids": np.full(100, token)}
+            graft(session, Draft(session_id=1, epoch=1, lane=0, **own), 0.0)
     assert session.num_live == 1
     (refs,) = session.trees.num_refs[session.trees.session_lanes[session.place, :1]]
     assert MAX_TABLE_SIZE / 2 - 100 < refs <= MAX_TABLE_SIZE, "every second hundred ids name the live node"

@@ -15,11 +15,6 @@ SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]
 PAGE = (Path(__file__).parents[2] / "specq/gateway/page/origins.js").read_text("utf-8")
 
 
-def test_each_source_has_a_name() -> None:
-    """By what tokens say of their origin, and by what verifiers count."""
-    assert set(SHOWN) == {*SOURCES, *LANES}
-
-
 @each("origin", SOURCES)
 def test_chat_page_and_doctor_use_it(origin: str) -> None:
     """A table of their own says how it looks, not what it is called."""
@@ -28,8 +23,10 @@ def test_chat_page_and_doctor_use_it(origin: str) -> None:
     assert SHOWN[origin] in MARKS[origin].meaning or origin == "drafted"
 
 
-def test_what_is_no_source_has_no_such_name() -> None:
-    """A worker has its own row; plain decoding and the target's own tokens are no drafts."""
+def test_each_source_has_a_name_and_nothing_else_has_one() -> None:
+    """By what tokens say of their origin, and by what verifiers count. A worker has its own row; plain decoding and the
+    target's own tokens are no drafts."""
+    assert set(SHOWN) == {*SOURCES, *LANES}
     assert NAMES[WORKER] == "one draft worker"
     assert not {PLAIN, OWN} & set(SHOWN)
     assert SHOWN[LOOKUP] == SHOWN["suffix"]

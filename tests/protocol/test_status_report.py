@@ -15,13 +15,8 @@ from tests.each import each
 @each("size", [0, 10, MAX_HEADER - 150, MAX_HEADER - 100, MAX_HEADER, 20 * MAX_HEADER])
 def test_a_report_of_any_size_survives_the_wire(size: int) -> None:
     report = {"models": ["x" * size], "counts": {"jobs": 3}}
-    found = decode(encode(status_of(report)))
-    assert isinstance(found, Status)
-    assert report_of(found) == report
-
-
-def test_a_small_report_stays_in_the_header() -> None:
-    assert status_of({"models": []}) == Status(report={"models": []})
+    assert report_of(decode(encode(status_of(report)))) == report
+    assert size > 10 or status_of(report) == Status(report=report), "a small one stays in the header"
 
 
 @each("data", [b"x", b"[]", b"3", b'{"a":1e999}', b'{"a":18446744073709551615}', b"\xff"])

@@ -38,6 +38,7 @@ from specq.protocol.messages.base import Ids, Lengths, empty
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of, since_of
 from specq.testing.toy import toy_info
 from specq.text import tokenizer_chunks
+from tests.each import each
 
 IDS = np.array([5], np.int32)
 RECORDED = [
@@ -54,15 +55,11 @@ def written_as(version: int, frames: list[bytes]) -> list[bytes]:
     return [frames[0], orjson.dumps(orjson.loads(frames[1]) | {"v": version}), *frames[2:]]
 
 
-@pytest.mark.parametrize("frames", RECORDED, ids=lambda frames: str(type_of(frames)))
+@each("frames", RECORDED)
 def test_what_the_version_before_wrote_is_read_and_written_the_same(frames: list[bytes]) -> None:
     """To the byte, so that it reads what this one writes."""
     assert encode(decode(frames)) == frames
     assert decode(written_as(PROTOCOL_VERSION, frames)) == decode(frames)
-
-
-def test_each_message_was_recorded() -> None:
-    assert {type_of(frames) for frames in RECORDED} == set(MESSAGES.values())
 
 
 KEY = {"session_id": 1, "epoch": 1}
@@ -82,7 +79,7 @@ NEW: list[tuple[Message, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "new"), NEW)
+@each(("message", "new"), NEW)
 def test_what_is_new_is_written_in_the_new_version_only(message: Message, new: dict[str, Any]) -> None:
     """And nobody may say it in the old one."""
     said = replace(message, **new)
@@ -95,15 +92,15 @@ def test_what_is_new_is_written_in_the_new_version_only(message: Message, new: d
             read(written_as(OLDEST_VERSION, frames))
 
 
-def test_all_that_is_new_is_among_these() -> None:
-    marked = {
-        (cls, f.name) for cls in [*MESSAGES.values(), ModelInfo] for f in fields(cls) if since_of(f) > OLDEST_VERSION
-    }
+def test_each_message_was_recorded_and_all_that_is_new_is_among_these() -> None:
+    assert {type_of(frames) for frames in RECORDED} == set(MESSAGES.values())
+    kinds = [*MESSAGES.values(), ModelInfo]
+    marked = {(kind, f.name) for kind in kinds for f in fields(kind) if since_of(f) > OLDEST_VERSION}
     told = {(type(message), name) for message, new in NEW for name in new if name != "model"}
     assert marked == told | {(ModelInfo, "added_eos_ids")}
 
 
-@pytest.mark.parametrize("model", [toy_info(), ENDS, replace(toy_info(), former_fingerprint="before")])
+@each("model", [toy_info(), ENDS, replace(toy_info(), former_fingerprint="before")])
 def test_a_worker_can_say_hello_to_the_version_before(model: ModelInfo) -> None:
     """A model with other ends than there is another one there: no job goes on that would end too early."""
     before = replace(HELLO, model=model, capabilities=CAPABILITIES).of_before()
@@ -113,7 +110,7 @@ def test_a_worker_can_say_hello_to_the_version_before(model: ModelInfo) -> None:
     assert [version_of(encode(chunk)) for chunk in tokenizer_chunks(model, {"x": "y"})] == [OLDEST_VERSION]
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "version"),
     [
         ("the broker cannot read this hello: protocol version 6; this side speaks 5", 5),

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -10,6 +11,7 @@ from specq.simulate import Scenario, simulate
 from specq.simulate.machine import SimulatedMachine, Tenant
 from specq.simulate.run import Simulation
 from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings, MachineSettings, TrafficSettings
+from tests.each import each
 
 
 def busy_for(machine: SimulatedMachine, tenants: dict[Tenant, float], seconds: float) -> dict[Tenant, float]:
@@ -26,78 +28,106 @@ def on(machine: SimulatedMachine, *tenants: Tenant) -> tuple[Tenant, ...]:
     return tuple(machine.add(tenant) for tenant in tenants)
 
 
-def test_alone_work_takes_its_time():
+SLOWED: dict[str, tuple[list[Tenant], list[float], list[float]]] = {
+    "two that use all bandwidth": ([Tenant(0, 2.0), Tenant(1, 2.0)], [0.003, 0.0007], [2.0, 2.0]),
+    "one of them alone": ([Tenant(0, 2.0)], [0.003], [1.0]),
+    "each by its own stretch": ([Tenant(0, 1.2), Tenant(1, 1.5)], [0.002, 0.0005], [1.2, 1.5]),
+    "one that nothing slows": ([Tenant(0, 1.0), Tenant(1, 2.0)], [0.002, 0.0005], [1.0, 2.0]),
+    "one that much slows": ([Tenant(0, 3.0), Tenant(1, 1.1)], [0.002, 0.0005], [3.0, 1.1]),
+    "three cores": ([Tenant(core, 1.5) for core in range(3)], [0.002, 0.001, 0.0007], [2.0] * 3),
+    "turns on one core, where nobody is on another": ([Tenant(0, 9.0), Tenant(0, 9.0)], [0.003, 0.001], [2.0, 2.0]),
+}
+
+
+@each("name", SLOWED)
+def test_processes_beside_each_other_are_slowed_as_said(name):
+    tenants, works, times_as_long = SLOWED[name]
     machine = SimulatedMachine()
-    (one,) = on(machine, Tenant(0, stretch=3.0))
-    assert machine.compute(one, 5.0, 2.0) == 7.0
+    done = busy_for(machine, dict(zip(on(machine, *tenants), works, strict=True)), 20.0)
+    assert [20.0 / seconds for seconds in done.values()] == pytest.approx(times_as_long, rel=0.001)
 
 
-def test_two_that_stream_from_memory_take_longer_beside_each_other():
-    """Both use all bandwidth: two cores get done what one does."""
+class Work(NamedTuple):
+    """What a process computes, when it ends, and what is owed to processes then."""
+
+    of: int  # its number
+    start: float
+    work_s: float
+    ends: float
+    help_part: float = 0.0
+    owed: dict[int, float] = {}  # noqa: RUF012 - nobody changes it
+
+
+def broker() -> Tenant:
+    return Tenant(0, has_model=False)
+
+
+def drafter() -> Tenant:
+    return Tenant(0, gives_way=True)
+
+
+def helped_verifier(helped_stretch: float = 1.0, stretch: float = 1.0) -> Tenant:
+    return Tenant(1, stretch, helper=Tenant(0, stretch), helped_stretch=helped_stretch)
+
+
+def turns_with_a_helper(stretch: float) -> tuple[list[Tenant], list[Work]]:
+    """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of
+    the other. That others would slow it is no matter: a step is not slowed by its own helper."""
+    works = [Work(1, 0.0, 1.0, 1.0, 0.5), Work(0, 0.5, 0.1, 0.7), Work(1, 1.0, 1.0, 2.05, 0.5)]
+    return [broker(), helped_verifier(stretch=stretch)], works
+
+
+SCHEDULES: dict[str, tuple[list[Tenant], list[Work]]] = {
+    "alone, work takes its time": ([Tenant(0, stretch=3.0)], [Work(0, 5.0, 2.0, 7.0)]),
+    # A second of work; half-way another begins half a second of its own, at half the pace of each until 1.0, the rest
+    # alone: 0.25 are owed.
+    "what begins later takes from what computes and owes it": (
+        [Tenant(0, stretch=2.0), Tenant(1, stretch=2.0)],
+        [Work(0, 0.0, 1.0, 1.0), Work(1, 0.5, 0.5, 1.25, owed={0: 0.25}), Work(0, 1.25, 1.0, 2.5, owed={0: 0.0})],
+    ),
+    # The broker computes at once; the drafter on its core gets what is left, whoever began first.
+    "who gives way stands still meanwhile": (
+        [broker(), drafter()],
+        [
+            *(Work(1, 0.0, 1.0, 1.0), Work(0, 0.5, 0.2, 0.7, owed={1: 0.2}), Work(0, 1.0, 0.2, 1.2)),
+            Work(1, 1.0, 1.0, 1.0 + 0.2 + 0.2 + 1.0),
+        ],
+    ),
+    "what has no model slows no other core": (
+        [broker(), Tenant(1, stretch=2.0)],
+        [Work(0, 0.0, 1.0, 1.0), Work(1, 0.0, 1.0, 1.0)],
+    ),
+    "a helper takes turns with the broker on its core": turns_with_a_helper(1.0),
+    "a helper takes turns, whatever others would slow": turns_with_a_helper(2.0),
+    # While the broker computes, the helper does half of its half: three quarters of the pace.
+    "a step does not wait for its helper": (
+        [broker(), helped_verifier()],
+        [Work(0, 0.0, 0.5, 0.5), Work(1, 0.0, 1.0, 0.5 + (1 - 0.375), 0.5)],
+    ),
+    "a step without help leaves the other core alone": (
+        [broker(), drafter(), helped_verifier(9.0)],
+        [Work(2, 0.0, 1.0, 1.0), Work(0, 0.0, 0.25, 0.25), Work(1, 0.25, 0.5, 0.75), Work(2, 1.0, 1.0, 2.0)],
+    ),
+    "a drafter gives way to a helper": (
+        [drafter(), helped_verifier()],
+        [Work(1, 0.0, 1.0, 1.0, 0.5), Work(0, 0.5, 0.25, 1.25)],
+    ),
+    "who would compute where a thread helps disturbs it": (
+        [drafter(), helped_verifier(1.25)],
+        [Work(0, 0.0, 9.0, 9.0), Work(1, 0.0, 1.0, 1.25, 0.5)],
+    ),
+}
+
+
+@each("name", SCHEDULES)
+def test_work_ends_when_it_should(name):
+    tenants, works = SCHEDULES[name]
     machine = SimulatedMachine()
-    one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
-    done = busy_for(machine, {one: 0.003, two: 0.0007}, 30.0)
-    assert done[one] == pytest.approx(15.0, rel=0.001)
-    assert done[two] == pytest.approx(15.0, rel=0.001)
-
-
-def test_on_two_machines_they_do_not():
-    one, two = Tenant(0, stretch=2.0), Tenant(1, stretch=2.0)
-    for tenant in (one, two):
-        machine = SimulatedMachine()
-        on(machine, tenant)
-        assert busy_for(machine, {tenant: 0.003}, 30.0)[tenant] == pytest.approx(30.0, rel=0.001)
-
-
-@pytest.mark.parametrize("stretches", [(1.2, 1.5), (1.0, 2.0), (3.0, 1.1)])
-def test_each_is_slowed_by_its_own_stretch(stretches):
-    machine = SimulatedMachine()
-    tenants = on(machine, *(Tenant(core, stretch) for core, stretch in enumerate(stretches)))
-    done = busy_for(machine, dict(zip(tenants, (0.002, 0.0005), strict=True)), 20.0)
-    assert [20.0 / done[tenant] for tenant in tenants] == pytest.approx(stretches, rel=0.002)
-
-
-def test_three_cores_slow_each_other_more():
-    machine = SimulatedMachine()
-    tenants = on(machine, *(Tenant(core, 1.5) for core in range(3)))
-    done = busy_for(machine, dict(zip(tenants, (0.002, 0.001, 0.0007), strict=True)), 20.0)
-    assert [20.0 / done[tenant] for tenant in tenants] == pytest.approx([2.0] * 3, rel=0.005)
-
-
-def test_what_begins_later_takes_from_what_computes_and_owes_it():
-    """A second of work; half-way another begins half a second of its own, at half the pace of each: 0.25 are owed."""
-    machine = SimulatedMachine()
-    first, second = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
-    assert machine.compute(first, 0.0, 1.0) == 1.0
-    assert machine.compute(second, 0.5, 0.5) == pytest.approx(1.25)  # half of it until 1.0, the rest alone
-    assert first.owed_s == pytest.approx(0.25)
-    assert machine.compute(first, 1.25, 1.0) == pytest.approx(2.5)
-    assert first.owed_s == 0.0
-
-
-def test_processes_of_one_core_take_turns():
-    machine = SimulatedMachine()
-    one, two = on(machine, Tenant(0, stretch=9.0), Tenant(0, stretch=9.0))  # nobody is on another core
-    done = busy_for(machine, {one: 0.003, two: 0.001}, 20.0)
-    assert list(done.values()) == pytest.approx([10.0, 10.0], rel=0.002)
-
-
-def test_who_gives_way_stands_still_meanwhile():
-    """The broker computes at once; the drafter on its core gets what is left, whoever began first."""
-    machine = SimulatedMachine()
-    broker, drafter = on(machine, Tenant(0, has_model=False), Tenant(0, gives_way=True))
-    assert machine.compute(drafter, 0.0, 1.0) == 1.0
-    assert machine.compute(broker, 0.5, 0.2) == pytest.approx(0.7)
-    assert drafter.owed_s == pytest.approx(0.2)
-    assert machine.compute(broker, 1.0, 0.2) == pytest.approx(1.2)
-    assert machine.compute(drafter, 1.0, 1.0) == pytest.approx(1.0 + 0.2 + 0.2 + 1.0)
-
-
-def test_what_has_no_model_slows_no_other_core():
-    machine = SimulatedMachine()
-    broker, verifier = on(machine, Tenant(0, has_model=False), Tenant(1, stretch=2.0))
-    machine.compute(broker, 0.0, 1.0)
-    assert machine.compute(verifier, 0.0, 1.0) == 1.0
+    on(machine, *tenants)
+    for work in works:
+        ends = machine.compute(tenants[work.of], work.start, work.work_s, help_part=work.help_part)
+        assert ends == pytest.approx(work.ends), work
+        assert {number: tenants[number].owed_s for number in work.owed} == pytest.approx(work.owed), work
 
 
 def test_work_is_conserved_whatever_comes_when():
@@ -118,60 +148,14 @@ def test_work_is_conserved_whatever_comes_when():
     assert sum(done.values()) > 0.9 * end
 
 
-def helped_verifier(helped_stretch: float = 1.0, stretch: float = 1.0) -> Tenant:
-    return Tenant(1, stretch, helper=Tenant(0, stretch), helped_stretch=helped_stretch)
-
-
-@pytest.mark.parametrize("stretch", [1.0, 2.0])
-def test_a_helper_takes_turns_with_the_broker_on_its_core(stretch):
-    """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of
-    the other. That others would slow it is no matter: a step is not slowed by its own helper."""
-    machine = SimulatedMachine()
-    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier(stretch=stretch))
-    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == 1.0
-    assert machine.compute(broker, 0.5, 0.1) == pytest.approx(0.7)
-    assert machine.compute(verifier, 1.0, 1.0, help_part=0.5) == pytest.approx(2.05)
-
-
-def test_a_step_does_not_wait_for_its_helper():
-    """While the broker computes, the helper does half of its half: three quarters of the pace."""
-    machine = SimulatedMachine()
-    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
-    machine.compute(broker, 0.0, 0.5)
-    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(0.5 + (1 - 0.375))
-
-
-def test_a_step_without_help_leaves_the_other_core_alone():
-    machine = SimulatedMachine()
-    broker, drafter, verifier = on(machine, Tenant(0, has_model=False), Tenant(0, gives_way=True), helped_verifier(9.0))
-    assert machine.compute(verifier, 0.0, 1.0) == 1.0
-    assert machine.compute(broker, 0.0, 0.25) == 0.25
-    assert machine.compute(drafter, 0.25, 0.5) == 0.75
-    assert machine.compute(verifier, 1.0, 1.0) == 2.0
-
-
-def test_a_drafter_gives_way_to_a_helper():
-    machine = SimulatedMachine()
-    drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier())
-    machine.compute(verifier, 0.0, 1.0, help_part=0.5)
-    assert machine.compute(drafter, 0.5, 0.25) == pytest.approx(1.25)
-
-
-def test_who_would_compute_where_a_thread_helps_disturbs_it():
-    machine = SimulatedMachine()
-    drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier(1.25))
-    assert machine.compute(drafter, 0.0, 9.0) == 9.0
-    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(1.25)
-
-
 def test_work_with_help_is_conserved():
     """The helper's core is shared half and half where the broker never rests, so the step goes on at 0.75 of its
     pace."""
     machine = SimulatedMachine()
-    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
-    done = {broker: 0.0, verifier: 0.0}
+    sharing, verifier = on(machine, broker(), helped_verifier())
+    done = {sharing: 0.0, verifier: 0.0}
     while (tenant := min(done, key=lambda t: t.busy_until)).busy_until < 30.0:
-        work, part = (0.001, 0.0) if tenant is broker else (0.007, 0.5)
+        work, part = (0.001, 0.0) if tenant is sharing else (0.007, 0.5)
         machine.compute(tenant, tenant.busy_until, work, help_part=part)
         done[tenant] += work
     assert list(done.values()) == pytest.approx([15.0, 22.5], rel=0.005)

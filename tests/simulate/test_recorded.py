@@ -17,12 +17,12 @@ DRAW = random.Random(1)
 PLAIN = [([3, 4], DRAW.sample(range(1, 30_000), 64)), ([5], DRAW.sample(range(1, 30_000), 64))]
 
 
-def served(texts, drafters: int = 0) -> tuple[Simulation, float]:
+def served(texts, output_tokens: int = 64) -> tuple[Simulation, float]:
     """Serve each text's job, one at a time; return the simulation, and how long it took."""
     scenario = Scenario(
         engine=EngineSettings(step_ms=((1, 10.0), (64, 10.0)), session_us=0),
-        draft=DrafterSettings(drafters=drafters),
-        traffic=TrafficSettings(output_tokens=64, num_jobs=len(texts)),
+        draft=DrafterSettings(drafters=0),
+        traffic=TrafficSettings(output_tokens=output_tokens, num_jobs=len(texts)),
     )
     simulation = Simulation(scenario, texts)
     return simulation, simulation.run_jobs(scenario.traffic, scenario.speculation)
@@ -33,25 +33,16 @@ def test_jobs_say_what_was_recorded():
     simulation, seconds = served(PLAIN)
     assert [job.num_tokens for job in simulation.users.finished] == [64, 64]
     assert seconds == pytest.approx(128 * 0.010, rel=0.05)
-
-
-def test_a_large_vocabulary_is_no_hindrance():
-    """Texts of a model with more tokens than made-up texts have."""
-    texts = [([49_151, 4], [151_000, 7, 9])]
-    scenario = Scenario(traffic=TrafficSettings(output_tokens=3, num_jobs=1))
-    simulation = Simulation(scenario, texts)
-    simulation.run_jobs(scenario.traffic, scenario.speculation)
+    simulation, _ = served([([49_151, 4], [151_000, 7, 9])], 3)  # more tokens than made-up texts have
     assert [job.num_tokens for job in simulation.users.finished] == [3]
 
 
-def test_what_repeats_itself_is_looked_up():
-    assert served(REPEATING)[1] < 0.5 * served(PLAIN)[1]
-
-
-def test_prompts_have_been_computed_before():
+def test_what_repeats_itself_is_looked_up_and_prompts_have_been_computed_before():
     """A prompt of 1,000 tokens takes no longer than one of two: a step of 64 rows and more would be seen."""
+    _, seconds = served(PLAIN)
+    assert served(REPEATING)[1] < 0.5 * seconds
     long = [(DRAW.sample(range(1, 30_000), 1000), tokens) for _, tokens in PLAIN]
-    assert served(long)[1] == pytest.approx(served(PLAIN)[1], rel=0.01)
+    assert served(long)[1] == pytest.approx(seconds, rel=0.01)
 
 
 def test_chances_lie_along_the_texts():
@@ -63,12 +54,9 @@ def test_chances_lie_along_the_texts():
     for job_id in (1, 3):  # of the second text
         prompt, tokens = PLAIN[1]
         assert text.prompt(job_id, 1).tolist() == prompt
-        wrong = [
-            at
-            for at in range(64)
-            if guesses.children(job_id, len(prompt) + at, -1, 1)[0] != [text.token(job_id, len(prompt) + at, -1)]
-        ]
-        assert wrong == [5]
+        places = range(len(prompt), len(prompt) + 64)
+        wrong = [at for at in places if guesses.children(job_id, at, -1, 1)[0] != [text.token(job_id, at, -1)]]
+        assert wrong == [len(prompt) + 5]
         assert text.token(job_id, len(prompt) + 5, -1) == tokens[5]
 
 

@@ -13,13 +13,7 @@ from specq.protocol.params import Speculation
 from specq.protocol.types import Judgement
 from specq.simulate import Scenario, simulate
 from specq.simulate.run import Simulation
-from specq.simulate.settings import (
-    DrafterSettings,
-    EngineSettings,
-    HostSettings,
-    NetworkSettings,
-    TrafficSettings,
-)
+from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings, NetworkSettings, TrafficSettings
 from specq.simulate.stubs import TimedEngine
 
 T_S = 0.025
@@ -175,12 +169,8 @@ def test_running_ahead_beats_waiting_over_a_slow_network(run):
 @pytest.mark.parametrize("sessions", [1, 16])
 def test_a_useless_drafter_costs_next_to_nothing(run, rtt_ms, sessions):
     """It claims 0.8 and is never right; hosts take their usual time."""
-    parts = {
-        "host": HostSettings(),
-        "network": NetworkSettings(rtt_ms=rtt_ms),
-        "traffic": TrafficSettings(sessions=sessions, warm_s=2, seconds=6),
-        "draft": USELESS,
-    }
+    network, traffic = NetworkSettings(rtt_ms=rtt_ms), TrafficSettings(sessions=sessions, warm_s=2, seconds=6)
+    parts = {"host": HostSettings(), "network": network, "traffic": traffic, "draft": USELESS}
     plain, drafted = (run(scenario(mode, **parts)) for mode in ("plain", "async"))
     assert drafted.accepted_tokens == 0
     assert drafted.goodput > 0.98 * plain.goodput

@@ -199,15 +199,7 @@ def test_a_pass_takes_its_rows(proposer):
     assert times[-1] == 3.0
 
 
-def test_cut_nodes_are_unknown(proposer):
-    proposer.open(1, TEXT.prompt(1, 4), PARAMS)
-    proposer.expand([Expansion(1, -1, (1, 2))])
-    proposer.commit(1, np.array([9], np.int32), [])
-    with pytest.raises(EngineError, match="unknown or was cut"):
-        proposer.expand([Expansion(1, 1, (3,))])
-
-
-def test_descendants_of_the_committed_stay_valid(proposer):
+def test_descendants_of_the_committed_stay_valid_and_cut_nodes_are_unknown(proposer):
     prompt = TEXT.prompt(1, 4)
     proposer.open(1, prompt, PARAMS)
     proposer.expand([Expansion(1, -1, (1,))])
@@ -216,3 +208,6 @@ def test_descendants_of_the_committed_stay_valid(proposer):
     proposer.commit(1, np.array(tokens[:1], np.int32), [1])
     (children,) = proposer.expand([Expansion(1, 2, (3,))])
     assert children.token_ids.tolist() == tokens[2:]
+    proposer.commit(1, np.array([9], np.int32), [])
+    with pytest.raises(EngineError, match="unknown or was cut"):
+        proposer.expand([Expansion(1, 3, (4,))])

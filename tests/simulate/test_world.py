@@ -16,6 +16,7 @@ from specq.simulate.settings import (
     Scenario,
     TrafficSettings,
 )
+from tests.each import each
 
 HOST = HostSettings(
     broker_us=1000, draft_us=2000, graft_us=100, verdict_us=3000, plan_us=4000, hear_us=5000, send_us=6000
@@ -24,16 +25,14 @@ HOST = HostSettings(
 
 def scenario(**sections: object) -> Scenario:
     """One session; 40 ms between all near processes, 200 ms to the drafter; a step of 25 ms, a pass of 10; no beats."""
-    return Scenario(
-        **{
-            "engine": EngineSettings(step_ms=((1, 25.0),), session_us=500),
-            "draft": DrafterSettings(pass_ms=((1, 10.0),), fan_out=2),
-            "network": NetworkSettings(rtt_ms=200, near_rtt_ms=40, heartbeat_ms=10_000),
-            "host": HOST,
-            "traffic": TrafficSettings(prompt_tokens=1, output_tokens=1000, warm_s=0, seconds=3),
-            **sections,
-        }
+    usual = Scenario(
+        engine=EngineSettings(step_ms=((1, 25.0),), session_us=500),
+        draft=DrafterSettings(pass_ms=((1, 10.0),), fan_out=2),
+        network=NetworkSettings(rtt_ms=200, near_rtt_ms=40, heartbeat_ms=10_000),
+        host=HOST,
+        traffic=TrafficSettings(prompt_tokens=1, output_tokens=1000, warm_s=0, seconds=3),
     )
+    return replace(usual, **sections)
 
 
 def heard(simulation: Simulation, identity: bytes) -> list[tuple[float, object]]:
@@ -53,23 +52,15 @@ def first(found: list[tuple[float, object]], kind: type) -> tuple[float, object]
     return next((time, message) for time, message in found if isinstance(message, kind))
 
 
-def test_a_plain_token_takes_its_way():
-    """Client to broker to verifier and back, 20 ms each; the broker twice, a step with its planning, a verdict."""
-    one = scenario(speculation=Speculation(mode="plain"), traffic=TrafficSettings(prompt_tokens=1, output_tokens=4))
-    figures = Simulation(one).run(drain=False)
+@each("client_ms", [0, 7])
+def test_a_plain_token_takes_its_way(client_ms):
+    """Client to broker to verifier and back, 20 ms each; the broker twice, a step with its planning, a verdict; and
+    what the client takes for a message."""
+    host, traffic = replace(HOST, client_us=1000 * client_ms), TrafficSettings(prompt_tokens=1, output_tokens=4)
+    figures = Simulation(scenario(speculation=Speculation(mode="plain"), traffic=traffic, host=host)).run(drain=False)
     step = 25 + 0.5 + 4 + 3
-    assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + step)
-    assert figures.token_ms.p50 == pytest.approx(step)
-
-
-def test_a_client_takes_its_time_for_each_message():
-    one = scenario(
-        speculation=Speculation(mode="plain"),
-        traffic=TrafficSettings(prompt_tokens=1, output_tokens=4),
-        host=replace(HOST, client_us=7000),
-    )
-    figures = Simulation(one).run(drain=False)
-    assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + 25 + 0.5 + 4 + 3 + 7)
+    assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + step + client_ms)
+    assert client_ms or figures.token_ms.p50 == pytest.approx(step)
 
 
 def test_verdicts_that_travel_together_take_as_long_as_each_alone():
@@ -91,10 +82,9 @@ def test_what_is_looked_up_takes_its_time():
     traffic = TrafficSettings(output_tokens=128, num_jobs=1)
     free = HostSettings(broker_us=0, verdict_us=0, plan_us=0)
     seconds, nodes = [], []
+    usual = scenario(traffic=traffic, draft=DrafterSettings(drafters=0), network=NetworkSettings())
     for host in (free, replace(free, lookup_us=5000)):
-        simulation = Simulation(
-            scenario(host=host, traffic=traffic, draft=DrafterSettings(drafters=0), network=NetworkSettings()), texts
-        )
+        simulation = Simulation(replace(usual, host=host), texts)
         seconds.append(simulation.run_jobs(traffic, Speculation()))
         nodes.append(simulation.metrics()["sent"][SUFFIX])
     assert nodes[1] > 50
@@ -117,7 +107,9 @@ def noted_work(simulation: Simulation) -> list[float]:
 
 def test_drafts_and_verdicts_take_theirs():
     """Assign: 100 ms down. A pass of 10 ms, 6 to send, 100 up, 1 at the broker, 20 to the verifier, which is done with
-    it 2 ms and 0.1 for each node later, or after the step that it is in."""
+    it 2 ms and 0.1 for each node later, or after the step that it is in.
+
+    A verdict: a step, 20 ms to the broker, 1 there, 100 down; 5 to take it in, once the pass is done that it finds."""
     simulation = Simulation(scenario())
     at_verifier, at_drafter = heard(simulation, b"target-0"), heard(simulation, b"draft-0")
     simulation.run(drain=False)
@@ -129,14 +121,6 @@ def test_drafts_and_verdicts_take_theirs():
     step = 0.025 + 0.0005 + 0.004 + 0.003
     busy_until = opened + step * (int((arrived - opened) / step) + 1)
     assert drafted == pytest.approx(busy_until + 0.002 + 0.0001 * len(draft.token_ids), abs=1e-9)
-
-
-def test_a_verdict_reaches_the_drafter():
-    """A step, 20 ms to the broker, 1 there, 100 down; 5 to take it in, once the pass is done that it finds."""
-    simulation = Simulation(scenario())
-    at_verifier, at_drafter = heard(simulation, b"target-0"), heard(simulation, b"draft-0")
-    simulation.run(drain=False)
-    opened, _ = first(at_verifier, Open)
     told, verdict = first(at_drafter, Verdict)
     arrived = opened + 0.0325 + 0.020 + 0.001 + 0.100
     assert verdict.base_len == 1

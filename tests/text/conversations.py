@@ -59,6 +59,7 @@ NORMALISED: dict[str, tuple[Message, Message]] = {
     "the answer's own nulls": (calling(call(), **NULLS, reasoning_content=None), CALLED),
     "no calls: null": (said(tool_calls=None, **NULLS), said()),
     "no calls: an empty list": (said(tool_calls=[]), said()),
+    "no parts": (said([]), said("")),
     "arguments empty": (calling(call("")), said("", tool_calls=[call({})])),
     "arguments of blanks": (calling(call(" \n")), said("", tool_calls=[call({})])),
     "arguments null": (calling(call(None)), said("", tool_calls=[call({})])),
@@ -72,10 +73,7 @@ NORMALISED: dict[str, tuple[Message, Message]] = {
     "arguments a number": (calling(call("7")), said("", tool_calls=[call("7")])),
     "arguments not JSON": (calling(call('{"a": NaN}')), said("", tool_calls=[call('{"a": NaN}')])),
     "arguments too deep": (calling(call('{"a":' * 9999)), said("", tool_calls=[call('{"a":' * 9999)])),
-    "arguments with blanks and escapes": (
-        calling(call(' {"city" : "K\\u00f6ln",\n "days": 2}')),
-        CALLED,
-    ),
+    "arguments with blanks and escapes": (calling(call(' {"city" : "K\\u00f6ln",\n "days": 2}')), CALLED),
     "calls without the level function": (
         calling({"name": "f", "arguments": '{"a": null}'}),
         said("", tool_calls=[{"name": "f", "arguments": {"a": None}}]),
@@ -98,10 +96,7 @@ NORMALISED: dict[str, tuple[Message, Message]] = {
         {"role": "function", "name": "f", "content": "1"},
         {"role": "function", "name": "f", "content": "1"},
     ),
-    "reasoning": (
-        said(reasoning="Hm."),
-        {"thinking": "Hm.", **said(reasoning="Hm.", reasoning_content="Hm.")},
-    ),
+    "reasoning": (said(reasoning="Hm."), {"thinking": "Hm.", **said(reasoning="Hm.", reasoning_content="Hm.")}),
     "reasoning alone": (
         said(None, reasoning_content="Hm."),
         {"thinking": "Hm.", **said("", reasoning_content="Hm.")},

@@ -22,7 +22,7 @@ from specq.text import TextCodec, load_tokenizer_files, template_meter
 from specq.text import messages as ours
 from specq.text.messages import normalised
 from specq.text.template_meter import SIZE_LIMIT
-from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER
+from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER, call, calling
 
 TEMPLATES = {
     path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))
@@ -116,12 +116,7 @@ def test_every_conversation_is_rendered_as_transformers_renders_it():
 def test_arguments_that_are_added_to_a_text_are_the_text_that_was_sent():
     codec = codec_of(TEMPLATES["deepseek_r1"])
     given = '{"city" : "K"}'
-    said = codec.render_chat(
-        [
-            USER,
-            {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": given}}]},
-        ]
-    )
+    said = codec.render_chat([USER, calling(call(given, name="f"))])
     assert f"<|tool▁sep|>f\n```json\n{given}\n```" in said
     assert "None" not in said
 
@@ -259,15 +254,9 @@ def test_a_variable_may_have_any_name():
 def test_what_templates_raise_is_one_kind_of_error():
     """Whatever Python raises: by the template itself, by a mistake in it, or where it is compiled."""
     mistakes = [
-        "{{ raise_exception('no') }}",
-        "{{ 1 / 0 }}",
-        "{{ [][5].x }}",
-        "{{ 'a' + 1 }}",
-        "{% for %}",
-        "{{ x | nothing }}",
-    ]
-    mistakes += ["{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30]
-    mistakes += [
+        *("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ [][5].x }}", "{{ 'a' + 1 }}", "{{ x | nothing }}"),
+        *("{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for %}"),
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ 5 | int(base=1, default='a') | tojson(indent='x', x=1) }}",
     ]

@@ -24,11 +24,6 @@ texts = st.text(max_size=40) | st.text(st.sampled_from("ab \nreturn eggs é中�
 anything = st.binary(max_size=30) | texts.map(str.encode)
 
 
-@pytest.fixture(params=CODECS)
-def codec(request) -> ByteCodec:
-    return CODECS[request.param]
-
-
 @given(data=anything, name=st.sampled_from(sorted(CODECS)))
 def test_bytes_come_back_from_their_ids(data, name):
     codec = CODECS[name]

@@ -15,9 +15,18 @@ from click.testing import CliRunner, Result
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specq.cli import main
+from specq.engines.checkpoint import describe
+from specq.models import resolve_model
+from specq.protocol import ModelInfo
 from specq.training import draft, runs
 from specq.training.rollouts import save_rollouts
 
+TARGET = Path(resolve_model("tiny", "target"))
+# Of runs that make heads or a parallel draft model in some seconds.
+SMALL = [
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
+    *("--bench-prompts=2", "--bench-tokens=8", "--seconds=1.5"),
+]
 Places = dict[str, Path]
 Run = Callable[..., Result]
 NAMES = ("corpus", "bench", "work", "out")
@@ -113,6 +122,27 @@ def run_on(run: Run, folder: Path, pairs: Sequence[tuple[list[int], list[int]]],
     """Run with rollouts of these prompts and answers, and nothing else."""
     save_rollouts(folder / "a.npz", pairs)
     return run({name: folder / name for name in ("work", "out")}, f"--rollouts={folder / 'a.npz'}", *arguments)
+
+
+def learn(run: Run, folder: Path, *arguments: str, step_s: float = STEP_S) -> str:
+    """Let a run learn of one rollout that repeats itself; return what it said."""
+    save_rollouts(folder / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    places = {name: folder / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={folder / 'a.npz'}", *arguments, step_s=step_s)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def losses(output: str, what: str) -> list[float]:
+    """Return the last losses that were shown, one for each step, head or place."""
+    shown = [line.split(f"loss by {what}")[1].split(",")[0] for line in output.splitlines() if f"by {what}" in line]
+    return [float(loss) for loss in shown[-1].split()]
+
+
+def tiny_info() -> ModelInfo:
+    """What is said of the bundled target."""
+    about = {"engine": "torch", "name": "tiny", "dtype": "float32"}
+    return describe(TARGET, **about, vocab_size=4096, max_length=2048, kv_slots=64)
 
 
 def check_it_goes_on(run: Run, places: Places, stage: str, other: str) -> None:

@@ -12,20 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from specq.engines.torch import load_network
-from specq.models import resolve_model
 from specq.samples import DATA
 from specq.training import answering, progress
 from specq.training.chat_prompts import bench_prompts, chat_of, corpus_prompts, is_held_out, renumbered
-from specq.training.decoding import generate
 from specq.training.records import prompt_paths, read_questions
 from specq.training.rollouts import load_rollouts
 from tests.each import each
-from tests.training.stages import make_places, refusal, runner
+from tests.training.stages import TARGET, make_places, refusal, runner
 
-TARGET = Path(resolve_model("tiny", "target"))
 run = runner("medusa", ["--device=cpu", "--rollout-tokens=40"])
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,17 +54,6 @@ def test_answers_end_where_the_time_is_over_and_count(tmp_path, monkeypatch):
     assert "7 of 7 prompts" in result.output
     sizes = [len(part.prompt_sizes) for part in parts_of(places)]
     assert sizes == [4, 3]
-
-
-def test_an_answer_that_is_cut_short_is_the_start_of_the_whole_one():
-    """Nothing is put behind it, such as padding that would be an end."""
-    target = load_network(TARGET, torch.device("cpu"))
-    ways = {"temperatures": [0.0, 0.0], "stops": [1], "pad_id": 1}
-    prompts = [[5, 9, 70, 8], [300, 6, 7, 80, 90, 44, 12]]
-    whole = generate(target, prompts, num_new=12, **ways)
-    cut = generate(target, prompts, num_new=12, goes_on=lambda num_said: num_said < 5, **ways)
-    assert cut == [answer[:5] for answer in whole]
-    assert max(map(len, whole)) > 5
 
 
 @each(("seconds", "sizes"), [(1000, [5, 2]), (200, [2, 2, 2, 1])])
@@ -145,23 +129,19 @@ def test_without_a_corpus_there_are_prompts_that_come_along(tmp_path):
 # --- what is looked at first ------------------------------------------------------------------------------------------
 
 
-@each(
-    ("arguments", "said", "method"),
-    [
-        (arguments, said, method)
-        for (arguments, said) in [
-            (("--corpus=/nowhere", "all"), "there is no /nowhere"),
-            (("--corpus=/nowhere", "rollouts"), "there is no /nowhere"),
-            (("--bench=/nowhere", "all"), "no *.jsonl benchmark in /nowhere"),
-            (("--rollouts=/nowhere.npz", "all"), "there is no file of rollouts /nowhere.npz"),
-            (("--target=/nowhere", "all"), "there is no model directory /nowhere"),
-        ]
-        for method in ["draft", "eagle3", "medusa", "parallel"]
-    ],
-)
-def test_a_wrong_place_is_refused(method, arguments, said, tmp_path):
+WRONG = {
+    ("--corpus=/nowhere", "all"): "there is no /nowhere",
+    ("--corpus=/nowhere", "rollouts"): "there is no /nowhere",
+    ("--bench=/nowhere", "all"): "no *.jsonl benchmark in /nowhere",
+    ("--rollouts=/nowhere.npz", "all"): "there is no file of rollouts /nowhere.npz",
+    ("--target=/nowhere", "all"): "there is no model directory /nowhere",
+}
+
+
+@each(("arguments", "method"), itertools.product(WRONG, ["draft", "eagle3", "medusa", "parallel"]))
+def test_a_wrong_place_is_refused(method, arguments, tmp_path):
     places = {name: tmp_path / name for name in ("work", "out")}
-    assert said in refusal(runner(method, [])(places, *arguments))
+    assert WRONG[arguments] in refusal(runner(method, [])(places, *arguments))
 
 
 def test_it_is_refused_before_torch_is_imported(tmp_path):

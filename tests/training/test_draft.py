@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from specq.engines.torch import load, load_network
-from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import MADE, draft_logits
 from specq.text import TextCodec, load_tokenizer_files, tokenizer_hash
@@ -24,7 +22,7 @@ from specq.training.draft_network import build_draft, principal, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.report import count_rounds
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts
-from tests.training.stages import runner, write_corpus
+from tests.training.stages import TARGET, refusal, runner, write_corpus
 
 SIZES = [
     *("--hidden-size=32", "--intermediate-size=48", "--num-layers=1", "--head-dim=16", "--embedding-rank=8"),
@@ -35,14 +33,17 @@ SMALL = [
     *("--bench-prompts=2", "--bench-tokens=6"),
 ]
 pytestmark = pytest.mark.timeout(120)
-
-
 run = runner("draft", [*SMALL, *SIZES])
+
+
+@pytest.fixture
+def target():
+    return load_network(TARGET, torch.device("cpu"))
 
 
 def test_all_stages_make_a_draft_that_fits_its_target(places, output):
     loaded = load(str(places["out"]), device="cpu", kv_slots=64)
-    tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
+    tokenizer = load_tokenizer_files(TARGET)["tokenizer.json"]
     assert loaded.info.tokenizer_hash == tokenizer_hash(tokenizer)
     assert 1 < len(loaded.token_ids) <= 20
     assert "rollouts: 7 of 7 prompts" in output
@@ -72,12 +73,8 @@ def test_rollouts_made_elsewhere_are_taken(places, tmp_path):
 
     joined = join_rollouts([load_rollouts(tmp_path / name) for name in ("a.npz", "b.npz")])
 
-    assert [joined.rollout(i).tolist() for i in range(4)] == [
-        [10, 11, 12, 13, 14, 15],
-        [16, 17, 18, 19, 20, 21],
-        [1, 2, 3],
-        [4, 70_000, 6],
-    ]
+    expected = [[*range(10, 16)], [*range(16, 22)], [1, 2, 3], [4, 70_000, 6]]
+    assert [joined.rollout(i).tolist() for i in range(4)] == expected
     assert joined.answered().tolist() == [12, 13, 14, 15, 17, 18, 19, 20, 21, 3, 70_000, 6]
     assert joined.num_answered == 12
 
@@ -90,15 +87,12 @@ def test_a_broken_file_of_rollouts_is_named(tmp_path):
 
 def test_a_target_elsewhere_is_refused(places):
     """What looks like a hub name is not fetched."""
-    result = run(places, "--target=some/model", "rollouts")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "there is no some/model" in result.stderr
+    assert "there is no some/model" in refusal(run(places, "--target=some/model", "rollouts"))
 
 
-def test_what_is_written_says_what_was_trained(tmp_path):
+def test_what_is_written_says_what_was_trained(tmp_path, target):
     """The engine's arithmetic on the file is the trained network's on its own weights, but for 8 bits."""
     torch.manual_seed(0)
-    target = load_network(Path(resolve_model("tiny", "target")), torch.device("cpu"))
     ids = np.arange(0, 111, 3, dtype=np.int32)
     shape = replace(MADE, vocab_size=4096, num_tokens=4096, head_size=len(ids))
     network = build_draft(shape, target, ids)
@@ -120,15 +114,13 @@ def test_embeddings_keep_their_products_in_the_leading_directions():
     torch.testing.assert_close(low @ low.T, values @ values.T, atol=1e-3, rtol=1e-3)
 
 
-def test_layers_learn_by_muon_and_all_else_by_adamw():
-    target = load_network(Path(resolve_model("tiny", "target")), torch.device("cpu"))
+def test_layers_learn_by_muon_and_all_else_by_adamw(target):
     network = build_draft(replace(MADE, vocab_size=4096, head_size=5), target, np.arange(5, dtype=np.int32))
     muon, adamw = build_optimizers(network, 0.001, 0.01, matrix_lr=0.006)
     assert [group["peak_lr"] for group in (*muon.param_groups, *adamw.param_groups)] == [0.006, 0.001]
     others = {id(parameter) for parameter in adamw.param_groups[0]["params"]}
-    matrices = {
-        name for name, parameter in network.named_parameters() if parameter.ndim == 2 and id(parameter) in others
-    }
+    named = [(name, parameter) for name, parameter in network.named_parameters() if id(parameter) in others]
+    matrices = {name for name, parameter in named if parameter.ndim == 2}
     assert matrices == {"model.embed_tokens.weight", "model.embed_tokens.lift", "lm_head.weight"}
 
 
@@ -139,9 +131,9 @@ def test_the_rate_warms_up_holds_and_falls():
     assert rate(9999, 1.0) == 0.01
 
 
-def test_an_answer_ends_with_what_ended_it():
-    """Also where padding is one of the end tokens."""
-    target = load_network(Path(resolve_model("tiny", "target")), torch.device("cpu"))
+def test_an_answer_ends_with_what_ended_it(target):
+    """Also where padding is one of the end tokens. One that is cut short is the start of the whole one: nothing is put
+    behind it, such as padding that would be an end."""
     prompts = [[5, 9, 70, 8], [300, 6, 7, 80, 90, 44, 12]]
     ways = {"num_new": 6, "temperatures": [0.0, 0.0]}
     free = generate(target, prompts, stops=[], pad_id=3, **ways)
@@ -152,6 +144,10 @@ def test_an_answer_ends_with_what_ended_it():
     for answer, whole in zip(answers, free, strict=True):
         end = min(whole.index(stop) for stop in stops if stop in whole)
         assert answer == whole[: end + 1]
+    cut = generate(target, prompts, stops=[1], pad_id=1, goes_on=lambda num_said: num_said < 5, **ways)
+    whole = generate(target, prompts, stops=[1], pad_id=1, **ways)
+    assert cut == [answer[:5] for answer in whole]
+    assert max(map(len, whole)) > 5
 
 
 def test_rounds_are_counted_for_any_length():
@@ -160,11 +156,10 @@ def test_rounds_are_counted_for_any_length():
 
 
 def test_prompts_are_in_the_targets_own_template(tmp_path):
-    corpus, target = write_corpus(tmp_path / "corpus"), Path(resolve_model("tiny", "target"))
-    chat = chat_of(target, (1,))
-    settings = SimpleNamespace(corpus=corpus, limit=2, is_split=False)
+    chat = chat_of(TARGET, (1,))
+    settings = SimpleNamespace(corpus=write_corpus(tmp_path / "corpus"), limit=2, is_split=False)
     prompts = corpus_prompts(settings, chat, np.random.default_rng(0))
-    texts = [TextCodec(load_tokenizer_files(target)).decode(ids, skip_special=False) for ids in prompts]
+    texts = [TextCodec(load_tokenizer_files(TARGET)).decode(ids, skip_special=False) for ids in prompts]
     assert len(texts) == 5  # at most two records of each shard
     assert any("Is 4 even?" in text and "look it up" not in text for text in texts)
     assert all(text.startswith("<|im_start|>user\n") and text.endswith("<|im_start|>assistant\n") for text in texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +12,9 @@ import torch
 
 from specq.drafting.eagle3.form import eagle_shape
 from specq.drafting.eagle3.loading import load_eagle
-from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network
 from specq.engines.torch.engine import TorchEngine
-from specq.models import resolve_model
-from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
+from specq.protocol import ConfigError, SamplingParams, SessionStep, Speculation, Tap
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
 from specq.training.architecture import tapped_states
 from specq.training.distil import RolloutBatch, token_losses
@@ -30,31 +27,38 @@ from specq.training.eagle_network import (
     start_eagle,
     trained_states,
 )
-from specq.training.rollouts import save_rollouts
 from tests.drafting.eagle3.test_eagle import ASYNC, drafting
 from tests.drafting.medusa.test_medusa import _open, texts
 from tests.each import each
-from tests.training.stages import Waits, check_it_goes_on, runner
+from tests.training.stages import SMALL, TARGET, Waits, check_it_goes_on, learn, losses, runner, tiny_info
 
-SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
-    *("--bench-prompts=2", "--bench-tokens=8", "--num-steps=3", "--seconds=1.5"),
-]
 pytestmark = pytest.mark.timeout(240)
-TINY = resolve_model("tiny", "target")
-TARGET = Path(TINY)
+TINY = str(TARGET)
+SHAPE = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
+run = runner("eagle3", [*SMALL, "--num-steps=3"])
 
 
-run = runner("eagle3", SMALL)
+@pytest.fixture
+def target():
+    return load_network(TARGET, torch.device("cpu"))
 
 
-def info():
-    return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
+def head_in(directory):
+    """Load a head for the bundled target."""
+    return load_eagle(str(directory), TINY, tiny_info(), "cpu")
+
+
+def changed(network):
+    """Change the values of a network somewhat."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return network
 
 
 def test_all_stages_make_a_head_that_fits_its_target(places, output):
     """And that drafts: texts are the target's, token for token, several at once."""
-    head = load_eagle(str(places["out"]), TINY, info(), "cpu")
+    head = head_in(places["out"])
     assert head.layers == (1, 5, 8)
     assert len(head.token_ids) > 1
     assert "loss by step" in output
@@ -87,26 +91,19 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 
 def test_a_head_learns(tmp_path):
-    """Of one rollout that repeats itself, what comes two places later, and three: in so many steps, whatever the clock
-    says."""
-    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    arguments = (f"--rollouts={tmp_path / 'a.npz'}", "--seconds=8", "head")
-    result = run(places, *arguments, step_s=0.4)
-    assert result.exit_code == 0, result.output
-    (shown,) = [line for line in result.output.splitlines() if "by step" in line]
+    """What comes two places later, and three: in so many steps, whatever the clock says."""
+    said = learn(run, tmp_path, "--seconds=8", "head", step_s=0.4)
+    (shown,) = [line for line in said.splitlines() if "by step" in line]
     assert shown.startswith("step 20, ")
-    losses = [float(loss) for loss in shown.split("loss by step")[1].split(",")[0].split()]
-    assert max(losses) < 1.3  # less than ln 4, though the target is not sure itself
-    assert eagle_shape(places["out"]).draft_vocab_size == 4
+    assert max(losses(said, "step")) < 1.3  # less than ln 4, though the target is not sure itself
+    assert eagle_shape(tmp_path / "out").draft_vocab_size == 4
 
 
 def test_training_meets_the_rows_that_drafting_meets(tmp_path):
     """Row t of step j is the last of a path: the target's states up to t, the text's own tokens, and the head's states
     of the steps since."""
-    shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
-    made = make_eagle(tmp_path, shape, scale=0.2)  # so that positions matter
-    network = load_eagle(str(made), TINY, info(), "cpu").network
+    made = make_eagle(tmp_path, SHAPE, scale=0.2)  # so that positions matter
+    network = head_in(made).network
     tokens = [5, 90, 17, 1000, 44, 9, 300, 7, 8]
     taps = torch.randn(1, len(tokens), 768, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -114,16 +111,14 @@ def test_training_meets_the_rows_that_drafting_meets(tmp_path):
         for step, states in enumerate(steps):
             for row in range(len(tokens) - 1 - step):
                 path = tokens[1 : row + 2 + step]
-                expected = eagle_logits(made, shape, taps[0, : row + 1], path, network.get_buffer("embedding"))[-1]
+                expected = eagle_logits(made, SHAPE, taps[0, : row + 1], path, network.get_buffer("embedding"))[-1]
                 torch.testing.assert_close(network.logits(states[0, row]), expected, atol=5e-3, rtol=1e-3)
 
 
-def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path):
+def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path, target):
     """Of each answer, the rows whose token and whose label are the target's own; rows of one text say nothing of
     another."""
-    shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
-    network = load_eagle(str(make_eagle(tmp_path, shape, scale=0.2)), TINY, info(), "cpu").network
-    target = load_network(TARGET, torch.device("cpu"))
+    network = head_in(make_eagle(tmp_path, SHAPE, scale=0.2)).network
     token_ids = torch.randint(0, 4000, (3, 12), generator=torch.Generator().manual_seed(0))
     counted = torch.tensor([[0] * 5 + [1] * 6 + [0], [1] * 11 + [0], [0] * 12], dtype=torch.float32)
     output, scales = target.lm_head.weight[:50], torch.full((768,), 2.0)
@@ -131,16 +126,14 @@ def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path):
     with torch.no_grad():
         own = RolloutBatch(token_ids, counted, counted.numpy())
         with Waits() as waits:
-            losses = step_losses(network, target, output, scales, own, settings)
+            found = step_losses(network, target, output, scales, own, settings)
         assert not waits.found
-        taps, hidden = tapped_states(target, token_ids, shape.layers)
+        taps, hidden = tapped_states(target, token_ids, SHAPE.layers)
         for step, states in enumerate(trained_states(network, taps / scales, token_ids, 4)):
             pairs = [(row, t) for row in range(2) for t in range(11 - step - 1) if counted[row, t]]
-            each = [
-                token_losses(network.logits(states[row, t]), hidden[row, t + step + 1] @ output.T, 0.5)
-                for row, t in pairs
-            ]
-            assert losses[step].item() == pytest.approx(torch.stack(each).mean().item(), abs=1e-4)
+            said = torch.stack([network.logits(states[row, t]) for row, t in pairs])
+            taught = torch.stack([hidden[row, t + step + 1] @ output.T for row, t in pairs])
+            assert found[step].item() == pytest.approx(token_losses(said, taught, 0.5).mean().item(), abs=1e-4)
 
 
 def test_scales_are_of_channels():
@@ -149,55 +142,49 @@ def test_scales_are_of_channels():
     assert scales.tolist() == pytest.approx([12.5**0.5, LEAST_SCALE, 100.0])
 
 
-def test_states_in_training_are_those_that_the_engine_gives():
+def test_states_in_training_are_those_that_the_engine_gives(target):
     """The same layers, counted alike."""
     tokens = [5, 90, 17, 1000, 44, 9, 300]
-    network = load_network(TARGET, torch.device("cpu"))
     with torch.inference_mode():
-        taps, _ = tapped_states(network, torch.tensor([tokens]), (1, 5, 8))
+        taps, _ = tapped_states(target, torch.tensor([tokens]), (1, 5, 8))
     engine = TorchEngine(TINY, device="cpu", kv_slots=64)
     engine.open(1, np.array(tokens, np.int32))
-    step = SessionStep(
-        session_id=1, start=0, token_ids=np.array(tokens, np.int32), judged=True, params=SamplingParams(), tree=NO_TREE
-    )
+    step = SessionStep(1, 0, np.array(tokens, np.int32), SamplingParams())
     output = engine.step([step], Tap((1, 5, 8), frozenset([1])))
     torch.testing.assert_close(torch.as_tensor(output.hidden.of(0)).float(), taps[0].float(), atol=2e-2, rtol=2e-2)
 
 
-def test_a_head_is_written_as_it_was_trained(tmp_path):
+IDS = np.array([4, 90, 1000], np.int32)
+
+
+def shape_for_tiny(**changes):
+    """The shape of a head for the bundled target that knows three tokens."""
+    of_target = {"num_tokens": tiny_info().num_tokens, "tokenizer_hash": tiny_info().tokenizer_hash}
+    return replace(eagle_shape_of(256, 4096, len(IDS), layers=(1, 5, 8)), **of_target, **changes)
+
+
+def test_a_head_is_written_as_it_was_trained(tmp_path, target):
     """In bfloat16, without the target's embedding, which it reads."""
-    shape = replace(eagle_shape_of(256, 4096, 3, layers=(1, 5, 8)), num_tokens=info().num_tokens)
-    shape = replace(shape, tokenizer_hash=info().tokenizer_hash)
-    target = load_network(TARGET, torch.device("cpu"))
-    token_ids = np.array([4, 90, 1000], np.int32)
-    network = build_eagle(shape, target, token_ids)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    scales = torch.rand(3 * 256) * 100 + 0.1
-    save_eagle(network, shape, token_ids, scales, tmp_path)
+    shape = shape_for_tiny()
+    network, scales = changed(build_eagle(shape, target, IDS)), torch.rand(3 * 256) * 100 + 0.1
+    save_eagle(network, shape, IDS, scales, tmp_path)
 
-    head = load_eagle(str(tmp_path), TINY, info(), "cpu")
+    head = head_in(tmp_path)
 
-    assert head.token_ids.tolist() == token_ids.tolist()
+    assert head.token_ids.tolist() == IDS.tolist()
     expected = network.state_dict() | {"fc.weight": network.fc.weight.detach() / scales}
     for name, value in expected.items():
         torch.testing.assert_close(head.network.state_dict()[name], value.bfloat16().float(), atol=0, rtol=0)
     assert torch.equal(head.network.get_buffer("embedding"), network.get_buffer("embedding"))
 
 
-def test_training_goes_on_from_a_head_that_was_written(tmp_path):
+def test_training_goes_on_from_a_head_that_was_written(tmp_path, target):
     """It says what that says, read with other scales."""
-    shape = replace(eagle_shape_of(256, 4096, 3, layers=(1, 5, 8)), num_tokens=info().num_tokens)
-    shape = replace(shape, tokenizer_hash=info().tokenizer_hash, max_position_embeddings=77)
-    target, ids = load_network(TARGET, torch.device("cpu")), np.array([4, 90, 1000], np.int32)
-    written = build_eagle(shape, target, ids)
-    with torch.no_grad():
-        for parameter in written.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    save_eagle(written, shape, ids, torch.rand(768) * 100 + 0.1, tmp_path)
-    head = load_eagle(str(tmp_path), TINY, info(), "cpu")
-    network, scales = build_eagle(shape, target, ids), torch.rand(768) + 0.5
+    shape = shape_for_tiny(max_position_embeddings=77)
+    written = changed(build_eagle(shape, target, IDS))
+    save_eagle(written, shape, IDS, torch.rand(768) * 100 + 0.1, tmp_path)
+    head = head_in(tmp_path)
+    network, scales = build_eagle(shape, target, IDS), torch.rand(768) + 0.5
 
     start_eagle(network, head, scales, tmp_path)
 
@@ -206,7 +193,7 @@ def test_training_goes_on_from_a_head_that_was_written(tmp_path):
         ways = (trained_states(network, taps / scales, tokens, 2), trained_states(head.network, taps, tokens, 2))
         for ours, theirs in zip(*ways, strict=True):
             torch.testing.assert_close(network.logits(ours), head.network.logits(theirs), atol=1e-4, rtol=1e-4)
-    wider = build_eagle(replace(shape, intermediate_size=64), target, ids)
+    wider = build_eagle(replace(shape, intermediate_size=64), target, IDS)
     with pytest.raises(ConfigError, match="another shape: intermediate_size is"):
         start_eagle(wider, head, scales, tmp_path)
 
@@ -214,12 +201,8 @@ def test_training_goes_on_from_a_head_that_was_written(tmp_path):
 @pytest.mark.usefixtures("output")
 def test_a_run_starts_from_a_head_with_its_tokens(places, tmp_path):
     """Though the rollouts say others more often."""
-    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
-    own = {"work": tmp_path / "work", "out": tmp_path / "out"}
-    result = run(own, f"--rollouts={tmp_path / 'a.npz'}", f"--start={places['out']}", "--seconds=0.1", "head")
-    assert result.exit_code == 0, result.output
-    heads = [load_eagle(str(place), TINY, info(), "cpu") for place in (places["out"], tmp_path / "out")]
-    assert heads[0].token_ids.tolist() == heads[1].token_ids.tolist()
+    learn(run, tmp_path, f"--start={places['out']}", "--seconds=0.1", "head")
+    assert head_in(tmp_path / "out").token_ids.tolist() == head_in(places["out"]).token_ids.tolist()
 
 
 @each(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,33 +10,19 @@ import torch
 
 from specq.drafting.medusa import form as medusa_form
 from specq.drafting.medusa.network import load_heads
-from specq.engines.checkpoint import describe
 from specq.engines.torch import load_network
-from specq.models import resolve_model
 from specq.testing.checkpoints_heads import change_heads, heads_logits
 from specq.training.foresight import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.medusa import HeadsNetwork, save_heads
-from specq.training.rollouts import save_rollouts
 from tests.each import each
-from tests.training.stages import check_it_goes_on, runner
+from tests.training.stages import SMALL, TARGET, check_it_goes_on, learn, losses, runner, tiny_info
 
-SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
-    *("--bench-prompts=2", "--bench-tokens=8", "--num-heads=2", "--seconds=1.5"),
-]
 pytestmark = pytest.mark.timeout(180)
-TARGET = Path(resolve_model("tiny", "target"))
-
-
-run = runner("medusa", SMALL)
-
-
-def info():
-    return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
+run = runner("medusa", [*SMALL, "--num-heads=2"])
 
 
 def test_all_stages_make_heads_that_fit_their_target(places, output):
-    heads = load_heads(str(places["out"]), str(TARGET), info(), "cpu")
+    heads = load_heads(str(places["out"]), str(TARGET), tiny_info(), "cpu")
     assert heads.num_heads == 2
     assert len(heads.token_ids) > 1
     assert "rollouts: 7 of 7 prompts" in output
@@ -60,15 +45,12 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 @pytest.mark.slow
 def test_heads_learn(tmp_path):
-    """Of one rollout that repeats itself, what comes two places later; with matrices of their own, too."""
-    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
-    for option in ("--shared-output", "--own-output"):
-        places = {name: tmp_path / option[2:] / name for name in ("work", "out")}
-        result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", option, "heads", step_s=0.1)
-        assert result.exit_code == 0, result.output
-        losses = [line.split("loss by head")[1].split()[0] for line in result.output.splitlines() if "by head" in line]
-        assert float(losses[-1]) < 3
-        form = medusa_form.heads_shape(places["out"])
+    """What comes two places later; with matrices of their own, too."""
+    for option in ("shared-output", "own-output"):
+        (tmp_path / option).mkdir()
+        said = learn(run, tmp_path / option, "--seconds=6", f"--{option}", "heads", step_s=0.1)
+        assert losses(said, "head")[0] < 3
+        form = medusa_form.heads_shape(tmp_path / option / "out")
         assert (form.medusa_num_heads, form.hidden_size) == (2, 256)
 
 
@@ -94,11 +76,11 @@ def test_what_is_written_says_what_was_trained(tmp_path, own_output):
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(0, 0.05)
-    shape = medusa_form.HeadsShape(3, 2, 256, info().num_tokens, info().tokenizer_hash)
+    shape = medusa_form.HeadsShape(3, 2, 256, tiny_info().num_tokens, tiny_info().tokenizer_hash)
 
     save_heads(network, shape, ids, tmp_path)
 
-    heads = load_heads(str(tmp_path), str(TARGET), info(), "cpu")
+    heads = load_heads(str(tmp_path), str(TARGET), tiny_info(), "cpu")
     trained = torch.stack([network.logits(head, hidden) for head in range(3)], 1).detach()
     torch.testing.assert_close(heads.logits(hidden), trained, atol=0.1, rtol=0.05)
     plain = heads_logits(tmp_path, hidden, None if own_output else target.lm_head.weight.detach())

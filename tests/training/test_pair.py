@@ -1,12 +1,11 @@
 """`specq train pair` runs all its stages, two steps each, on a corpus of a few lines."""
 
-import gzip
 import json
 import math
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specq.cli import main
@@ -19,38 +18,10 @@ TINY_RUN = [
 ]
 
 
-def write_shard(path: Path, records: list[dict[str, str]]) -> None:
-    """Write records as a corpus shard."""
-    with gzip.open(path, "wt", encoding="utf-8") as lines:
-        lines.writelines(json.dumps({**record, "source": "test"}) + "\n" for record in records)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a directory with a corpus and a benchmark, and places for the outputs."""
-    base = tmp_path_factory.mktemp("train_pair")
-    folders = {name: base / name for name in ("corpus", "bench", "work", "out")}
-    folders["corpus"].mkdir()
-    folders["bench"].mkdir()
-    sums = [
-        {"prompt": f"Ann has {n} figs and buys 2. How many?", "response": f"{n} + 2\n#### {n + 2}"} for n in range(9)
-    ]
-    dialogue = [{"text": f"User: Is {n} even?\nAssistant: I will look it up."} for n in range(4)]
-    prose = [{"text": f"Chapter {n}\n\nIt was a dark and stormy night in the town of figs. " * 9} for n in range(4)]
-    write_shard(folders["corpus"] / "math_sums.jsonl.gz", sums)
-    write_shard(folders["corpus"] / "chat_even.jsonl.gz", dialogue)
-    write_shard(folders["corpus"] / "prose_night.jsonl.gz", prose)
-    (folders["bench"] / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    return folders
-
-
-@pytest.fixture(scope="module")
-def output(folders: dict[str, Path]) -> str:
-    """Run every stage once and return what was printed."""
-    places = [f"--{name}={folder}" for name, folder in folders.items()]
-    result = CliRunner().invoke(main, ["train", "pair", *places, *TINY_RUN, "all"], catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output
+def run(places: dict[str, Path], stage: str) -> Result:
+    """Run a stage, or all of them."""
+    options = [f"--{name}={folder}" for name, folder in places.items()]
+    return CliRunner().invoke(main, ["train", "pair", *options, *TINY_RUN, stage], catch_exceptions=False)
 
 
 def test_losses_are_finite(output: str) -> None:
@@ -61,30 +32,28 @@ def test_losses_are_finite(output: str) -> None:
 
 
 @pytest.mark.usefixtures("output")
-def test_exports_a_loadable_pair(folders: dict[str, Path]) -> None:
+def test_exports_a_loadable_pair(places: dict[str, Path]) -> None:
     """The exported directories load, are of the promised sizes and share one tokenizer."""
-    pair = {name: AutoModelForCausalLM.from_pretrained(folders["out"] / name) for name in ("target", "draft")}
-    tokenizers = [AutoTokenizer.from_pretrained(folders["out"] / name) for name in pair]
-    sizes = {name: (folders["out"] / name / "model.safetensors").stat().st_size for name in pair}
+    pair = {name: AutoModelForCausalLM.from_pretrained(places["out"] / name) for name in ("target", "draft")}
+    tokenizers = [AutoTokenizer.from_pretrained(places["out"] / name) for name in pair]
+    sizes = {name: (places["out"] / name / "model.safetensors").stat().st_size for name in pair}
     assert sizes["target"] <= 20_000_000
     assert sizes["draft"] <= 3_000_000
     assert all(model.config.tie_word_embeddings and model.config.vocab_size == 4096 for model in pair.values())
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
     turn = [{"role": "user", "content": "1234"}]
-    texts = [
-        tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for tokenizer in tokenizers
-    ]
-    assert texts == ["<|im_start|>user\n1234<|im_end|>\n<|im_start|>assistant\n"] * 2
+    for tokenizer in tokenizers:
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        assert text == "<|im_start|>user\n1234<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizers[0].tokenize("1234") == ["1", "2", "3", "4"]
-    assert set(tokenizers[0].convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])) == set(
-        pair["target"].generation_config.eos_token_id
-    )
+    ends = tokenizers[0].convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert set(ends) == set(pair["target"].generation_config.eos_token_id)
 
 
 @pytest.mark.usefixtures("output")
-def test_reports_acceptance(folders: dict[str, Path]) -> None:
+def test_reports_acceptance(places: dict[str, Path]) -> None:
     """The report counts between one and six tokens a round for the benchmark it was given."""
-    report = json.loads((folders["work"] / "results-draft-2.json").read_text(encoding="utf-8"))
+    report = json.loads((places["work"] / "results-draft-2.json").read_text(encoding="utf-8"))
     figures = report["acceptance"]["figs"]
     assert figures["num_prompts"] == 2
     for way in ("greedy", "sampled_0.8"):
@@ -92,9 +61,9 @@ def test_reports_acceptance(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.usefixtures("output")
-def test_cached_decoding_matches_transformers(folders: dict[str, Path]) -> None:
+def test_cached_decoding_matches_transformers(places: dict[str, Path]) -> None:
     """Greedy decoding over the static cache, prompts of unequal length, equals `generate` of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folders["out"] / "target").float()
+    model = AutoModelForCausalLM.from_pretrained(places["out"] / "target").float()
     prompts = [[5, 9, 70, 8], [300, 6, 7, 80, 90, 44, 12]]
     answers = generate(model, prompts, num_new=5, temperatures=[0.0, 0.0], stops=[0], pad_id=3)
     for prompt, answer in zip(prompts, answers, strict=True):

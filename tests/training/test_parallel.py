@@ -27,20 +27,25 @@ from specq.training.draft_network import FactorisedEmbedding, save_draft
 from specq.training.foresight import BEYOND, UNKNOWN
 from specq.training.parallel import draw_masks, place_losses, place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
-from specq.training.rollouts import save_rollouts
 from tests.each import each
-from tests.training.stages import Waits, check_it_goes_on, refusal, run_on, runner
+from tests.training.stages import (
+    SMALL,
+    TARGET,
+    Waits,
+    check_it_goes_on,
+    learn,
+    losses,
+    refusal,
+    run_on,
+    runner,
+    tiny_info,
+)
 
-SMALL = [
-    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=128"),
-    *("--bench-prompts=2", "--bench-tokens=8", "--num-places=3", "--seconds=1.5"),
-]
 pytestmark = pytest.mark.timeout(180)
-TARGET, DRAFT = (Path(resolve_model("tiny", role)) for role in ("target", "draft"))
+DRAFT = Path(resolve_model("tiny", "draft"))
 CPU = torch.device("cpu")
-
-
-run = runner("parallel", SMALL)
+OPTIONS = [*SMALL, "--num-places=3"]
+run = runner("parallel", OPTIONS)
 
 
 def test_all_stages_make_a_draft_that_fits_its_target(places, output):
@@ -69,15 +74,8 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 @pytest.mark.slow
 def test_it_learns_places(tmp_path):
-    """Of one rollout that repeats itself, what comes at each place."""
-    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", "draft", step_s=0.1)
-    assert result.exit_code == 0, result.output
-    losses = [
-        line.split("by place")[1].split(",")[0].split() for line in result.output.splitlines() if "by place" in line
-    ]
-    assert max(map(float, losses[-1])) < 4, losses
+    """What comes at each place."""
+    assert max(losses(learn(run, tmp_path, "--seconds=6", "draft", step_s=0.1), "place")) < 4
 
 
 # --- its parts ----------------------------------------------------------------------------------------------------
@@ -116,9 +114,8 @@ def test_masks_are_dropped_at_random_and_none_without_those_before_it():
 def draft(tmp_path):
     """A random parallel draft model as it is trained, and the directory that it was loaded from."""
     directory = make_draft(tmp_path / "parallel", PARALLEL)
-    loaded = load_network(directory, CPU)
-    words = loaded.model.embed_tokens.weight.detach()
-    network = loaded
+    network = load_network(directory, CPU)
+    words = network.model.embed_tokens.weight.detach()
     network.model.embed_tokens = FactorisedEmbedding(words[: VOCAB + 5], torch.eye(words.shape[1]), words[VOCAB + 5 :])
     return ParallelDraft(network, PARALLEL, network.lm_head.token_ids), directory
 
@@ -143,41 +140,27 @@ def test_masks_see_the_text_up_to_their_token_and_the_masks_before_them(draft):
 def test_each_place_is_taught_by_what_the_target_says_there(draft):
     """A target that says what the draft says of a place gives that place the loss of its own entropy, and no
     divergence."""
-    (network, shape, token_ids), directory = draft
-    own = batch([[0.0] * 3 + [1.0] * 8 + [0.0]])
+    (_, shape, token_ids), directory = draft
+    own, wholly = batch([[0.0] * 3 + [1.0] * 8 + [0.0]]), settings(keep=1.0, hard_weight=1.0)
     target = load_network(make_draft(directory.parent / "target", MADE, seed=4), CPU)
     output = target.lm_head.weight[:20].repeat(2, 1)[: len(token_ids)]
     with Waits() as waits:
-        losses = place_losses(
-            ParallelDraft(network, shape, token_ids),
-            target,
-            output,
-            own,
-            settings(keep=1.0, hard_weight=1.0),
-            np.random.default_rng(0),
-        )
+        found = place_losses(draft[0], target, output, own, wholly, np.random.default_rng(0))
     assert not waits.found
     text = own.token_ids[0].tolist()
-    taught = (hidden_states(target, own.token_ids)[0] @ output.T).argmax(
-        -1
-    )  # [length]: column of the likeliest next token
+    taught = (hidden_states(target, own.token_ids)[0] @ output.T).argmax(-1)  # [length]: the likeliest next token
     for place in range(shape.num_places):
-        each = [
-            -torch.log_softmax(places_logits(directory, text[: p + 1], place + 1)[place, token_ids], -1)[
-                taught[p + place]
-            ]
-            for p in range(3, 11 - place)
-        ]
-        assert losses[place].item() == pytest.approx(torch.stack(each).mean().item(), abs=2e-3)
+        places = range(3, 11 - place)
+        said = [places_logits(directory, text[: p + 1], place + 1)[place, token_ids] for p in places]
+        expected = torch.nn.functional.cross_entropy(torch.stack(said), taught[[p + place for p in places]])
+        assert found[place].item() == pytest.approx(expected.item(), abs=2e-3)
 
 
 def test_ranks_are_those_of_the_places_after_each_prefix(draft):
     (_, _, token_ids), directory = draft
     loaded = load_network(directory, CPU)
-    prompt, answer = (
-        [5, 6, 7, 8],
-        [*token_ids[[3, 9, 1, 30]].tolist(), next(i for i in range(VOCAB) if i not in token_ids)],
-    )
+    unknown = next(i for i in range(VOCAB) if i not in token_ids)
+    prompt, answer = [5, 6, 7, 8], [*token_ids[[3, 9, 1, 30]].tolist(), unknown]
     ranks = place_ranks(loaded, prompt, answer, None)
     assert ranks.shape == (6, PARALLEL.num_places)
     for p in range(5):
@@ -205,15 +188,18 @@ def test_it_begins_as_the_model_it_starts_from(tmp_path):
     ours = draft_logits(tmp_path, context)
     assert (draft.shape.num_places, draft.shape.head_size) == (4, 4096)
     assert (ours - expected).abs().max() < 0.05 * expected.abs().max()
-    assert open_draft(DRAFT, TARGET, 4, CPU, lambda: np.arange(5, dtype=np.int32), 4095).token_ids.tolist() == [
-        *range(5)
-    ]
+    few = open_draft(DRAFT, TARGET, 4, CPU, lambda: np.arange(5, dtype=np.int32), 4095)
+    assert few.token_ids.tolist() == [*range(5)]
+
+
+def for_tiny(shape):
+    """A shape for the tokens of the bundled target."""
+    return replace(shape, vocab_size=4096, num_tokens=4096, tokenizer_hash=tiny_info().tokenizer_hash)
 
 
 def test_it_starts_from_a_model_of_our_form_and_keeps_its_masks(tmp_path):
     """The factors of its embedding have the rank that they had; masks that it has stay, others are added."""
-    target_hash = load(str(TARGET), device="cpu", kv_slots=64).info.tokenizer_hash
-    shape = replace(PARALLEL, vocab_size=4096, num_tokens=4096, tokenizer_hash=target_hash)
+    shape = for_tiny(PARALLEL)
     directory = make_draft(tmp_path / "start", shape)
     draft = open_draft(directory, TARGET, 6, CPU, lambda: np.arange(5, dtype=np.int32), 5)
     assert draft.shape == replace(shape, num_places=6)
@@ -225,14 +211,9 @@ def test_it_starts_from_a_model_of_our_form_and_keeps_its_masks(tmp_path):
 
 def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_from(tmp_path):
     """They stay as they are and are not written; what is loaded has them, and needs the other beside it."""
-    target_hash = load(str(TARGET), device="cpu", kv_slots=64).info.tokenizer_hash
-    shape = replace(MADE, vocab_size=4096, num_tokens=4096, tokenizer_hash=target_hash)
-    start, out = make_draft(tmp_path / "draft", shape), tmp_path / "parallel"
-    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
-    places = {"work": tmp_path / "work", "out": out}
-    arguments = (f"--rollouts={tmp_path / 'a.npz'}", f"--draft={start}", "--share", "--seconds=1", "draft")
-    result = run(places, *arguments)
-    assert result.exit_code == 0, result.output
+    shape, out = for_tiny(MADE), tmp_path / "out"
+    start = make_draft(tmp_path / "draft", shape)
+    learn(run, tmp_path, f"--draft={start}", "--share", "--seconds=1", "draft")
 
     assert draft_form.draft_shape(out).shared == "../draft"
     ours, theirs = load_network(out, CPU), load_network(start, CPU)
@@ -248,34 +229,27 @@ def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_fro
     change_draft(start, hidden_size=64)
     with pytest.raises(ConfigError, match=r"has the embedding and the head of the one in .*draft"):
         load_network(out, CPU)
-    refused = run(places, *(argument for argument in arguments if "--draft=" not in argument))
+    places = {name: tmp_path / name for name in ("work", "out")}
+    refused = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--share", "--seconds=1", "draft")
     assert "only such a model can share" in refusal(refused)
+
+
+OTHER_TOKENIZER, NO_LLAMA = "is for another tokenizer", "starts from a Llama"
 
 
 @each(
     ("kind", "match"),
-    [
-        ("llama", "is for another tokenizer"),
-        ("ours", "is for another tokenizer"),
-        ("opt", "starts from a Llama"),
-        ("qwen2", "starts from a Llama"),
-    ],
+    [("llama", OTHER_TOKENIZER), ("ours", OTHER_TOKENIZER), ("opt", NO_LLAMA), ("qwen2", NO_LLAMA)],
 )
 def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
     directory = make_draft(tmp_path / "start", MADE) if kind == "ours" else make_checkpoint(kind, tmp_path / "start")
-    if "Llama" in match:
+    if match == NO_LLAMA:
         (directory / "tokenizer.json").write_text((TARGET / "tokenizer.json").read_text())
     result = run_on(run, tmp_path, [([5, 6], [7, 8, 9, 10])] * 2, f"--draft={directory}", "draft")
     assert match in refusal(result)
 
 
 def test_a_target_without_a_draft_model_needs_one_named(tmp_path):
-    result = CliRunner().invoke(
-        main, ["train", "parallel", f"--target={TARGET}", *SMALL, f"--work={tmp_path}", "draft"]
-    )
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "name the one to start from by --draft" in result.stderr
-
-
-def test_the_form_says_how_many_places(tmp_path):
-    assert draft_form.draft_shape(make_draft(tmp_path, PARALLEL)).num_places == 4
+    options = [f"--target={TARGET}", *OPTIONS, f"--work={tmp_path}"]
+    result = CliRunner().invoke(main, ["train", "parallel", *options, "draft"])
+    assert "name the one to start from by --draft" in refusal(result)

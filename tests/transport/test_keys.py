@@ -20,13 +20,23 @@ def folder(tmp_path):
     return tmp_path / "keys"
 
 
-def test_files_are_their_owners_alone(folder):
-    """Mode 0600, in a directory of mode 0700; the public file has nothing of the secret."""
+def test_files_are_their_owners_alone(folder, tmp_path):
+    """Mode 0600, in a directory of mode 0700, whatever the umask; neither the public file nor what might be logged has
+    anything of the secret."""
+    old = os.umask(0)
+    try:
+        open_to_all, _ = make_keys(tmp_path, "x", ("client",))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(open_to_all.stat().st_mode) == 0o600
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     secret = own_keys(str(folder), "draft").secret_key.decode()
     assert secret in (folder / "laptop.secret").read_text()
     assert secret not in (folder / "laptop.pub").read_text()
+    curve = curve_to_broker(str(folder), "draft")
+    assert curve.own.secret_key.decode() not in repr(curve)
+    assert "laptop" in repr(curve)
 
 
 def test_nothing_is_overwritten(folder):
@@ -43,13 +53,6 @@ def test_names_are_file_names(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_secret_is_in_no_representation(folder):
-    """What might be logged or shown says which key it is, not what it is."""
-    curve = curve_to_broker(str(folder), "draft")
-    assert curve.own.secret_key.decode() not in repr(curve)
-    assert "laptop" in repr(curve)
-
-
 def test_the_role_chooses_the_key(folder):
     """Of several keys of a role none is guessed; DIRECTORY/NAME names one."""
     assert own_keys(str(folder), "broker").name == "hub"
@@ -59,11 +62,8 @@ def test_the_role_chooses_the_key(folder):
         own_keys(str(folder), "draft")
     assert own_keys(str(folder / "phone"), "draft").name == "phone"
     assert curve_to_broker("", "draft") is None
-
-
-def test_a_directory_that_is_not_there_is_called_that(tmp_path):
     with pytest.raises(ConfigError, match=r"neither a directory of keys .*/none nor a key .*; to make one: specq keys"):
-        own_keys(str(tmp_path / "none"), "client")
+        own_keys(str(folder / "none"), "client")
 
 
 def test_a_gateway_takes_the_key_that_may_submit_for_tenants(folder):
@@ -120,6 +120,7 @@ def test_the_allow_list_follows_its_files(folder):
         "hub": (("broker",), False),
         "laptop": (("draft",), True),
     }
+    assert sorted(AllowList(folder, "broker").grants) == ["hub"]
     key = grants["laptop"].public_key
     assert allowed.name_of(key) == "laptop"
     make_keys(folder, "alice", ("client", "draft"))
@@ -147,19 +148,6 @@ def test_a_key_that_takes_anothers_place_is_seen(folder, tmp_path):
         assert (public.stat().st_size, public.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         allowed.refresh()
         assert allowed.grants["laptop"].public_key.decode() in public.read_text()
-
-
-def test_an_allow_list_may_want_a_role(folder):
-    assert sorted(AllowList(folder, "broker").grants) == ["hub"]
-
-
-def test_a_umask_changes_nothing(tmp_path):
-    old = os.umask(0)
-    try:
-        secret, _ = make_keys(tmp_path, "x", ("client",))
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
 def test_a_clients_key_may_have_a_higher_priority(tmp_path):

@@ -37,11 +37,10 @@ def bound(context: zmq.Context[zmq.Socket[bytes]], host: str) -> Iterator[tuple[
 
 def link_local() -> list[str]:
     """Return this machine's link-local addresses as an address has them."""
-    lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines() if Path("/proc/net/if_inet6").exists() else []
-    rows = [line.split() for line in lines]
-    return [
-        f"[{socket.inet_ntop(AF_INET6, bytes.fromhex(row[0]))}%{row[-1]}]" for row in rows if row[0].startswith("fe80")
-    ]
+    table = Path("/proc/net/if_inet6")
+    rows = [line.split() for line in table.read_text("ascii").splitlines()] if table.exists() else []
+    found = [(bytes.fromhex(row[0]), row[-1]) for row in rows if row[0].startswith("fe80")]
+    return [f"[{socket.inet_ntop(AF_INET6, address)}%{interface}]" for address, interface in found]
 
 
 def test_each_form_of_a_host_is_reached_by_those_that_it_stands_for():

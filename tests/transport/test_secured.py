@@ -26,12 +26,8 @@ from specq.transport.sockets import connect_dealer
 
 PATIENCE_S = 20.0
 SHORT_S = 0.15  # for what must not happen
-FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_DISCONNECTED
-)
+FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+FAILURES |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
 PROMPT = [5, 6, 7]
 
 
@@ -178,6 +174,10 @@ def test_keys_are_added_and_taken_away_while_the_broker_runs(up, tmp_path):
             carol.generate(token_ids=PROMPT, max_tokens=1)
 
 
+def broker_job(up: Secured, job_id: int):
+    return up.broker.broker.state.jobs.active[job_id]
+
+
 def slow_down(up: Secured) -> None:
     """Let each step take a while, so that a long text is under way when something happens."""
     step, never = up.verifier.engine.step, threading.Event()
@@ -189,19 +189,15 @@ def test_a_reader_is_cut_off_with_its_key(tmp_path):
     with served(make_all(tmp_path / "keys")) as up:
         slow_down(up)
         wait_until(lambda: up.broker.backs)
-        cut_off_a_reader(up)
-
-
-def cut_off_a_reader(up: Secured) -> None:
-    secret, public = make_keys(Path(up.keys), "dave", ("client",))
-    with desk(up, "dave") as dave:
-        assert dict(dave.submit([a_job(90, max_tokens=1900)])) == {90: None}
-    job = up.broker.broker.state.jobs.active[90]
-    wait_until(lambda: job.transcript.token_ids)
-    public.unlink()
-    secret.unlink()
-    wait_until(lambda: job.transcript.finish)
-    assert (job.transcript.finish, job.transcript.failure.code, job.readers.by_client) == ("error", "forbidden", {})
+        secret, public = make_keys(Path(up.keys), "dave", ("client",))
+        with desk(up, "dave") as dave:
+            assert dict(dave.submit([a_job(90, max_tokens=1900)])) == {90: None}
+        job = broker_job(up, 90)
+        wait_until(lambda: job.transcript.token_ids)
+        public.unlink()
+        secret.unlink()
+        wait_until(lambda: job.transcript.finish)
+        assert (job.transcript.finish, job.transcript.failure.code, job.readers.by_client) == ("error", "forbidden", {})
 
 
 def test_a_verifier_is_cut_off_with_its_key(tmp_path):
@@ -213,7 +209,7 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
         with desk(up, "alice") as alice:
             wait_until(lambda: up.broker.backs)
             assert dict(alice.submit([a_job(91, max_tokens=1900)])) == {91: None}
-            job = broker.state.jobs.active[91]
+            job = broker_job(up, 91)
             wait_until(lambda: job.transcript.token_ids)
             key = public.read_bytes()
             public.unlink()
@@ -241,10 +237,6 @@ def test_a_broker_is_cut_off_with_its_key(tmp_path):
         job = broker_job(up, 93)
         wait_until(lambda: job.session.unconfirmed.num_opens > 1)
         assert (up.verifier.sessions, job.transcript.token_ids) == ({}, [])
-
-
-def broker_job(up: Secured, job_id: int):
-    return up.broker.broker.state.jobs.active[job_id]
 
 
 def test_messages_of_a_former_key_are_nobodys(tmp_path):

@@ -119,10 +119,7 @@ def draws(world, lane, prefix=()):
             left[token] = 0
         for below in itertools.product(*(list(draws(world, lane, (*prefix, token))) for token in tokens)):
             chance = probability * float(np.prod([p for p, _ in below]))
-            yield (
-                chance,
-                ((prefix, tokens), *itertools.chain.from_iterable(sibling_groups for _, sibling_groups in below)),
-            )
+            yield chance, ((prefix, tokens), *itertools.chain.from_iterable(groups for _, groups in below))
 
 
 def num_draws(world, lane, prefix=()):
@@ -148,14 +145,8 @@ def draft_of(world, lane, sibling_groups):
             tokens.append(token)
             parents.append(ids[prefix])
             rows.append(len(distributions) - 1 if len(prefix) >= world.chosen else -1)
-    return _message(
-        lane,
-        tokens,
-        parents,
-        scores,
-        q_size=world.vocab * bool(distributions),
-        **pack_distributions(distributions, rows),
-    )
+    packed = pack_distributions(distributions, rows)
+    return _message(lane, tokens, parents, scores, q_size=world.vocab * bool(distributions), **packed)
 
 
 def points_of(world):
@@ -230,10 +221,8 @@ def _descend(world, tree, children, node, prefix, chance, found):
     target = world.target(prefix)
     drawn_from = None
     for child in children.get(node, []):  # sampled ones come first, in draw order
-        token, row = (
-            int(tree.token_ids[child]),
-            -1 if tree.distributions is None else int(tree.distributions.rows[child]),
-        )
+        token = int(tree.token_ids[child])
+        row = -1 if tree.distributions is None else int(tree.distributions.rows[child])
         if row >= 0:
             if drawn_from is None:
                 drawn_from = np.zeros(world.vocab)
@@ -281,22 +270,15 @@ def _play(world, serving, drafts, said, probability, num_rounds, found, known):
         commit(session, tokens, 0)
     prefix = tuple(session.token_ids[len(CONTEXT) :])
     tree = share_of(session, serving).step.tree
-    rows = () if tree.distributions is None else tuple(tree.distributions.rows.tolist())
-    key = (
-        prefix,
-        tuple(tree.token_ids.tolist()),
-        tuple(tree.parents.tolist()),
-        rows,
-        tree.distributions and tree.distributions.weights.tobytes(),
-    )
+    drawn_from = () if tree.distributions is None else (tree.distributions.rows, tree.distributions.weights)
+    key = prefix, *(array.tobytes() for array in (tree.token_ids, tree.parents, *drawn_from))
     session.close()
     if key not in known:
         known[key] = judged(world, tree, prefix)
     for text, chance in known[key].items():
         if num_rounds > 1 and chance > 0:
-            _play(
-                world, serving, drafts, (*said, text[len(prefix) :]), probability * chance, num_rounds - 1, found, known
-            )
+            more = (*said, text[len(prefix) :])
+            _play(world, serving, drafts, more, probability * chance, num_rounds - 1, found, known)
         else:
             found[text] = found.get(text, 0.0) + probability * chance
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, SessionStep, Tree
+from specq.protocol.types import NO_TREE, SessionStep
 from specq.testing.random_steps import VOCAB, packed_logits, steps
 from specq.verification import STRATEGIES
 from specq.verification.begun import begin
@@ -19,11 +19,17 @@ from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
 from tests.each import each
 from tests.verification.begun_rows import begun_rows
+from tests.verification.steps import tree_of
 from tests.verification.test_processors import Case, cases
 
 
 def said(judgements: Judgements) -> list[tuple[object, ...]]:
     return [(one.session_id, one.path, one.token_ids.tolist(), one.fault is not None) for one in judgements]
+
+
+def logprobs_of(judgements: Judgements) -> dict[int, list[list[object]]]:
+    found = judgements.logprobs.items()
+    return {i: [part.tolist() for part in (one.tokens, one.top_ids, one.top)] for i, one in found}
 
 
 def judged_both_ways(batch: list[SessionStep], logits: torch.Tensor) -> tuple[list[object], list[object], bool]:
@@ -56,16 +62,8 @@ def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Cas
     assert judging.tokens is not None
     at_once, in_halves = judge_each(batch, logits), judging.finish()
     assert said(in_halves) == said(at_once)
-    told = [
-        {i: (one.tokens.tolist(), one.top_ids.tolist(), one.top.tolist()) for i, one in judged.logprobs.items()}
-        for judged in (in_halves, at_once)
-    ]
-    assert told[0] == told[1]
-    assert (
-        in_halves.logprobs.keys()
-        == at_once.logprobs.keys()
-        == {i for i, s in enumerate(batch) if s.params.logprobs >= 0}
-    )
+    assert logprobs_of(in_halves) == logprobs_of(at_once)
+    assert at_once.logprobs.keys() == {i for i, s in enumerate(batch) if s.params.logprobs >= 0}
 
 
 @each(("bad", "temperature"), product([torch.nan, torch.inf, -torch.inf], [0.0, 0.8]))
@@ -73,8 +71,7 @@ def test_a_row_without_a_token_harms_its_session_alone_and_only_if_it_is_reached
     bad: float, temperature: float
 ) -> None:
     """The row of a rejected node is nobody's."""
-    params = SamplingParams(temperature=temperature, seed=4)
-    batch = _chains(params)
+    batch = _chains(SamplingParams(temperature=temperature, seed=4))
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 1, (12, VOCAB)).astype("f4"))
     accepted = said(judge_each(batch, logits))
     for row in range(12):
@@ -88,19 +85,14 @@ def test_a_row_without_a_token_harms_its_session_alone_and_only_if_it_is_reached
 
 
 def _chains(params: SamplingParams) -> list[SessionStep]:
-    tree = Tree(np.array([1, 2, 3], np.int32), np.array([-1, 0, 1], np.int32), np.zeros(3, np.float32))
-    return [SessionStep(i, 5, np.array([7], np.int32), params, tree=tree) for i in range(3)]
+    return [SessionStep(i, 5, np.array([7], np.int32), params, tree_of([1, 2, 3])) for i in range(3)]
 
 
 @each("strategy", [name for name in STRATEGIES if name != "deterministic"])
 def test_strategies_that_need_more_wait_for_the_host(strategy: str) -> None:
     """With drafts; without, their own tokens may do."""
-    params = SamplingParams(temperature=0.8, strategy=strategy)
-    batch = _chains(params)
-    in_halves, at_once, is_begun = judged_both_ways(batch, packed_logits(batch, 3))
-    assert in_halves == at_once
-    assert not is_begun
-    mixed = [*_chains(SamplingParams())[:2], batch[2]]
-    in_halves, at_once, is_begun = judged_both_ways(mixed, packed_logits(mixed, 3))
-    assert in_halves == at_once
-    assert not is_begun
+    alike = _chains(SamplingParams(temperature=0.8, strategy=strategy))
+    for batch in (alike, [*_chains(SamplingParams())[:2], alike[2]]):
+        in_halves, at_once, is_begun = judged_both_ways(batch, packed_logits(batch, 3))
+        assert in_halves == at_once
+        assert not is_begun

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from specq.protocol.errors import ConfigError
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, SessionStep, Tree
+from specq.protocol.types import NO_TREE, SessionStep
 from specq.testing import oracle
 from specq.testing.random_steps import packed_logits, split, steps
 from specq.verification.judge import judge
 from specq.verification.strategies import deterministic
 from tests.each import each
+from tests.verification.steps import said, tree_of
 
 
 @pytest.mark.usefixtures("way")
@@ -32,12 +33,9 @@ def test_judge_is_the_oracle(batch, entropy, coarse, as_many):
 
 @each("count", [1, deterministic.MANY])
 def test_of_equal_siblings_the_first_counts(count):
-    tree = Tree(np.array([3, 3, 1], np.int32), np.array([-1, -1, 0], np.int32), np.zeros(3, np.float32))
-    logits = torch.eye(4)[[3, 1, 0, 2] * count]
-    own = np.array([0], np.int32), SamplingParams(), tree
-    for judgement in judge([SessionStep(i, 0, *own) for i in range(count)], logits):
-        assert judgement.path == (0, 2)
-        assert judgement.token_ids.tolist() == [3, 1, 2]
+    own = np.array([0], np.int32), SamplingParams(), tree_of([3, 3, 1], [-1, -1, 0])
+    steps = [SessionStep(i, 0, *own) for i in range(count)]
+    assert said(judge(steps, torch.eye(4)[[3, 1, 0, 2] * count])) == [((0, 2), [3, 1, 2])] * count
 
 
 def test_an_unknown_strategy_lists_the_known():
@@ -69,7 +67,7 @@ def clairvoyant(context, rng):
     for _ in range(4):
         tokens.append(int(rng.integers(VOCAB)) if rng.random() < 0.2 else int(np.argmax(toy_logits(now))))
         now.append(tokens[-1])
-    return Tree(np.array(tokens, np.int32), np.arange(-1, 3, dtype=np.int32), np.zeros(4, np.float32))
+    return tree_of(tokens)
 
 
 def bushy(context, rng):
@@ -79,7 +77,7 @@ def bushy(context, rng):
         children = rng.choice(VOCAB, VOCAB // 2, replace=False).tolist()
         tokens += children
         parents += [node] * len(children)
-    return Tree(np.array(tokens, np.int32), np.array(parents, np.int32), np.zeros(len(tokens), np.float32))
+    return tree_of(tokens, parents)
 
 
 def generate(drafters, params, num_tokens=60):

@@ -58,10 +58,8 @@ class DrawingProposer(ToyProposer):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         self.busy_s += self.pass_s
         most = max(len(request.child_ids) for request in requests)
-        ids, weights = (
-            np.tile(self.distribution.ids, (len(requests), 1)),
-            np.tile(self.distribution.weights, (len(requests), 1)),
-        )
+        own = self.distribution
+        ids, weights = (np.tile(part, (len(requests), 1)) for part in (own.ids, own.weights))
         drawn = draw_children(ids, weights, most, self.random)
         answers = []
         for request, tokens, scores in zip(requests, drawn.token_ids, drawn.scores, strict=True):

@@ -22,9 +22,8 @@ def portable(monkeypatch):
 
 
 def world_of(entropy, vocab=3, support=3, **params):
-    return ExactWorld(
-        entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params)
-    )
+    own = {"temperature": 1.0, "strategy": "probabilistic"} | params
+    return ExactWorld(entropy, vocab, support, SamplingParams(**own))
 
 
 @pytest.mark.parametrize("name", ["probabilistic"])
@@ -117,16 +116,19 @@ def test_the_exact_rule_is_not_caught(plan):
     assert not is_caught(plan)
 
 
+def is_likely(world, prefix):
+    """Whether a node's token has a large part of its draft distribution."""
+    ids, weights = world.draft(prefix[:-1])
+    return dict(zip(ids, weights, strict=True))[prefix[-1]] >= 0.3 * sum(weights)
+
+
 @each("plan", ["candidates", "bushy"])
 def test_mutant_a_part_chosen_by_content(plan):
     """Which sampled nodes are verified first depends on their own tokens."""
 
     def is_seen(world):
-        def is_likely(ranks, prefix):
-            ids, weights = world.draft(prefix[:-1])
-            return dict(zip(ids, weights, strict=True))[prefix[-1]] >= 0.3 * sum(weights)
-
-        return error(world, *TWO_STEPS[plan], first=is_likely, digits=14) > BIAS
+        how = {"first": lambda ranks, prefix: is_likely(world, prefix), "digits": 14}
+        return error(world, *TWO_STEPS[plan], **how) > BIAS
 
     assert any(is_seen(world_of(entropy)) for entropy in range(3))
 
@@ -181,11 +183,7 @@ class TestMutants:
 
     @each("plan", ["one", "chain", "two candidates", "tree"])
     def test_sampled_nodes_cut_by_their_own_probability(self, plan):
-        def is_unlikely(world, prefix):
-            ids, weights = world.draft(prefix[:-1])
-            return dict(zip(ids, weights, strict=True))[prefix[-1]] < 0.3 * sum(weights)
-
-        assert is_caught(plan, cut=is_unlikely)
+        assert is_caught(plan, cut=lambda world, prefix: not is_likely(world, prefix))
 
     @each("plan", ["two candidates", "three candidates", "tree"])
     def test_the_likelier_of_the_candidates_first(self, plan, monkeypatch):
@@ -216,12 +214,8 @@ class TestMutants:
                 ordered = walks.order_of_judgement((first + np.flatnonzero(parents == node)).tolist(), drafted)
                 sibling_groups[node] = walks.sibling_group_of(ordered, drafted, probs)
                 for child in ordered:
-                    accepted[child - first] = walks.judge_child(
-                        sibling_groups[node],
-                        drafted.named[child, -1],
-                        drafted.uniforms[child],
-                        drafted.is_sampled[child],
-                    )
+                    of_child = drafted.named[child, -1], drafted.uniforms[child], drafted.is_sampled[child]
+                    accepted[child - first] = walks.judge_child(sibling_groups[node], *of_child)
             path = longest_path(parents, accepted, np.full(end - first, 0.5))
             paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
             paths.ends[step] = path[-1] if path else -1

@@ -14,22 +14,20 @@ from specq.engines.torch import engine as torch_engine
 from specq.engines.torch.engine import TorchEngine
 from specq.processes.target import build_verifier
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
+from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep
 from specq.testing import oracle
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.random_steps import packed_logits, sampled_trees, sampling_params, split, steps
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
 from specq.verification.judge import judge
+from tests.verification.steps import tree_of
 
 DISTRIBUTION = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
 
 def a_step(params, tokens, parents, distributions=None):
-    tree = Tree(
-        np.array(tokens, np.int32), np.array(parents, np.int32), np.zeros(len(tokens), np.float32), distributions
-    )
-    return SessionStep(7, 10, np.array([1], np.int32), params, tree)
+    return SessionStep(7, 10, np.array([1], np.int32), params, tree_of(tokens, parents, distributions))
 
 
 def decisions(step, logits=None):
@@ -41,9 +39,8 @@ def test_deterministic_at_temperature_zero():
     """The distribution is a point mass on token 0; positions count from the committed context."""
     step = a_step(SamplingParams(), [0, 2, 0, 1, 3], [-1, -1, 0, 2, 1])
     found = decisions(step)
-    assert [(d.session, d.position, d.token) for d in found] == [
-        (7, 11, 0), (7, 11, 2), (7, 12, 0), (7, 13, 1), (7, 12, 3)
-    ]  # fmt: skip
+    assert {d.session for d in found} == {7}
+    assert [(d.position, d.token) for d in found] == [(11, 0), (11, 2), (12, 0), (13, 1), (12, 3)]
     assert [d.verdict for d in found] == ["accepted", "rejected", "accepted", "rejected", "not reached"]
     assert [d.target_prob for d in found] == [1, 0, 1, 0, 0]
     assert [d.draft_prob for d in found] == [1] * 5
@@ -51,8 +48,8 @@ def test_deterministic_at_temperature_zero():
 
 def test_probabilities_are_those_after_bias_temperature_and_cuts():
     params = SamplingParams(temperature=0.5, top_k=2, logit_bias=((1, float(np.log(5 / 3))),))  # 0.5, 0.5 of the kept
-    [first, second, third] = decisions(a_step(params, [0, 1, 2], [-1, -1, -1]))
-    assert (first.target_prob, second.target_prob, third.target_prob) == pytest.approx((0.5, 0.5, 0))
+    found = decisions(a_step(params, [0, 1, 2], [-1, -1, -1]))
+    assert [d.target_prob for d in found] == pytest.approx([0.5, 0.5, 0])
 
 
 def test_threshold_at_temperature_zero_judges_the_softmax():
@@ -63,8 +60,7 @@ def test_threshold_at_temperature_zero_judges_the_softmax():
 
 def test_greedy_looks_at_no_node():
     found = decisions(a_step(SamplingParams(strategy="greedy", temperature=1.0), [0, 1], [-1, -1]))
-    assert [d.verdict for d in found] == ["not reached"] * 2
-    assert [d.target_prob for d in found] == [1, 0]
+    assert [(d.verdict, d.target_prob) for d in found] == [("not reached", 1), ("not reached", 0)]
 
 
 def test_draft_probabilities_are_given_the_earlier_siblings():
@@ -86,15 +82,11 @@ def test_probabilistic_does_not_reach_the_younger_siblings_of_an_accepted_one():
     assert verdicts == {("accepted", "not reached"), ("rejected", "accepted"), ("rejected", "rejected")}
 
 
-@given(
-    st.lists(
-        st.sampled_from(sorted(STRATEGIES)).flatmap(
-            lambda name: steps(params=sampling_params(strategy=name), tree=sampled_trees())
-        ),
-        max_size=4,
-    ),
-    st.integers(0, 2**32),
-)
+def steps_of(strategy):
+    return steps(params=sampling_params(strategy=strategy), tree=sampled_trees())
+
+
+@given(st.lists(st.sampled_from(sorted(STRATEGIES)).flatmap(steps_of), max_size=4), st.integers(0, 2**32))
 def test_all_strategies_together(batch, entropy):
     logits = packed_logits(batch, entropy)
     judgements = judge(batch, logits)
@@ -122,17 +114,15 @@ def test_what_is_logged():
     ]
     with structlog.testing.capture_logs() as events:
         log_decisions([batch[1]], logits[:0], [])
-        log_decisions(
-            [replace(batch[0], tree=NO_TREE)], logits[:1], judge([replace(batch[0], tree=NO_TREE)], logits[:1])
-        )
+        plain = [replace(batch[0], tree=NO_TREE)]
+        log_decisions(plain, logits[:1], judge(plain, logits[:1]))
     assert events == []
 
 
 def step_once(engine):
-    engine.open(3, np.array([5, 6], np.int32))
-    step = replace(
-        a_step(SamplingParams(), [1, 2], [-1, -1]), session_id=3, start=0, token_ids=np.array([5, 6], np.int32)
-    )
+    context = np.array([5, 6], np.int32)
+    engine.open(3, context)
+    step = SessionStep(3, 0, context, SamplingParams(), tree_of([1, 2], [-1, -1]))
     with structlog.testing.capture_logs() as events:
         [judgement] = engine.step([step]).judgements
     return judgement, [event for event in events if event["event"] == "node_judged"]

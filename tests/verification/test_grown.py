@@ -125,9 +125,8 @@ def serving_of(speculation: Speculation, rng: np.random.Generator) -> Serving:
         curve = StepCurve([1, 2, 3, 4, 5, 6, 7, 9], np.cumsum([1, *steps, 9.0]))
         return Serving(curve, seen=seen, speculation=speculation)
     if which < 4:
-        return Serving(
-            StepCurve([1, 9], [1, 1.1]), max_rows=int(rng.integers(3, 7)), seen=seen, speculation=speculation
-        )
+        room = int(rng.integers(3, 7))
+        return Serving(StepCurve([1, 9], [1, 1.1]), max_rows=room, seen=seen, speculation=speculation)
     others = tuple(other_session(i, rng) for i in range(rng.integers(0, 9)))
     curve = curve_of(CURVES[rng.integers(len(CURVES))], rng)
     return Serving(curve, seen=seen, others=others, speculation=speculation)
@@ -153,22 +152,14 @@ def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(("entropies", "num_rounds"), [(range(100, 180), 1), (range(500, 510), 2)], ids=["one", "two"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_is_each_of_many_more(kind):
-    for entropy in range(100, 180):
-        assert distance(entropy, kind) < EXACT, f"case {entropy}"
+def test_so_are_many_more_and_two_rounds(kind, entropies, num_rounds):
+    for entropy in entropies:
+        assert distance(entropy, kind, num_rounds) < EXACT, f"case {entropy}"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", KINDS)
-def test_so_are_two_rounds(kind):
-    for entropy in range(500, 510):
-        assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"
-
-
-# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py
-# ------------------------
+# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/worker/test_drafter.py ---------------
 
 
 def growth_unseen(order, grown, expanded):
@@ -192,17 +183,11 @@ def loss_unseen(t, lane, first_id, size):
 
 
 order_of_choice, expanded_before = node_choice.order_of_choice, choice_order._expanded_before
-MUTANTS = {
-    "growth unseen": (choice_order._Order, "wait_for_growth", growth_unseen, "run-ahead"),
-    "likely ones only": (node_choice, "order_of_choice", likely_ones_only, "run-ahead"),
-    "rounds as they grew": (choice_order, "_expanded_before", rounds_as_they_grew, "synchronous"),
-    "loss unseen": (reference_graft, "note", loss_unseen, "lost"),
-}
-SHOWN_BY = {  # some whose bias is large
-    "growth unseen": (35, 44),
-    "likely ones only": (60, 738),
-    "rounds as they grew": (35, 134),
-    "loss unseen": (100, 321),
+MUTANTS = {  # each with the kind of drafting, and some cases, that show it: those whose bias is large
+    "growth unseen": (choice_order._Order, "wait_for_growth", growth_unseen, "run-ahead", (35, 44)),
+    "likely ones only": (node_choice, "order_of_choice", likely_ones_only, "run-ahead", (60, 738)),
+    "rounds as they grew": (choice_order, "_expanded_before", rounds_as_they_grew, "synchronous", (35, 134)),
+    "loss unseen": (reference_graft, "note", loss_unseen, "lost", (100, 321)),
 }
 SHOWN_FLOOR = 0.02  # of the chances that are considered: the more nodes are not, the more it shows who forgets them
 
@@ -210,9 +195,9 @@ SHOWN_FLOOR = 0.02  # of the chances that are considered: the more nodes are not
 @each("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
-    *patch, kind = MUTANTS[mutant]
+    *patch, kind, shown_by = MUTANTS[mutant]
     monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
     monkeypatch.setattr(node_choice, "FLOOR", SHOWN_FLOOR)
-    assert all(distance(entropy, kind) < EXACT for entropy in SHOWN_BY[mutant])
+    assert all(distance(entropy, kind) < EXACT for entropy in shown_by)
     monkeypatch.setattr(*patch)
-    assert all(distance(entropy, kind) > BIAS for entropy in SHOWN_BY[mutant])
+    assert all(distance(entropy, kind) > BIAS for entropy in shown_by)

@@ -33,9 +33,8 @@ def is_as_one_by_one(trees):
     firsts, *arrays = of_all(trees)
     found = longest_paths(firsts, *arrays)
     expected = [longest_path(*tree) for tree in trees]
-    return found.lengths.tolist() == [len(path) for path in expected] and found.joined().tolist() == list(
-        sum(expected, ())
-    )
+    are_as_long = found.lengths.tolist() == [len(path) for path in expected]
+    return are_as_long and found.joined().tolist() == list(sum(expected, ()))
 
 
 @NEEDS_COMPILER
@@ -52,11 +51,11 @@ def test_without_a_compiler_too(monkeypatch):
 
 def some_trees():
     rng = np.random.default_rng(5)
-    sizes = rng.integers(0, 12, 200)
-    return [
-        (np.array([rng.integers(-1, i) for i in range(size)], np.int32), rng.random(size) < 0.7, rng.choice([0.25, 0.5, 1], size))
-        for size in sizes
-    ]  # fmt: skip
+    found = []
+    for size in rng.integers(0, 12, 200):
+        parents = np.array([rng.integers(-1, i) for i in range(size)], np.int32)
+        found.append((parents, rng.random(size) < 0.7, rng.choice([0.25, 0.5, 1], size)))
+    return found
 
 
 IN_C = {

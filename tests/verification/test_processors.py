@@ -1,6 +1,5 @@
 """Penalties, bias, bad tokens, min_tokens and log-probabilities: each node is judged with its own path's counts."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from specq.verification.packing import place
 from specq.verification.processors import shaped
 from specq.verifier.sessions.history import Past
 from tests.each import each
+from tests.verification.steps import tree_of
 
 TOKENS = st.integers(0, VOCAB - 1)
 PENALTIES = st.sampled_from([0.0, 0.0, 0.7, -1.5])
@@ -105,9 +105,7 @@ def test_rows_are_the_naive_ones_of_their_own_paths_to_the_bit(batch, entropy):
     logits = packed_logits([case.step for case in batch], entropy)
     before = logits.clone()
     with shaped(place([case.step for case in batch]), logits) as rows:
-        shaped_rows = rows.numpy().copy()
-    expected = naive_rows(batch, before.numpy())
-    assert all(np.array_equal(own, row) for own, row in zip(shaped_rows, expected, strict=True))
+        assert all(map(np.array_equal, rows.numpy(), naive_rows(batch, before.numpy())))
     assert torch.equal(before, logits), "they are as they were"
 
 
@@ -123,8 +121,8 @@ def test_logits_of_any_kind_are_shaped_and_left_as_they_were(kind):
     }
     logits = made[kind]()
     params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, bad_token_ids=((3,), (2, 4)))
-    context, tree = [1, 2, 2], replace(NO_TREE, token_ids=np.array([2], "i4"), parents=np.array([-1], "i4"))
-    step = SessionStep(1, 2, np.array([2], np.int32), params, tree, history=Past(params, 1).history(context))
+    context, history = [1, 2, 2], Past(params, 1).history([1, 2, 2])
+    step = SessionStep(1, 2, np.array([2], np.int32), params, tree_of([2]), history=history)
     before = logits.clone()
     expected = naive_rows([Case(step, context, 1)], before.float().numpy())
     with shaped(place([step]), logits) as rows:
@@ -172,9 +170,8 @@ def test_speculation_changes_no_penalised_text(params, entropy):
     """Ten tokens with full trees of depth two, and one at a time, from a target that remembers nothing."""
     rng = np.random.default_rng(entropy)
     table = rng.normal(0, 2, (40, VOCAB)).astype(np.float32)
-    tokens = np.array([*range(VOCAB), *np.tile(np.arange(VOCAB), VOCAB)], np.int32)
-    parents = np.array([-1] * VOCAB + np.repeat(np.arange(VOCAB), VOCAB).tolist(), np.int32)
-    bushy = replace(NO_TREE, token_ids=tokens, parents=parents, scores=np.zeros(len(tokens), "f4"))
+    tokens = [*range(VOCAB), *np.tile(np.arange(VOCAB), VOCAB)]
+    bushy = tree_of(tokens, [-1] * VOCAB + np.repeat(np.arange(VOCAB), VOCAB).tolist())
     texts, logprobs = [], []
     for tree in (NO_TREE, bushy):
         context, found = [1, 2, 3], []

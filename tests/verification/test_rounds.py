@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EXACT = 1e-9  # total variation
 MOST_DRAWS = 120  # of a case's drafters: what keeps it short
 CURVES = ("convex", "concave", "stepped", "noisy", "measured")
+SHAPES = [(1, 4, 0), (2, 3, 0), (2, 3, 0), (3, 2, 0), (3, 3, 0), (2, 4, 1), (2, 4, 2)]  # siblings, depth, chosen
 
 
 @functools.cache
@@ -69,20 +70,16 @@ def case(entropy):
     """A random world, and a verifier to serve it."""
     rng = np.random.default_rng(entropy)
     while True:
-        sibling_group, depth, chosen = [(1, 4, 0), (2, 3, 0), (2, 3, 0), (3, 2, 0), (3, 3, 0), (2, 4, 1), (2, 4, 2)][
-            rng.integers(7)
-        ]
+        sibling_group, depth, chosen = SHAPES[rng.integers(len(SHAPES))]
         world = World(
             int(rng.integers(2**31)), vocab=3 + int(rng.random() < 0.2), sibling_group=sibling_group, depth=depth,
-            num_lanes=1 + int(rng.random() < 0.2), num_points=int(rng.integers(0, 3)), points_first=rng.random() < 0.7, chosen=chosen,
-            score=rng.choice(["honest", "own", "any"]), sharpness=rng.uniform(0.5, 4),
+            num_lanes=1 + int(rng.random() < 0.2), num_points=int(rng.integers(0, 3)),
+            points_first=rng.random() < 0.7, chosen=chosen, score=rng.choice(["honest", "own", "any"]), sharpness=rng.uniform(0.5, 4),
         )  # fmt: skip
         if 1 < np.prod([num_draws(world, lane) for lane in range(world.num_lanes)]) <= MOST_DRAWS:
             break
     lanes = [FIRST_LANE, FIRST_LANE + 1, POINT_LANE]
-    seen = [
-        (int(rng.choice(lanes)), float(np.log(rng.random())), rng.random() < 0.6) for _ in range(rng.integers(0, 20))
-    ]
+    seen = [(rng.choice(lanes), float(np.log(rng.random())), rng.random() < 0.6) for _ in range(rng.integers(0, 20))]
     others = tuple(other_session(i, rng) for i in range(rng.integers(0, 9)))
     serving = Serving(
         curve_of(CURVES[entropy % len(CURVES)], rng),
@@ -130,16 +127,18 @@ def test_cases_are_of_many_kinds():
     assert {serving.max_rows < 64 for _, serving in cases} == {True, False}
     assert {world.num_points > 0 for world, _ in cases} == {world.num_lanes > 1 for world, _ in cases} == {True, False}
     assert {world.chosen for world, _ in cases} == {0, 1, 2}
-    sizes = [
-        {(rounds.share_of(session, serving).step.tree.num_nodes, session.num_live) for session in sessions}
-        for (_, serving), sessions in (
-            (of, [rounds.open_session(d, of[1]) for _, d in rounds.outcomes(of[0])]) for of in cases
-        )
-    ]
+    sizes = list(map(sizes_of, cases))
     all_sizes = set().union(*sizes)
     assert any(taken == live for taken, live in all_sizes)
     assert any(0 < taken < live for taken, live in all_sizes)
     assert sum(len({taken for taken, _ in of_case}) > 1 for of_case in sizes) >= len(cases) / 5  # as the draws have it
+
+
+def sizes_of(of_case):
+    """{(nodes that are verified, nodes that there are)} of a case's first round."""
+    world, serving = of_case
+    sessions = [rounds.open_session(drafts, serving) for _, drafts in rounds.outcomes(world)]
+    return {(rounds.share_of(session, serving).step.tree.num_nodes, session.num_live) for session in sessions}
 
 
 def test_the_naive_judge_is_the_real_one():
@@ -149,8 +148,8 @@ def test_the_naive_judge_is_the_real_one():
         bisected = exact.ExactWorld(entropy)
         bisected.logits = lambda prefix, world=world: np.log(world.target(prefix)).astype(np.float32)
         *_, (_, drafts) = rounds.outcomes(world)
-        session = rounds.open_session(drafts, Serving(StepCurve([1, 64], [1.0, 1.0])))
-        tree = rounds.share_of(session, Serving(StepCurve([1, 64], [1.0, 1.0]))).step.tree
+        serving = Serving(StepCurve([1, 64], [1.0, 1.0]))
+        tree = rounds.share_of(rounds.open_session(drafts, serving), serving).step.tree
         assert tree.num_nodes > 3
         found = real_distribution(bisected, tree)
         expected = rounds.judged(world, tree, ())
@@ -171,8 +170,7 @@ def real_distribution(world, tree):
     return found
 
 
-# --- planted bugs: each must be seen
-# ------------------------------------------------------------------------------------
+# --- planted bugs: each must be seen ---------------------------------------------------------------------------------
 
 BIAS = 1e-3
 
@@ -248,9 +246,7 @@ def cases_for(mutant):
         others = tuple(other_session(i, rng, count=0) for i in range(6))
         for entropy in range(40):
             yield World(entropy, widths=(1, 1, 1, 1), sharpness=2.5), Serving(measured("calibrate_2"), others=others)
-    elif (
-        mutant == "later siblings known"
-    ):  # the first does not pay by itself, and with the second only if that is likely
+    elif mutant == "later siblings known":  # the first does not pay by itself; with the second only if that is likely
         for entropy in range(20):
             price = rng.uniform(0.5, 0.7)
             yield World(entropy, vocab=4, widths=(2,)), Serving(StepCurve([1, 2, 3, 9], [1, 1 + price, 1 + price, 9]))

@@ -117,8 +117,10 @@ def test_top_p_counts_within_what_top_k_kept():
 
 def test_wide_rows_whose_top_p_set_exceeds_the_head():
     logits = logits_of(3, 4, vocab=5000) * 0.01  # nearly flat: 0.9 of the mass is thousands of tokens
-    params = [SamplingParams(temperature=1, top_p=0.9), SamplingParams(temperature=1, top_k=700), SamplingParams(),
-              SamplingParams(temperature=0.5, top_k=300, top_p=0.99)]  # fmt: skip
+    params = [
+        *(SamplingParams(temperature=1, top_p=0.9), SamplingParams(temperature=1, top_k=700), SamplingParams()),
+        SamplingParams(temperature=0.5, top_k=300, top_p=0.99),
+    ]
     actual = target_probs(logits, params).numpy()
     for row, p, probs in zip(logits.numpy(), params, actual, strict=True):
         expected = oracle.distribution(row, p)

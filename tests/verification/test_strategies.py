@@ -1,14 +1,13 @@
 """Every strategy of the table: what all must keep, and what each is, against the oracle over random trees."""
 
 from dataclasses import fields, replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, SessionStep
+from specq.protocol.types import SessionStep
 from specq.testing import oracle
 from specq.testing.conformance.strategies import CHI2, StrategyConformance, chi2_over_seeds
 from specq.testing.random_steps import check_against_naive, packed_logits
@@ -17,6 +16,7 @@ from specq.verification import drafting as draws
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
 from tests.each import each
+from tests.verification.steps import said, tree_of
 
 
 def test_each_strategy_has_an_oracle():
@@ -47,9 +47,7 @@ def test_traits():
     assert [name for name, rule in rules.items() if rule.stops_at_accepted] == ["probabilistic"]
     warm, cold = SamplingParams(temperature=0.7), SamplingParams()
     assert [rules["probabilistic"].samples_drafts(params) for params in (warm, cold)] == [True, False]
-    assert {name: rule.judging_temperature(cold) for name, rule in rules.items() if name == "threshold"} == {
-        "threshold": 1.0
-    }
+    assert rules["threshold"].judging_temperature(cold) == 1.0
     assert [name for name, rule in rules.items() if rule.judging_temperature(warm) != 0.7] == ["greedy"]
 
 
@@ -68,9 +66,8 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
     logits = packed_logits(batch, 1)
 
     def differs():
-        together = judge(batch, logits)
         alone = [judge([step], logits[i : i + 1])[0] for i, step in enumerate(batch)]
-        return [j.token_ids.tolist() for j in together] != [j.token_ids.tolist() for j in alone]
+        return said(judge(batch, logits)) != said(alone)
 
     def by_index(*of):
         rows = exact(*of)
@@ -92,10 +89,9 @@ def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):
     """With one domain for both, and the token left out of the key, a rejection would foretell the residual."""
     row = np.log(np.full(4, 0.25, np.float32))
     params = SamplingParams(strategy="probabilistic", temperature=1.0)
-    tree = replace(NO_TREE, token_ids=np.zeros(1, "i4"), parents=np.full(1, -1, "i4"), scores=np.zeros(1, "f4"))
 
     def chi2():
-        batch = [SessionStep(i, 3, np.zeros(1, np.int32), replace(params, seed=i), tree) for i in range(4000)]
+        batch = [SessionStep(i, 3, np.zeros(1, np.int32), replace(params, seed=i), tree_of([0])) for i in range(4000)]
         emitted = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(row, (8000, 1))))]
         return ((np.bincount(emitted, minlength=4) - 1000) ** 2 / 1000).sum()
 
@@ -105,35 +101,22 @@ def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):
     assert chi2() > 100
 
 
-chain = partial(replace, NO_TREE)
-
-
 class TestLossyBias:
     """The bias is real, and of the stated kind: a drafted token above the bar is emitted for certain."""
 
     ROW = np.log(np.array([0.6, 0.25, 0.1, 0.05], np.float32))
 
     def emitted(self, token, **params):
-        drafted = chain(token_ids=np.array([token], "i4"), parents=np.array([-1], "i4"), scores=np.zeros(1, "f4"))
-        batch = [
-            SessionStep(i, 3, np.zeros(1, np.int32), SamplingParams(temperature=1.0, seed=i, **params), drafted)
-            for i in range(2000)
-        ]
+        of_seeds = [SamplingParams(temperature=1.0, seed=i, **params) for i in range(2000)]
+        batch = [SessionStep(i, 3, np.zeros(1, np.int32), own, tree_of([token])) for i, own in enumerate(of_seeds)]
         tokens = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(self.ROW, (4000, 1))))]
         return np.bincount(tokens, minlength=4) / 2000
 
-    @each(
-        "params",
-        [
-            {"strategy": "threshold"},
-            {"strategy": "typical"},  # the bar is min(0.09, 0.3 * exp(-1.03)) = 0.09
-            {"strategy": "typical", "typical_eps": 1.0},  # 0.107
-        ],
-    )
-    def test_above_the_bar_for_certain_below_it_never(self, params):
-        assert self.emitted(1, **params).tolist() == [0, 1, 0, 0]
-        below = self.emitted(3, **params)
-        assert below == pytest.approx(np.exp(self.ROW), abs=0.04)
+    def test_above_the_bar_for_certain_below_it_never(self):
+        """The bar of `typical` is min(0.09, 0.3 * exp(-1.03)) = 0.09; with a larger epsilon 0.107."""
+        for params in ({"strategy": "threshold"}, {"strategy": "typical"}, {"strategy": "typical", "typical_eps": 1.0}):
+            assert self.emitted(1, **params).tolist() == [0, 1, 0, 0]
+            assert self.emitted(3, **params) == pytest.approx(np.exp(self.ROW), abs=0.04)
 
     def test_the_bars_parameters_are_honoured(self):
         assert self.emitted(1, strategy="threshold", threshold=0.3)[1] < 0.4
@@ -142,17 +125,14 @@ class TestLossyBias:
         assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=1.0)[2] < 0.3
         assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=0.25)[2] == 1
 
-    def test_greedy_never_says_anything_but_the_top_token(self):
+    def test_lossless_strategies_are_not_moved_and_greedy_says_nothing_but_the_top_token(self):
         assert self.emitted(1, strategy="greedy").tolist() == [1, 0, 0, 0]
-
-    def test_lossless_strategies_are_not_moved(self):
         for name in ("deterministic", "probabilistic"):
             assert self.emitted(1, strategy=name) == pytest.approx(np.exp(self.ROW), abs=0.04)
 
 
 def test_threshold_at_temperature_zero_lets_plausible_drafts_through():
-    drafted = chain(token_ids=np.array([1], "i4"), parents=np.array([-1], "i4"), scores=np.zeros(1, "f4"))
-    step = SessionStep(1, 3, np.zeros(1, np.int32), SamplingParams(strategy="threshold"), drafted)
+    step = SessionStep(1, 3, np.zeros(1, np.int32), SamplingParams(strategy="threshold"), tree_of([1]))
     logits = torch.from_numpy(np.tile(TestLossyBias.ROW, (2, 1)))
     assert judge([step], logits)[0].token_ids.tolist() == [1, 0]
     assert judge([replace(step, params=SamplingParams(strategy="typical"))], logits)[0].token_ids.tolist() == [0]

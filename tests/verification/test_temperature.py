@@ -21,6 +21,7 @@ from specq.verification.drafting import truncated_distributions
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens, target_probs
 from tests.each import each
+from tests.verification.steps import said
 
 TINY = (0.99e-5, 1e-6, 1e-45, 1e-50, 5e-324)
 ALLOWED = (MIN_TEMPERATURE, 1e-4, 100.0)
@@ -32,10 +33,6 @@ def batches(draw, strategy, temperature):
     params = st.just(draw(sampling_params(strategy=strategy)))
     made = draw(st.lists(steps(params=params, tree=sampled_trees()), min_size=1, max_size=3))
     return [replace(step, params=replace(step.params, temperature=temperature)) for step in made]
-
-
-def judged(batch, logits):
-    return [(j.path, j.token_ids.tolist()) for j in judge(batch, logits)]
 
 
 def by_oracle(batch, logits):
@@ -52,7 +49,7 @@ def test_below_what_can_be_divided_by_all_is_as_at_zero(strategy, temperature, d
     batch = data.draw(batches(strategy, temperature))
     logits = packed_logits(batch, entropy) * spread
     at_zero = [replace(step, params=replace(step.params, temperature=0.0)) for step in batch]
-    assert judged(batch, logits) == by_oracle(at_zero, logits)
+    assert said(judge(batch, logits)) == by_oracle(at_zero, logits)
 
 
 @pytest.mark.usefixtures("way")
@@ -63,7 +60,7 @@ def test_at_the_limits_all_is_as_the_oracle_says(strategy, temperature, data, en
     batch = data.draw(batches(strategy, temperature))
     logits = packed_logits(batch, entropy) * spread
     with np.errstate(over="ignore"):
-        assert judged(batch, logits) == by_oracle(batch, logits)
+        assert said(judge(batch, logits)) == by_oracle(batch, logits)
 
 
 @pytest.mark.usefixtures("way")
