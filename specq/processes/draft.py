@@ -1,4 +1,4 @@
-"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something to draft."""
+"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs whenever there is something to draft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 
 from specq.config import DraftConfig, own_options
 from specq.drafting import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
@@ -26,9 +26,9 @@ WARM_PASSES = 3  # with all of them
 
 
 class DrafterLoop:
-    """Sockets around a `Drafter`."""
+    """Sockets around a `DraftWorker`."""
 
-    def __init__(self, config: DraftConfig, drafter: Drafter, name: str, tell: Tell = bool) -> None:
+    def __init__(self, config: DraftConfig, drafter: DraftWorker, name: str, tell: Tell = bool) -> None:
         self.drafter = drafter
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "draft")
@@ -86,7 +86,7 @@ def run(config: DraftConfig) -> int:
     return 0
 
 
-def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
+def build_drafter(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
     named = (config.model or default_model()) if spec.needs_model else config.model
@@ -159,8 +159,8 @@ def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer
     return bridge(proposer.info, config.vocabulary, draft_files, target_files, config.target)(proposer)
 
 
-def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
-    return Drafter(
+def _drafter(proposer: Proposer, config: DraftConfig) -> DraftWorker:
+    return DraftWorker(
         proposer,
         incarnation=new_incarnation(),
         width=config.width,
@@ -170,7 +170,7 @@ def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
     )
 
 
-def warm_up(drafter: Drafter) -> None:
+def warm_up(drafter: DraftWorker) -> None:
     """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
     random = np.random.default_rng(0)
     for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, WARM_TEMPERATURES)):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from specq.config.sections import DraftConfig
 from specq.drafting import Children, Expansion
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.processes.draft import DrafterLoop
 from specq.runtime import log
 from specq.testing.tokenizer import tokenizer_json
@@ -44,7 +44,7 @@ def main(broker: str, name: str = "toy-drafter") -> None:
         tokenizer_hash=tokenizer_hash(tokenizer_json()),
         fingerprint=name,
     )
-    drafter = Drafter(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
+    drafter = DraftWorker(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
     loop = DrafterLoop(DraftConfig(broker=broker), drafter, name)
     while not stop:
         loop.turn()

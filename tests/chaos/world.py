@@ -19,7 +19,7 @@ import numpy as np
 
 from specq.broker.core import Broker
 from specq.broker.effects import Effect, Find, FindFinished, Send, Write
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams
 from specq.protocol.versions import CAPABILITIES
@@ -100,7 +100,7 @@ class ChaosWorld:
         """Start a drafter."""
         number = next(self._numbers)
         identity, proposer = b"d%d" % number, slow_proposer(2 + number % 4)
-        drafter = Drafter(proposer, incarnation=number, width=4, max_ahead=8)
+        drafter = DraftWorker(proposer, incarnation=number, width=4, max_ahead=8)
         hello = Hello(
             role="draft", name=identity.decode(), incarnation=number, model=proposer.info, capabilities=CAPABILITIES
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specq.drafting import Children, Expansion
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.control.step_curve import StepCurve
@@ -70,7 +70,7 @@ class Drafting:
     def sent(self, world: World, script: Sequence[int]) -> tuple[float, list[Draft], int]:
         """Return the probability of these draws, what is sent then, and how many draws there were."""
         proposer = Scripted(world, script)
-        drafter = Drafter(proposer, incarnation=1, width=self.width, fan_out=2, max_ahead=DEPTH)
+        drafter = DraftWorker(proposer, incarnation=1, width=self.width, fan_out=2, max_ahead=DEPTH)
         params = SamplingParams(temperature=1.0, strategy="probabilistic", max_tokens=50)
         context = np.array(CONTEXT, np.int32)
         drafter.handle(Assign(

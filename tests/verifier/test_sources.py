@@ -14,7 +14,7 @@ from specq.drafting.eagle3.source import EagleDrafter
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.drafting.medusa.source import MedusaDrafter
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     COLOCATED,
     NO_TAP,
@@ -80,7 +80,7 @@ class Both(DraftSource):
 
 
 def colocated(**options: Any) -> ColocatedDrafter:
-    shaped = ShapedDrafter(Drafter(ToyProposer(**options), incarnation=0))
+    shaped = ShapedDrafter(DraftWorker(ToyProposer(**options), incarnation=0))
     return ColocatedDrafter(ToyChains(ToyProposer(**options)), LEVELS, shaped=shaped)
 
 

@@ -15,7 +15,7 @@ from specq.drafting.draft_model.chains import ChainSource, ProposerChains
 from specq.drafting.draft_model.shaped import MOST_NODES, ShapedDrafter
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.draft_model.spec import draft_trees
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
 from specq.protocol import Int32Array, SamplingParams, fits
 from specq.verifier.sources import Setup, StepCurve
@@ -56,7 +56,9 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
     chains.contexts.warm_up(config.max_sessions)
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
-    shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
+    shaped = ShapedDrafter(
+        DraftWorker(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain)
+    )
     is_one_pass = num_masks > 0 and fits(chains.info, setup.info)  # drafts in another vocabulary may need more than one
     return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
 

@@ -1,4 +1,4 @@
-"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `Drafter` that a draft worker
+"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `DraftWorker` that a draft worker
 runs.
 
 A job with `tree`, `num_candidates` or fixed fan-outs says what is drafted for it, whatever that costs; so there is
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
 from specq.verifier.sources import DraftBatch, Round, Session, batch_of, verdict_of
 
@@ -26,7 +26,7 @@ MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of e
 class ShapedDrafter:
     """Sessions with shapes of their own, and the drafter that grows their trees."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: DraftWorker) -> None:
         self.drafter = drafter
         self._known: dict[int, Session] = {}
         self._refused: dict[int, Session] = {}

@@ -11,8 +11,8 @@ import pytest
 from specq.drafting import Children, Expansion
 from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.session import DraftSession
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
@@ -56,7 +56,7 @@ def assign(session_id: int) -> Assign:
     )  # fmt: skip
 
 
-def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
+def play(drafter: DraftWorker) -> tuple[dict[int, list[list[int]]], list[str]]:
     """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and
     complaints."""
     drafts: dict[int, list[list[int]]] = {i: [] for i in range(NUM)}
@@ -83,10 +83,10 @@ def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
 @pytest.mark.parametrize("where", ["open", "commit", "expand"])
 def test_the_other_sessions_are_drafted_for_as_ever(where: str) -> None:
     """One session is drafted for no more, also when it is assigned again, as brokers do."""
-    quiet, complaints = play(Drafter(Failing(), incarnation=1, width=64))
+    quiet, complaints = play(DraftWorker(Failing(), incarnation=1, width=64))
     assert (complaints, all(quiet.values())) == ([], True)
 
-    drafter = Drafter(Failing(where), incarnation=1, width=64)
+    drafter = DraftWorker(Failing(where), incarnation=1, width=64)
     drafts, complaints = play(drafter)
 
     assert {i: d for i, d in drafts.items() if i != BAD} == {i: d for i, d in quiet.items() if i != BAD}
@@ -98,7 +98,7 @@ def test_the_other_sessions_are_drafted_for_as_ever(where: str) -> None:
 @pytest.mark.parametrize("name", ["frontier", "draft", "grow"])
 def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In choosing its nodes, in growing its tree, in making its message."""
-    quiet, _ = play(Drafter(ToyProposer(), incarnation=1, width=64))
+    quiet, _ = play(DraftWorker(ToyProposer(), incarnation=1, width=64))
     original = getattr(DraftSession, name)
 
     def raising(self: DraftSession, *arguments: Any) -> Any:
@@ -107,7 +107,7 @@ def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch:
         return original(self, *arguments)
 
     monkeypatch.setattr(DraftSession, name, raising)
-    drafter = Drafter(ToyProposer(), incarnation=1, width=64)
+    drafter = DraftWorker(ToyProposer(), incarnation=1, width=64)
     drafts, _ = play(drafter)
 
     assert drafts == {**quiet, BAD: []}
@@ -116,7 +116,7 @@ def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch:
 
 def test_a_device_in_error_ends_the_drafter() -> None:
     with pytest.raises(EngineLostError, match="CUDA error"):
-        play(Drafter(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
+        play(DraftWorker(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
 
 
 # --- in the verifier's own process

@@ -76,7 +76,7 @@ class _Chosen(NamedTuple):
 _Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
 
 
-class Drafter:
+class DraftWorker:
     """Sessions, a proposer, and the loop's body between them."""
 
     def __init__(
