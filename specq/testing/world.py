@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Children, Expansion, Proposer
+from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker import DraftWorker
 from specq.engines import Engine
 from specq.protocol import (
@@ -130,7 +130,7 @@ class World:
         self.verifiers[identity] = self.simulated.add_verifier(identity, model, curve, self.line, **options)
         return self.verifiers[identity]
 
-    def add_drafter(self, identity: bytes = b"d0", proposer: Proposer | None = None, **options: int) -> DraftWorker:
+    def add_drafter(self, identity: bytes = b"d0", proposer: Drafter | None = None, **options: int) -> DraftWorker:
         """Start a drafter; without a proposer it has a toy."""
         model = _timed(proposer or ToyProposer())
         model.pass_s = self.pass_s

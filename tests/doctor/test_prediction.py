@@ -9,13 +9,8 @@ import pytest
 
 from specq.doctor.advice import Situation, advise
 from specq.doctor.prediction import (
-    COLOCATED,
-    EAGLE,
-    HEADS,
-    LOOKAHEAD,
     NAMES,
     PLAIN,
-    SUFFIX,
     WORKER,
     Costs,
     PredictedMethod,
@@ -27,7 +22,9 @@ from specq.doctor.prediction import (
     significant,
     worker,
 )
-from specq.verifier import SOURCES
+from specq.drafting import SOURCES
+from specq.protocol import COLOCATED, EAGLE, LOOKAHEAD, SUFFIX
+from specq.protocol import MEDUSA as HEADS
 
 
 def test_every_source_has_a_name_in_the_report():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import Chains, Pending
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.engines import Engine
@@ -77,10 +78,15 @@ class CountedChains(ChainModel):
 
     num_unread = 0
 
-    def on_device(self) -> torch.Tensor | None:
-        found = super().on_device()
-        self.num_unread += found is not None
-        return found
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        pending = super().start(session_ids, depth, width)
+
+        def on_device() -> torch.Tensor | None:
+            found: torch.Tensor | None = pending.on_device()
+            self.num_unread += found is not None
+            return found
+
+        return Pending(pending.collect, on_device)
 
 
 def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> ColocatedDrafter:
@@ -209,16 +215,21 @@ def test_a_step_that_fails_is_repeated_with_what_was_read(checkpoint: Path, devi
 def test_what_cannot_be_read_is_rejected(checkpoint: Path, device: str) -> None:
     """The target's own token follows, and the sessions go on."""
     engine, drafter = make_engine(checkpoint, device, overlaps=True), make_drafter(checkpoint, device, 4, 3)
-    finish, failed = drafter.chains.finish, list[int]()
+    start, failed = drafter.chains.start, list[int]()
 
-    def fails() -> Any:
-        if getattr(drafter.chains, "num_unread", 0) == 5 and not failed:
-            failed.append(1)
-            finish()
-            raise RuntimeError("once")
-        return finish()
+    def started(*given: Any) -> Pending[Chains]:
+        pending = start(*given)
 
-    drafter.chains.finish = fails  # type: ignore[method-assign]
+        def fails() -> Chains:
+            found = pending.collect()
+            if getattr(drafter.chains, "num_unread", 0) == 5 and not failed:
+                failed.append(1)
+                raise RuntimeError("once")
+            return found
+
+        return Pending(fails, pending.on_device)
+
+    drafter.chains.start = started  # type: ignore[method-assign]
     expected = serve(make_engine(checkpoint, device, overlaps=False), None)
     assert serve(engine, drafter, modes=["async"]) == expected
     assert failed

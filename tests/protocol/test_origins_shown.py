@@ -8,7 +8,7 @@ from pathlib import Path
 from specq.chat.pen import MARKS
 from specq.doctor.prediction import NAMES, WORKER
 from specq.protocol.origins import LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
-from specq.verifier.control.source_clock import LANES
+from specq.verifier.control.source_clock import LANES_OF
 from tests.each import each
 
 SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "specq/gateway/page/origins.js").read_text("
 
 def test_each_source_has_a_name() -> None:
     """By what tokens say of their origin, and by what verifiers count."""
-    assert set(SHOWN) == {*SOURCES, *LANES}
+    assert set(SHOWN) == {*SOURCES, *LANES_OF}
 
 
 @each("origin", SOURCES)

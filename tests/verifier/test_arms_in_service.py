@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specq.drafting import SOURCES
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.protocol import (
     COLOCATED,
@@ -24,7 +25,6 @@ from specq.protocol import (
 from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
-from specq.verifier.sources import SOURCES
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
 

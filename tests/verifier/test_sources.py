@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting import SOURCES
 from specq.drafting.draft_model.shaped import ShapedDrafter
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.eagle3.source import EagleDrafter
@@ -31,7 +32,7 @@ from specq.protocol import (
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
-from specq.verifier import SOURCES, Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
+from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.mail_time import LEAST_S
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox

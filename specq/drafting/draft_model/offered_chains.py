@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.drafting.draft_model.chains import Chains
+from specq.drafting.interface import Chains
 from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
 from specq.verifier.sources import NONE, Round, Rounds, Session
 

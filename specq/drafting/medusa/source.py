@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
+from specq.drafting.interface import Pending
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
@@ -50,12 +51,12 @@ class _State(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what waits for them."""
+    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what is pending."""
 
     sessions: list[Session]
     trees: list[RankTree]
     most: list[int]
-    wait: Callable[[], Ranked]
+    pending: Pending[Ranked]
 
 
 class MedusaDrafter(DraftSource):
@@ -113,7 +114,7 @@ class MedusaDrafter(DraftSource):
         begun, self._begun = self._begun, None
         if begun is None:
             return ()
-        ranked = begun.wait()
+        ranked = begun.pending.collect()
         # Sessions with the same tree together: as a rule all of them.
         order = sorted(range(len(begun.sessions)), key=lambda i: (id(begun.trees[i]), begun.most[i]))
         alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))

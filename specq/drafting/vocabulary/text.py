@@ -15,7 +15,7 @@ import numpy as np
 
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
 from specq.drafting.vocabulary.drafted_text import DraftedText
-from specq.drafting.vocabulary.retelling import RetellingProposer, RetoldSession
+from specq.drafting.vocabulary.retelling import RetellingDrafter, RetoldSession
 from specq.protocol import EngineError, Int32Array, SamplingParams
 from specq.text import Retold
 
@@ -39,8 +39,8 @@ class _Session(RetoldSession):
         return self.nodes[node_id] - self.num_followed
 
 
-class TextVocabulary(RetellingProposer[_Session]):
-    """See the module; the arguments are those of `RetellingProposer`."""
+class TextVocabulary(RetellingDrafter[_Session]):
+    """See the module; the arguments are those of `RetellingDrafter`."""
 
     def _session(self, token_ids: list[int], params: SamplingParams) -> _Session:
         greedy = replace(params, temperature=0.0)

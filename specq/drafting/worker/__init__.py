@@ -1,11 +1,11 @@
 """Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be trusted.
 
-    worker                  verdicts in, drafts out, one proposer inside
+    worker                  verdicts in, drafts out, one drafter inside
     session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message
     shapes                  how many children each node of a tree gets
     acceptance_stats        measured acceptance over all sessions; judged: which nodes count
 
-In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.drafting`).
+In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a `Drafter` (`specq.drafting`).
 """
 
 from specq.drafting.worker.acceptance_stats import judged

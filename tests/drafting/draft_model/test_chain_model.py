@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Expansion
+from specq.drafting import Chains, Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.draft_model.making import level_times
-from specq.drafting.interface import chain_by_passes
 from specq.engines.torch import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -32,14 +30,13 @@ def directory(tmp_path):
 
 
 def draft(source: ChainModel, ids: list[int], depth: int = DEPTH, width: int = WIDTH) -> Chains:
-    source.start(ids, depth, width)
-    return source.finish()
+    return source.start(ids, depth, width).collect()
 
 
 def expected(stepped: DraftModel, session_id: int, depth: int = DEPTH, width: int = WIDTH) -> list[list[int]]:
     """Return the children at each level of a chain, by one pass each."""
     request = Expansion(session_id, -1, tuple(range(depth * width)))
-    return [children.token_ids.tolist() for children in chain_by_passes(stepped, [request], depth)[0]]
+    return [children.token_ids.tolist() for children in Drafter.expand_chain(stepped, [request], depth)[0]]
 
 
 @pytest.mark.parametrize("followed", range(DEPTH + 1))

@@ -333,7 +333,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
 
 def sources(own: World) -> dict[int, list[int]]:
     """Return the contexts that the source of chains holds."""
-    return own.chains.proposer.contexts
+    return own.chains.drafter.contexts
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -110,7 +110,7 @@ def test_jobs_without_a_shape_are_not_ours() -> None:
     world.open(0, max_depth=2)
     world.open(1, mode="plain")
     world.finish()
-    assert not world.shaped.drafter.num_passes
+    assert not world.shaped.worker.num_passes
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), EngineError("no room")])
@@ -147,5 +147,5 @@ def test_nothing_is_left_of_sessions_that_are_gone() -> None:
     for i in (0, 2):
         world.verifier.handle(Close(session_id=i, epoch=1), 0.0)
     assert not world.shaped.has_work
-    assert not world.shaped.drafter.sessions
+    assert not world.shaped.worker.sessions
     assert not [value for value in vars(world.shaped).values() if isinstance(value, dict | list) and value]

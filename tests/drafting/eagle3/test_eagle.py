@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
+from specq.drafting import make_sources
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
@@ -33,7 +34,7 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import Setup, StepCurve, Verifier
 from tests.drafting.medusa.test_medusa import (
     TappedMemoryless,
     _open,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import Pending
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.grown_trees import (
     SHAPES,
@@ -21,7 +23,7 @@ from specq.drafting.eagle3.grown_trees import (
     put_read,
     shapes_for,
 )
-from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.source import EagleDrafter
 from specq.engines.torch.engine import TorchEngine
@@ -181,18 +183,14 @@ def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() 
 # --------------------------------------------------------------------------------------------------------
 
 
-class KnownTrees:
-    """Trees whose nodes a device has."""
+def known_trees(grown: Grown, device: torch.device) -> Pending[Grown]:
+    """Return trees whose nodes a device has."""
 
-    def __init__(self, grown: Grown, device: torch.device) -> None:
-        self._grown, self._device = grown, device
+    def on_device() -> DeviceNodes:
+        nodes = grown.token_ids, lines_of(grown.parents, grown.depths)
+        return DeviceNodes(*(torch.from_numpy(each.copy()).to(device) for each in nodes))
 
-    def __call__(self) -> Grown:
-        return self._grown
-
-    def on_device(self) -> DeviceNodes:
-        nodes = self._grown.token_ids, lines_of(self._grown.parents, self._grown.depths)
-        return DeviceNodes(*(torch.from_numpy(each.copy()).to(self._device) for each in nodes))
+    return Pending(lambda: grown, on_device)
 
 
 def grown_around(
@@ -247,8 +245,8 @@ class KnowingHead:
     def close(self, session_id: int) -> None:
         self._ends.pop(session_id, None)
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
-        return [KnownTrees(self._grown(one), self._device) for one in requests]
+    def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
+        return [known_trees(self._grown(one), self._device) for one in requests]
 
     def _grown(self, request: TreeRequest) -> Grown:
         level_sizes = request.level_sizes or (1,) * request.depth  # of synchronous sessions
@@ -339,22 +337,15 @@ def test_what_is_no_number_is_no_node_and_not_learned() -> None:
     class Overflowing(Beside):
         count = 0
 
-        def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
+        def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
             self.count += 1
             found = super().start(requests)
-            return found if self.count % 3 else [Spoilt(one) for one in found]
+            return found if self.count % 3 else [Pending(partial(spoilt, one), one.on_device) for one in found]
 
-    class Spoilt:
-        def __init__(self, wait: Growing) -> None:
-            self._wait = wait
-
-        def __call__(self) -> Grown:
-            grown, which = self._wait(), np.arange(self._wait().reach.shape[1]) >= 2
-            nothing = np.where(which, np.float32(np.nan), np.float32(0))
-            return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
-
-        def on_device(self) -> DeviceNodes | None:
-            return self._wait.on_device()
+    def spoilt(pending: Pending[Grown]) -> Grown:
+        grown = pending.collect()
+        nothing = np.where(np.arange(grown.reach.shape[1]) >= 2, np.float32(np.nan), np.float32(0))
+        return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
 
     source = EagleDrafter(Overflowing(), DEPTH)
     usual, is_known = source._shapes.usual, list[bool]()
@@ -454,7 +445,7 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
         nodes = growing.on_device()
         assert (nodes is not None) == is_there
         if nodes is not None:
-            grown = growing()
+            grown = growing.collect()
             assert nodes.token_ids.tolist() == grown.token_ids.tolist()
             assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
             deep = np.broadcast_to(np.arange(3)[:, None, None] <= grown.depths, nodes.lines.shape)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specq.config import TargetConfig, read_tree
+from specq.drafting import make_sources
 from specq.drafting.medusa import source as module
 from specq.drafting.medusa.drafter import Medusa
 from specq.drafting.medusa.interface import HiddenRow
@@ -40,7 +41,7 @@ from specq.protocol import (
 from specq.testing.checkpoints_heads import make_heads
 from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
 from specq.testing.toy import ToyEngine, ToyHeads, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import Setup, StepCurve, Verifier
 from specq.verifier.sources.interface import DraftSource
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
 
@@ -333,11 +334,11 @@ def test_rows_of_several_calls_are_joined(tiny: str, random_heads: Path) -> None
     ranking = Medusa(heads, info.num_tokens)
     states = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
     params = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
-    one = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 30], 5)()
-    other = ranking.start([HiddenRow(states[4:], 0), HiddenRow(states, 1)], params, [9, 30], 5)()
+    one = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 30], 5).collect()
+    other = ranking.start([HiddenRow(states[4:], 0), HiddenRow(states, 1)], params, [9, 30], 5).collect()
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert one.token_ids.shape == one.scores.shape == (2, 4, 5)
-    moved = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 31], 5)()
+    moved = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 31], 5).collect()
     assert moved.token_ids[0].tolist() == one.token_ids[0].tolist()  # greedy
     assert moved.token_ids[1, 0].tolist() != one.token_ids[1, 0].tolist()
 

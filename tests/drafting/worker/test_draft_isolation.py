@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Children, Expansion
-from specq.drafting.draft_model.chains import Chains
+from specq.drafting import Chains, Children, Expansion, Pending
 from specq.drafting.draft_model.source import ColocatedDrafter
 from specq.drafting.worker.session import DraftSession
 from specq.drafting.worker.worker import DraftWorker
@@ -130,20 +129,20 @@ class FailingChains(ToyChains):
         super().__init__(proposer)
         self.where = where
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
         if self.where == "start" and BAD in session_ids:
             raise OverflowError("too large")
-        super().start(session_ids, depth, width)
         self.begun_for = session_ids
+        return super().start(session_ids, depth, width)
 
-    def finish(self) -> Chains:
-        chains = super().finish()
-        if self.where == "finish" and BAD in self.begun_for:
+    def collect(self) -> Chains:
+        chains = super().collect()
+        if self.where == "collect" and BAD in self.begun_for:
             raise OverflowError("too large")
         return chains
 
 
-@pytest.mark.parametrize("where", ["start", "finish", "open", "commit"])
+@pytest.mark.parametrize("where", ["start", "collect", "open", "commit"])
 def test_a_colocated_drafter_goes_on_with_the_others(where: str) -> None:
     """All texts are right, and the others are drafted for."""
     drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))

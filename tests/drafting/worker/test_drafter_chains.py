@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import Children, Expansion
-from specq.drafting.interface import chain_by_passes
+from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
@@ -24,7 +23,7 @@ class ChainingProposer(ToyProposer):
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
         self.depths.append(depth)
-        return chain_by_passes(self, requests, depth)
+        return Drafter.expand_chain(self, requests, depth)
 
 
 def make_chaining(
