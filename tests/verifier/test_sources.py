@@ -34,8 +34,7 @@ from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTr
 from specq.verification import StepBatch
 from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.mail_time import LEAST_S
-from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
+from specq.verifier.sources.mailbox import BATCH_NODES, LEAST_S, MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.step.rounds import NO_ROUNDS, Round
 from specq.verifier.step.shares import Shares

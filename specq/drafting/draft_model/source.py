@@ -3,7 +3,7 @@
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and
 receive until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters
 have there; those with siblings or draft distributions as drafts like any other. Where that is found to be faster, the
-step is launched before they are read (`unread_chains`).
+step is launched before they are read (`offered_chains`).
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead,
 and where it failed, this drafter drafts for the next round.
@@ -22,11 +22,16 @@ import numpy as np
 import structlog
 
 from specq.drafting.draft_model.chain_sessions import ChainSessions, chosen, rooms_for_chains, without_leads
-from specq.drafting.draft_model.offered_chains import OfferedChains, draft_of_chain
+from specq.drafting.draft_model.offered_chains import (
+    OfferedChains,
+    UsualScores,
+    batch_of_unread,
+    distinct,
+    draft_of_chain,
+)
 from specq.drafting.draft_model.reading_choice import ReadingChoice
 from specq.drafting.draft_model.round_choice import RoundChoice
 from specq.drafting.draft_model.shaped import ShapedDrafter
-from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
 from specq.drafting.interface import ChainDrafter, Chains, Pending
 from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE
 from specq.protocol import (
@@ -241,7 +246,7 @@ class ColocatedDrafter(DraftSource):
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return the chains before the host has read them, where that is possible and found to be faster; see
-        `unread_chains`."""
+        `offered_chains`."""
         if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.offered_chains import UsualScores, batch_of_unread, distinct
 from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
