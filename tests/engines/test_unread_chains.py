@@ -14,7 +14,7 @@ import torch
 
 from specq.drafting import Chains, Pending
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
@@ -89,11 +89,11 @@ class CountedChains(ChainModel):
         return Pending(pending.collect, on_device)
 
 
-def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> ColocatedDrafter:
+def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> ColocatedSource:
     chains = CountedChains(str(checkpoint), device=device[:4].strip(), dtype="float32", kv_slots=4096)
     chains.contexts._chains = SpoiltDrafter(chains.contexts.chains, Random(seed))
     levels = StepCurve([1, 64], [0.0002, 0.0002])
-    return ColocatedDrafter(chains, levels, fan_out=width, chain=4, is_unread=True)
+    return ColocatedSource(chains, levels, fan_out=width, chain=4, is_unread=True)
 
 
 def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
@@ -111,7 +111,7 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
 
 
 def serve(
-    engine: Engine, drafter: ColocatedDrafter | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
+    engine: Engine, drafter: ColocatedSource | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
 ) -> dict[int, list[int]]:
     """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their
     texts."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.eagle3.source import EagleSource
 from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     BF16,
@@ -176,7 +176,7 @@ def test_drafters_read_different_layers() -> None:
     """Each its own, beside a head in the verifier's process that reads others; in one pass of the target."""
     low, high = ToyReader((0,), wrong_every=2), ToyReader((1,), form=INT8, wrong_every=3)
     head = ToyTrees(wrong_every=3)
-    reading = Reading(low, high, sources=[EagleDrafter(head)])
+    reading = Reading(low, high, sources=[EagleSource(head)])
     text = reading.run()
     assert low.places(1, text)
     assert high.places(1, text)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specq.drafting import ChainDrafter, Chains, Pending
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines import Launched
 from specq.protocol import (
     NO_SCRATCH,
@@ -482,7 +482,7 @@ def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: i
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
     chains = TimedChains(machine, levels, chance)
-    drafter = ColocatedDrafter(chains, curve, fan_out=1, chain=chain)
+    drafter = ColocatedSource(chains, curve, fan_out=1, chain=chain)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix, is_priced=True)
     service = TimedService(
         target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options

@@ -11,8 +11,8 @@ import numpy as np
 import structlog
 
 from specq.drafting import ChainDrafter, Drafter, bridge
-from specq.drafting.draft_model.shaped import MOST_NODES, ShapedDrafter
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.shaped import MOST_NODES, ShapedTrees
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.draft_model.spec import draft_trees
 from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
@@ -29,7 +29,7 @@ PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
 RECORDED_SESSIONS = (96, 128, 160, 192, 224, 256)
 
 
-def make(setup: Setup) -> ColocatedDrafter | None:
+def make(setup: Setup) -> ColocatedSource | None:
     """Load the draft model that shall draft in this process, if there is one, and measure it."""
     config, tell = setup.config, setup.tell
     if not setup.model:
@@ -54,8 +54,8 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     is_one_pass = num_masks > 0 and fits(
         contexts.info, setup.info
     )  # drafts in another vocabulary may need more than one
-    shaped = ShapedDrafter(worker)
-    return ColocatedDrafter(chains, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
+    shaped = ShapedTrees(worker)
+    return ColocatedSource(chains, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
 
 
 def _for_target(contexts: Contexts, setup: Setup) -> Drafter:

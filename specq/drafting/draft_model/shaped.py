@@ -23,7 +23,7 @@ MOST_PASSES = 64  # of a step; a shape has at most so many levels
 MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of each
 
 
-class ShapedDrafter:
+class ShapedTrees:
     """Sessions with shapes of their own, and what grows their trees."""
 
     def __init__(self, worker: DraftWorker) -> None:

@@ -31,7 +31,7 @@ from specq.drafting.draft_model.offered_chains import (
 )
 from specq.drafting.draft_model.reading_choice import ReadingChoice
 from specq.drafting.draft_model.round_choice import RoundChoice
-from specq.drafting.draft_model.shaped import ShapedDrafter
+from specq.drafting.draft_model.shaped import ShapedTrees
 from specq.drafting.interface import ChainDrafter, Chains, Pending
 from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE
 from specq.protocol import (
@@ -101,7 +101,7 @@ class _Unread(NamedTuple):
     drafted: DeviceTokens
 
 
-class ColocatedDrafter(DraftSource):
+class ColocatedSource(DraftSource):
     """Drafts chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most
@@ -123,7 +123,7 @@ class ColocatedDrafter(DraftSource):
         fan_out: int = 3,
         chain: int = 8,
         is_one_pass: bool = False,
-        shaped: ShapedDrafter | None = None,
+        shaped: ShapedTrees | None = None,
         is_unread: bool | None = None,
     ) -> None:
         self.chains, self.fan_out, self.shaped, self._is_unread = chains, fan_out, shaped, is_unread

@@ -87,7 +87,7 @@ class _Unread(NamedTuple):
     drafted: DeviceTokens
 
 
-class EagleDrafter(DraftSource):
+class EagleSource(DraftSource):
     """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for
     best first."""
 
@@ -296,7 +296,7 @@ def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
 # ---------------------------------------------------------------------------------------------------
 
 
-def make(setup: Setup) -> EagleDrafter | None:
+def make(setup: Setup) -> EagleSource | None:
     """Load the head that shall draft in this process, if there is one; ConfigError where it does not fit the target."""
     if not setup.heads:
         return None
@@ -315,4 +315,4 @@ def make(setup: Setup) -> EagleDrafter | None:
     shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
     eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
-    return EagleDrafter(eagle, depth, tree)
+    return EagleSource(eagle, depth, tree)

@@ -59,7 +59,7 @@ class _Begun(NamedTuple):
     pending: Pending[Ranked]
 
 
-class MedusaDrafter(DraftSource):
+class MedusaSource(DraftSource):
     """Drafts with heads; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
 
     name = MEDUSA
@@ -181,7 +181,7 @@ def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
 # ---------------------------------------------------------------------------------------------------
 
 
-def make(setup: Setup) -> MedusaDrafter | None:
+def make(setup: Setup) -> MedusaSource | None:
     """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the
     target."""
     if not setup.heads:
@@ -198,4 +198,4 @@ def make(setup: Setup) -> MedusaDrafter | None:
     log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     medusa = Medusa(heads, setup.info.num_tokens)
     medusa.warm_up(setup.config.max_sessions)
-    return MedusaDrafter(medusa, tree)
+    return MedusaSource(medusa, tree)

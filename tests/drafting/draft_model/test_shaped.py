@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.shaped import ShapedDrafter
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.shaped import ShapedTrees
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     ORIGIN_CODES,
@@ -42,8 +42,8 @@ class Failing(ToyProposer):
 
 class World:
     def __init__(self, proposer: ToyProposer | None = None) -> None:
-        self.shaped = ShapedDrafter(DraftWorker(proposer or ToyProposer(), incarnation=0))
-        own = ColocatedDrafter(ToyChains(ToyProposer()), StepCurve([1, 64], [0.0005, 0.0005]), shaped=self.shaped)
+        self.shaped = ShapedTrees(DraftWorker(proposer or ToyProposer(), incarnation=0))
+        own = ColocatedSource(ToyChains(ToyProposer()), StepCurve([1, 64], [0.0005, 0.0005]), shaped=self.shaped)
         self.verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), (own,), incarnation=1)
         self.texts: dict[int, list[int]] = {}
         self.verdicts: dict[int, list[Verdict]] = {}

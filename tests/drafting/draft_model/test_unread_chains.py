@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.drafting.draft_model.offered_chains import UsualScores, batch_of_unread, distinct
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -40,7 +40,7 @@ class World:
     ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
-        self.drafter = ColocatedDrafter(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
+        self.drafter = ColocatedSource(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
         curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
         self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)

@@ -12,7 +12,7 @@ from specq.config import TargetConfig
 from specq.drafting.draft_model import making
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.making import make
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.interface import NodeChains
 from specq.models import resolve_model
 from specq.protocol import ConfigError, SamplingParams
@@ -33,7 +33,7 @@ def target(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def made(target: str, vocabulary: str) -> ColocatedDrafter:
+def made(target: str, vocabulary: str) -> ColocatedSource:
     config = TargetConfig(draft_model="tiny", vocabulary=vocabulary, max_sessions=2, chain=3)
     draft = resolve_model("tiny", "draft")
     drafter = make(Setup(config, INFO, draft, "cpu", bool, target=target, draft_tokenizer=draft))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.drafting import Chains, Children, Expansion, Pending
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.worker.session import DraftSession
 from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.arrays import Int32Array
@@ -145,7 +145,7 @@ class FailingChains(ToyChains):
 @pytest.mark.parametrize("where", ["start", "collect", "open", "commit"])
 def test_a_colocated_drafter_goes_on_with_the_others(where: str) -> None:
     """All texts are right, and the others are drafted for."""
-    drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
+    drafter = ColocatedSource(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), (drafter,), incarnation=1)
     for i in range(NUM):
         prompt = np.array([i + 1, 2], np.int32)
