@@ -65,10 +65,10 @@ def test_chains_are_the_trees_first_children_round_after_round(directory, follow
 def test_trees_may_be_drafted_with_the_same_contexts(directory):
     """Sessions of both kinds in turns, in one KV memory: each drafts what it would alone, and nothing is left
     behind."""
-    source, alone, chains_alone = (
-        kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel, ChainModel)
+    trees, alone, chains_alone = (
+        kind(directory, device="cpu", kv_slots=1024) for kind in (DraftModel, DraftModel, ChainModel)
     )
-    trees, rng = DraftModel(source.contexts), np.random.default_rng(3)
+    source, rng = trees.in_chains(), np.random.default_rng(3)
     contexts = {session_id: random_tokens(rng, 9 + 20 * session_id) for session_id in (1, 2)}
     for sources, session_id in (((source, chains_alone), 1), ((trees, alone), 2)):
         for one in sources:
