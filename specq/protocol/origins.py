@@ -1,8 +1,8 @@
 """Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
 
 Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier
-versions have; verifiers of today say more. To add a source of drafts: a line at the end of `TABLE`. A new lane is one
-below all others, which `LEAST_OWN_LANE` of specq/verifier/trees/kernels/trees.h says, too.
+versions have; verifiers of today say more. To add a source of drafts: a line at the end of `TABLE`, with a lane
+below all others, 240 at least.
 """
 
 from __future__ import annotations
