@@ -79,7 +79,7 @@ def test_nodes_are_counted_by_source(num_steps):
         meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)
 
     judged = meter.metrics()["judged"]
-    assert judged == dict.fromkeys(LANES_OF, [0, 0]) | {
+    assert judged == {name: [0, 0] for name in LANES_OF} | {
         "remote": [2 * num_steps, num_steps],
         "suffix": [num_steps, num_steps],
         "lookahead": [num_steps, 0],
