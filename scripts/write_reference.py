@@ -22,7 +22,7 @@ from specq.broker import diagram
 from specq.cli import main as specq
 from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
 from specq.config.sections import kinds, section_name
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.protocol import ModelInfo
 from specq.protocol.bounds import SAMPLING, SPECULATION
@@ -32,7 +32,7 @@ from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSI
 
 HOME = Path(__file__).parent.parent / "docs" / "reference"
 SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
-OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), DraftConfig: (PROPOSERS, "proposer")}
+OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), DraftConfig: (DRAFTERS, "proposer")}
 FOLDERS = {
     to_broker: "To the broker",
     to_worker: "From the broker to workers",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import PROPOSERS, Expansion
+from specq.drafting import DRAFTERS, Expansion
 from specq.engines import ENGINES
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.verification import strategy
@@ -47,7 +47,7 @@ def _module(path: str) -> str:
 
 @pytest.fixture
 def proposer(extras):
-    return PROPOSERS.resolve("bigram").make()
+    return DRAFTERS.resolve("bigram").make()
 
 
 @pytest.fixture

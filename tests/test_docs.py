@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from specq.client.parameters import LINE_OPTIONS, NAMES
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.runtime import Table
 from tests.each import each
@@ -74,7 +74,7 @@ def test_every_parameter_of_a_job_is_in_the_reference():
     assert {*NAMES, *LINE_OPTIONS, "explain"} <= named
 
 
-@each(("section", "table"), [("target", ENGINES), ("draft", PROPOSERS)])
+@each(("section", "table"), [("target", ENGINES), ("draft", DRAFTERS)])
 def test_every_key_of_an_engine_or_proposer_is_in_the_reference(section: str, table: Table):
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
     for name in table:

@@ -91,11 +91,11 @@ DOORS = {
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
-    *(f"specq.drafting.{method}.interface" for method in ("draft_model", "medusa", "eagle3")),
+    *(f"specq.drafting.{method}.interface" for method in ("medusa", "eagle3")),
+    *("specq.drafting.interface", "specq.drafting.rank_trees"),
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
-    "specq.drafting.draft_model.chains",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),

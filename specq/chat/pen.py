@@ -25,6 +25,7 @@ from specq.protocol import (
     LOOKAHEAD,
     LOOKUP,
     MEDUSA,
+    ORIGINS,
     OWN,
     PLAIN,
     SHOWN,
@@ -43,18 +44,21 @@ class TextMark:
 
 
 _ANGLES = ("\u2039", "\u203a")  # small ones, which look like < and >
+_COLOURS = {
+    COLOCATED: "green",
+    DRAFT_WORKER: "cyan",
+    LOOKUP: "bright_blue",
+    LOOKAHEAD: "magenta",
+    SUFFIX: "bright_blue",
+    MEDUSA: "bright_magenta",
+    EAGLE: "bright_cyan",
+}  # of accepted drafts, by their source; others are green
 MARKS = {  # one for each name of `specq.protocol.ORIGINS`
+    **{name: TextMark(f"accepted: {SHOWN[name]}", _COLOURS.get(name, "green")) for name in ORIGINS if name in SHOWN},
     OWN: TextMark("the target's own", None, *_ANGLES),
     PLAIN: TextMark("the target's own, nothing was drafted here", None, *_ANGLES),
     CORRECTED: TextMark("corrected by the target", "yellow", "«", "»"),
     DRAFTED: TextMark("drafted and accepted", "green"),
-    COLOCATED: TextMark(f"accepted: {SHOWN[COLOCATED]}", "green"),
-    DRAFT_WORKER: TextMark(f"accepted: {SHOWN[DRAFT_WORKER]}", "cyan"),
-    LOOKUP: TextMark(f"accepted: {SHOWN[LOOKUP]}", "bright_blue"),
-    LOOKAHEAD: TextMark(f"accepted: {SHOWN[LOOKAHEAD]}", "magenta"),
-    SUFFIX: TextMark(f"accepted: {SHOWN[SUFFIX]}", "bright_blue"),
-    MEDUSA: TextMark(f"accepted: {SHOWN[MEDUSA]}", "bright_magenta"),
-    EAGLE: TextMark(f"accepted: {SHOWN[EAGLE]}", "bright_cyan"),
 }
 LEGENDS = {
     "plain": (),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from specq.config import RENAMED, Cores, Options, OwnOptions, Section, Texts, kinds, of_one, section_name
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.runtime import Number, OutFile, log
 
@@ -177,7 +177,7 @@ def log_options(default: str) -> Callable[[F], F]:
 RUNNING = ("engine", "engine_options")  # keys of [target]: what runs the model
 OWN = {
     "target": [ENGINES.resolve(name).options for name in ENGINES],
-    "draft": [PROPOSERS.resolve(name).options for name in PROPOSERS],
+    "draft": [DRAFTERS.resolve(name).options for name in DRAFTERS],
 }
 OWN_NAMES = {
     name

@@ -19,7 +19,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from specq.drafting import PROPOSERS, Expansion, Proposer
+from specq.drafting import DRAFTERS, Drafter, Expansion
 from specq.engines import ENGINES, Engine, prefill
 from specq.models import resolve_model
 from specq.protocol import SamplingParams, SessionStep, Tree
@@ -89,9 +89,9 @@ def load_engine(model: str, threads: int, helper_cores: Sequence[int] = ()) -> E
     return engine
 
 
-def load_proposer(model: str) -> Proposer:
+def load_proposer(model: str) -> Drafter:
     """Load the draft model as a drafter would."""
-    proposer: Proposer = PROPOSERS.resolve("draft-model").make(resolve_model(model, "draft"), name=model)
+    proposer: Drafter = DRAFTERS.resolve("draft-model").make(resolve_model(model, "draft"), name=model)
     return proposer
 
 
@@ -102,7 +102,7 @@ class Models:
     def __init__(
         self,
         engine: Engine,
-        proposer: Proposer,
+        proposer: Drafter,
         target_cores: Sequence[int],
         draft_cores: Sequence[int],
         num_sessions: int = 1,
@@ -221,7 +221,7 @@ def _star(num_nodes: int) -> Tree:
 # --- the drafter --------------------------------------------------------------------------------------------------
 
 
-def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
+def pass_times(proposer: Drafter, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not
     counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
@@ -233,7 +233,7 @@ def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAU
     return _timed(proposer, passes, pause_s)
 
 
-def foresight_times(proposer: Proposer, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
+def foresight_times(proposer: Drafter, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more,
     after one that is not counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
     proposer.open(0, (1 + np.arange(CONTEXT) % 1000).astype(np.int32), SamplingParams())
@@ -246,7 +246,7 @@ def foresight_times(proposer: Proposer, repeats: int, pause_s: float = PAUSE_S) 
     return _timed(proposer, passes(), pause_s)
 
 
-def _timed(proposer: Proposer, passes: Iterable[list[Expansion]], pause_s: float) -> list[float]:
+def _timed(proposer: Drafter, passes: Iterable[list[Expansion]], pause_s: float) -> list[float]:
     """Return milliseconds of each pass but the first, and close their session."""
     times = []
     for requests in passes:
@@ -258,7 +258,7 @@ def _timed(proposer: Proposer, passes: Iterable[list[Expansion]], pause_s: float
     return times[1:]
 
 
-def choices(proposer: Proposer, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
+def choices(proposer: Drafter, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
     """Return [claim, rank] along the target's texts, given as (prompt, what the target said), position by position."""
     found: Points = []
     for prompt, tokens in texts:

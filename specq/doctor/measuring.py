@@ -20,7 +20,7 @@ from specq.config import Config, options_of
 from specq.doctor.hardware import MOST_ROWS, curves_in_turn, foresight_times, load_proposer, pass_times, pinned, typical
 from specq.doctor.prediction import PLAIN, Costs, PredictedMethod, significant
 from specq.doctor.watching import Prompt, StepWatch, Watched, WatchedRun, opened
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
 from specq.processes.target import build_verifier
@@ -110,7 +110,7 @@ class _Pair:
 
     def level(self) -> StepCurve | None:
         """Return the seconds of a level of the colocated drafter, by sessions."""
-        return next((one.choice.levels for one in self.sources if isinstance(one, ColocatedDrafter)), None)
+        return next((one.choice.levels for one in self.sources if isinstance(one, ColocatedSource)), None)
 
     def watched(self, source: DraftSource | None = None) -> Watched:
         """Return a verifier with a source of drafts, or none."""
@@ -144,12 +144,12 @@ def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, WatchedRun]
 
 
 def _method(source: DraftSource, run: WatchedRun, plain: WatchedRun, step: StepCurve) -> PredictedMethod:
-    levels = partial(_levels, source, step) if isinstance(source, ColocatedDrafter) else None
+    levels = partial(_levels, source, step) if isinstance(source, ColocatedSource) else None
     own_s = max(run.own_s - plain.own_s, 0.0)
     return PredictedMethod(run.method, run.rounds, own_s, partial(scratch_rows, source, step), levels)
 
 
-def _levels(source: ColocatedDrafter, step: StepCurve, num_sessions: int) -> int:
+def _levels(source: ColocatedSource, step: StepCurve, num_sessions: int) -> int:
     return source.choice.best(num_sessions, step)
 
 

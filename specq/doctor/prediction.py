@@ -35,13 +35,12 @@ from math import ceil
 
 import numpy as np
 
-from specq.protocol import COLOCATED, DRAFT_WORKER, EAGLE, LOOKAHEAD, SHOWN, SUFFIX
-from specq.protocol import MEDUSA as HEADS
+from specq.protocol import COLOCATED, DRAFT_WORKER, LANES, SHOWN
 
 PLAIN, WORKER = "plain", "worker"
 NAMES = {
     PLAIN: "plain decoding",
-    **{method: SHOWN[method] for method in (SUFFIX, LOOKAHEAD, COLOCATED, HEADS, EAGLE)},
+    **{method: SHOWN[method] for method in LANES},
     WORKER: f"one {SHOWN[DRAFT_WORKER]}",
 }
 ROUNDING = 1e-6

@@ -1,24 +1,35 @@
-"""What a draft worker needs of whatever drafts."""
+"""What drafts: one class, `Drafter`, for a draft worker and for a verifier that drafts in its own process.
+
+A draft worker keeps each session's tree and asks a drafter what follows a node (`expand`). A verifier asks for a chain
+a round, of many sessions at once: of what `in_chains` returns, which any drafter has. What is begun, perhaps on a
+device, is a `Pending` until it is waited for.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from itertools import count, islice
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from specq.config import OwnOptions
 from specq.protocol import (
+    NO_ACTIVATIONS,
     NO_TOKENS,
     ActivationRequest,
     DraftDistribution,
+    EngineLostError,
     Float32Array,
     Int32Array,
+    IntpArray,
     ModelInfo,
     SamplingParams,
 )
-from specq.verification import strategy
+from specq.verification import NO_TOKEN, strategy
+
+T_co = TypeVar("T_co", covariant=True)
 
 CONTEXT = -1  # the node id that stands for the committed context
 
@@ -57,61 +68,201 @@ class Children:
 NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 
 
-class Proposer(Protocol):
-    """What a draft worker needs of whatever drafts. Driven by one thread."""
+class Chains(NamedTuple):
+    """Drafted chains.
+
+    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they
+               were drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
+    scores     f32[sessions, depth, width]: log-probabilities, as in `Children`
+    distributions   for each session the draft distributions of each level's children; () where they are point masses
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    distributions: list[Sequence[DraftDistribution]]
+
+
+def _not_on_device() -> None:
+    """Return nothing: the host has a part in the drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[T_co]):
+    """Drafts that were begun.
+
+    collect    waits for them; called once
+    on_device  returns their tokens before the host has read them, on the device of the target, where they are drafted
+               there without the host; else None
+    """
+
+    collect: Callable[[], T_co]
+    on_device: Callable[[], Any] = _not_on_device
+
+
+class Drafter(ABC):
+    """Whatever drafts. Driven by one thread. `open`, `close`, `commit` and `expand` must be written.
+
+    info         the model; without a tokenizer's hash: for targets of any tokenizer
+    activations  the target's hidden states that it reads, with `observe` and `knows`; NO_ACTIVATIONS: none
+    width        how many numbers a row of these has, of all layers together
+    maker        what makes its children of its logits, a `specq.drafting.draft_model.children.ChildMaker`: another may
+                 be put in its place; None: it gives no logits
+    """
 
     info: ModelInfo
+    activations: ActivationRequest = NO_ACTIVATIONS
+    width: int = 0
+    maker: Any = None
 
+    @property
+    def has_chains(self) -> bool:
+        """Whether a chain costs it less than its levels one by one."""
+        return False
+
+    @abstractmethod
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says whether
         children are drawn. What is kept of texts is shared among sessions of one owner only, as of `Engine.open`."""
-        ...
 
+    @abstractmethod
+    def close(self, session_id: int) -> None:
+        """Forget a session; unknown ones are ignored."""
+
+    @abstractmethod
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
         """Append committed tokens i32[m]; `path` has the node ids of the first len(path) <= m of them. All nodes that
         do not descend from the last token's node are gone; descendants of it stay valid. If len(path) < m, all nodes
         are gone."""
-        ...
 
-    def close(self, session_id: int) -> None:
-        """Forget a session; unknown ones are ignored."""
-        ...
+    def rewind(self, session_id: int, length: int) -> bool:
+        """Forget the tokens of a session beyond so many, and all its nodes, and keep what was computed of the rest;
+        return whether that was done: where it cannot be, the session is opened anew."""
+        return False
 
+    @abstractmethod
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests in one batched pass. Several requests may be of one session; a request never asks for
         the child of a node that the same call creates."""
-        ...
 
+    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
+        """Answer each request with the children at `depth` levels, those of a level below the first child of the one
+        before. A request's child_ids are those of all levels, one level after the other, equally many at each. Here by
+        one `expand` a level; a chain ends early where a node has no children."""
+        answers: list[list[Children]] = [[] for _ in requests]
+        alive = list(range(len(requests)))
+        for level in range(depth):
+            asked = [_level(requests[i], level, depth) for i in alive]
+            for i, children in zip(alive, self.expand(asked), strict=True):
+                answers[i].append(children)
+            alive = [i for i in alive if len(answers[i][-1].token_ids)]
+            if not alive:
+                break
+        return answers
 
-@runtime_checkable
-class RewindableProposer(Protocol):
-    """A proposer that can take back what was committed, and keeps what it computed of the rest."""
+    def in_chains(self) -> ChainDrafter:
+        """Return what drafts chains for other sessions than those of this drafter, with the same model and memory."""
+        return NodeChains(self)
 
-    def rewind(self, session_id: int, length: int) -> None:
-        """Forget the tokens of a session beyond so many, and all its nodes."""
-        ...
-
-
-@runtime_checkable
-class ActivationReader(Protocol):
-    """A proposer that reads the target's hidden states of the texts it drafts for; `activations`: which of them."""
-
-    activations: ActivationRequest
-
-    @property
-    def width(self) -> int:
-        """How many numbers a row has, of all layers together."""
-        ...
-
-    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
+    def observe(self, session_id: int, first: int, states: Float32Array) -> None:  # noqa: B027 - need not be written
         """Take in rows f32[n, width] of an open session, each of which stands before a token of the text, the first
         before the one at position `first`. What is known is skipped; behind a gap the text begins anew. The tokens may
         come later."""
-        ...
 
     def knows(self, session_id: int) -> bool:
         """Return whether there are states of an open session to draft from; else `expand` gives no children."""
-        ...
+        return True
+
+
+class ChainDrafter(ABC):
+    """Drafts a chain a round for each of many sessions at once, in arrays. Driven by one thread."""
+
+    info: ModelInfo
+
+    @abstractmethod
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """Start a session, between two rounds; see `Drafter.open`."""
+
+    @abstractmethod
+    def close(self, session_id: int) -> None:
+        """Forget a session, between two rounds; unknown ones are ignored."""
+
+    @abstractmethod
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
+        """Append committed tokens, so many to each session, at least one; return how many of them each session's last
+        chain had foreseen, i64[sessions]. Raises with nothing changed."""
+
+    @abstractmethod
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        """Begin a round: a chain for each of these sessions. It ends when the chains are collected. On a device their
+        tokens are a tensor i32[depth * sessions * width], level by level, below `info.num_tokens`, and every chain is
+        as deep as was asked for. EngineError, with nothing changed, if KV runs short."""
+
+
+class NodeChains(ChainDrafter):
+    """Drafts chains node by node, with any drafter."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.info = drafter, drafter.info
+        self._drafted: dict[int, list[tuple[int, int]]] = {}  # of each session's last chain: tokens and node ids
+        self._errors: dict[int, Exception] = {}  # what was raised for sessions that could not follow their text
+        self._node_ids = count()
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """Start a session; see `ChainDrafter`."""
+        self.drafter.open(session_id, token_ids, params, owner)
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `ChainDrafter`."""
+        self._drafted.pop(session_id, None)
+        self._errors.pop(session_id, None)
+        self.drafter.close(session_id)
+
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
+        """Append committed tokens; see `ChainDrafter`. What the drafter raises for a session is raised when a chain is
+        asked for."""
+        parts = np.split(token_ids, np.cumsum(num_tokens)[:-1])
+        return np.array([self._follow(*one) for one in zip(session_ids, parts, strict=True)], np.intp)
+
+    def _follow(self, session_id: int, token_ids: Int32Array) -> int:
+        path: list[int] = []
+        for token, (foreseen, node_id) in zip(token_ids.tolist(), self._drafted.pop(session_id, ()), strict=False):
+            if token != foreseen:
+                break
+            path.append(node_id)
+        try:
+            self.drafter.commit(session_id, token_ids, path)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the other sessions have been told of theirs
+            self._errors[session_id] = error
+        return len(path)
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        """Draft chains, which the host has read when this returns; see `ChainDrafter`."""
+        for session_id in session_ids:
+            if session_id in self._errors:
+                raise self._errors[session_id]
+        requests = [
+            Expansion(session_id, CONTEXT, tuple(islice(self._node_ids, depth * width))) for session_id in session_ids
+        ]
+        answers = self.drafter.expand_chain(requests, depth)
+        shape = len(requests), depth, width
+        token_ids, scores = np.full(shape, NO_TOKEN, np.int32), np.zeros(shape, np.float32)
+        distributions: list[Sequence[DraftDistribution]] = []
+        for i, (request, levels) in enumerate(zip(requests, answers, strict=True)):
+            for level, children in enumerate(levels):
+                size = min(width, len(children.token_ids))
+                token_ids[i, level, :size], scores[i, level, :size] = children.token_ids[:size], children.scores[:size]
+            distributions.append(_distributions(levels))
+            firsts = [ids[0] for ids in level_ids(request, depth)]
+            self._drafted[request.session_id] = list(zip(token_ids[i, :, 0].tolist(), firsts, strict=True))
+        chains = Chains(token_ids, scores, distributions)
+        return Pending(lambda: chains)
+
+
+def _distributions(levels: Sequence[Children]) -> tuple[DraftDistribution, ...]:
+    """Return what the children of each level were drawn from; () where they are point masses."""
+    return tuple(children.distribution for children in levels if children.distribution is not None)
 
 
 def draws_children(params: SamplingParams) -> bool:
@@ -124,66 +275,6 @@ def ranking_params(params: SamplingParams) -> SamplingParams:
     """Return by which parameters point masses are ranked. Where the verifier draws by itself, its noise must not choose
     what it judges."""
     return replace(params, temperature=0.0) if draws_children(params) else params
-
-
-@dataclass(frozen=True, slots=True)
-class ProposerSpec:
-    """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.
-
-    make          makes the proposer, given a model's directory or hub name and the keyword arguments that
-                  `specq.processes.draft` names; here the heavy imports are
-    options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
-    needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
-    takes_heads   `make` takes `heads`, too: a directory of heads for the model
-    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the
-                  directory, GGUF file or hub name of the `target` and its `target_name`, too
-    package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
-    takes_gguf    whether it loads GGUF files
-    """
-
-    make: Callable[..., Proposer]
-    options: type[OwnOptions] = OwnOptions
-    needs_model: bool = True
-    takes_heads: bool = False
-    reads_target: bool = False
-    package: str = ""
-    takes_gguf: bool = True
-
-
-@runtime_checkable
-class ChainProposer(Protocol):
-    """A proposer that may have chains of its own."""
-
-    @property
-    def has_chains(self) -> bool:
-        """Whether a chain costs it less than its levels one by one."""
-        ...
-
-    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-        """Answer each request with the children at `depth` levels, those of a level below the first child of the one
-        before. A request's child_ids are those of all levels, one level after the other, equally many at each."""
-        ...
-
-
-def expand_chain(proposer: Proposer, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-    """Draft chains as `ChainProposer.expand_chain` does, with any proposer."""
-    if depth > 1 and isinstance(proposer, ChainProposer):
-        return proposer.expand_chain(requests, depth)
-    return chain_by_passes(proposer, requests, depth)
-
-
-def chain_by_passes(proposer: Proposer, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-    """Draft chains by one `expand` a level; a chain ends early where a node has no children."""
-    answers: list[list[Children]] = [[] for _ in requests]
-    alive = list(range(len(requests)))
-    for level in range(depth):
-        asked = [_level(requests[i], level, depth) for i in alive]
-        for i, children in zip(alive, proposer.expand(asked), strict=True):
-            answers[i].append(children)
-        alive = [i for i in alive if len(answers[i][-1].token_ids)]
-        if not alive:
-            break
-    return answers
 
 
 def _level(request: Expansion, level: int, depth: int) -> Expansion:

@@ -1,4 +1,4 @@
-"""Drafted nodes of a proposer that keeps nothing else of them than the tokens that lead to them."""
+"""Drafted nodes of a drafter that keeps nothing else of them than the tokens that lead to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DraftPaths(dict[int, tuple[int, ...]]):
         self.update((child_id, (*path, token)) for child_id, token in zip(request.child_ids, token_ids, strict=False))
 
     def commit(self, token_ids: Sequence[int], path: Sequence[int]) -> None:
-        """Keep the nodes that stay valid; see `Proposer.commit`."""
+        """Keep the nodes that stay valid; see `Drafter.commit`."""
         depth, tokens = len(token_ids), tuple(token_ids)
         kept = list(self.items()) if len(path) == depth else []
         self.clear()

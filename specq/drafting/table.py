@@ -1,17 +1,87 @@
-"""The drafters that a draft worker can be given, by name."""
+"""The methods of drafting, each in a line: what drafts in a draft worker, and what drafts beside a verifier.
+
+Rule: nothing is imported before it is chosen, so that a process needs the libraries of its own methods alone.
+"""
 
 from __future__ import annotations
 
-from specq.runtime import Table
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-PROPOSERS = Table(
-    "proposer",
+from specq.config import OwnOptions
+from specq.drafting.interface import Drafter
+from specq.protocol import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, SUFFIX
+from specq.runtime import Table, resolve
+
+if TYPE_CHECKING:
+    from specq.verifier import DraftSource, Setup
+
+
+class Method(NamedTuple):
+    """A method; "" where it has no such part.
+
+    drafter, spec  the name of its drafter for draft workers, and where its `DrafterSpec` is
+    source, make   the name of its source beside a verifier (`specq.protocol.origins`), and where the function is that
+                   makes it of a `Setup`, or returns None where the configuration does not ask for it
+    """
+
+    drafter: str = ""
+    spec: str = ""
+    source: str = ""
+    make: str = ""
+
+
+METHODS = (  # a verifier asks its sources in this order
+    Method(
+        "draft-model",
+        "specq.drafting.draft_model.spec:DRAFT_MODEL",
+        COLOCATED,
+        "specq.drafting.draft_model.making:make",
+    ),
+    Method(source=MEDUSA, make="specq.drafting.medusa.source:make"),
+    Method("eagle3", "specq.drafting.eagle3.spec:EAGLE3", EAGLE, "specq.drafting.eagle3.source:make"),
+    Method("ngram", "specq.drafting.suffix.ngram:NGRAM", SUFFIX, "specq.drafting.suffix.source:make"),
+    Method(source=LOOKAHEAD, make="specq.drafting.lookahead.source:make"),
+    Method("vllm", "specq.drafting.vllm.spec:VLLM"),
+)
+DRAFTERS = Table(
+    "proposer",  # as the option is called
     "specq.drafters",
-    {
-        "draft-model": "specq.drafting.draft_model.spec:DRAFT_MODEL",
-        "eagle3": "specq.drafting.eagle3.spec:EAGLE3",
-        "ngram": "specq.drafting.suffix.ngram:NGRAM",
-        "vllm": "specq.drafting.vllm.spec:VLLM",
-    },
+    {method.drafter: method.spec for method in METHODS if method.drafter},
     former="specq.proposers",  # for one version
 )
+SOURCES = {method.source: method.make for method in METHODS if method.source}
+
+
+def make_sources(setup: Setup) -> Iterator[DraftSource]:
+    """Yield the sources that a verifier's configuration asks for, in the order in which they are asked; ConfigError
+    where one does not fit the target."""
+    for name in SOURCES:
+        source = resolve("draft source", SOURCES, name)(setup)
+        if source is not None:
+            yield source
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """What the table has of a drafter before it is loaded. So the module of a spec imports neither torch nor a model.
+
+    make          makes the drafter, given a model's directory or hub name and the keyword arguments that
+                  `specq.processes.draft` names; here the heavy imports are
+    options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
+    needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
+    takes_heads   `make` takes `heads`, too: a directory of heads for the model
+    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the
+                  directory, GGUF file or hub name of the `target` and its `target_name`, too
+    package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
+    takes_gguf    whether it loads GGUF files
+    """
+
+    make: Callable[..., Drafter]
+    options: type[OwnOptions] = OwnOptions
+    needs_model: bool = True
+    takes_heads: bool = False
+    reads_target: bool = False
+    package: str = ""
+    takes_gguf: bool = True

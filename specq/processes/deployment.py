@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of, own_options
-from specq.drafting import PROPOSERS, ProposerSpec
+from specq.drafting import DRAFTERS, DrafterSpec
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
@@ -45,17 +45,17 @@ def missing(chosen: Config) -> list[str]:
     Raises ConfigError for an unknown engine or proposer.
     """
     engine: EngineSpec = ENGINES.resolve(chosen.target.engine)
-    proposer: ProposerSpec | None = PROPOSERS.resolve(chosen.draft.proposer) if chosen.up.drafters else None
+    proposer: DrafterSpec | None = DRAFTERS.resolve(chosen.draft.proposer) if chosen.up.drafters else None
     found = [*_wrong_models(chosen, engine, proposer), *_wrong_sources(chosen, engine)]
     found += _reasons(partial(own_options, chosen.target, engine.options, ENGINES.names()))
     if proposer:
-        found += _reasons(partial(own_options, chosen.draft, proposer.options, PROPOSERS.names()))
+        found += _reasons(partial(own_options, chosen.draft, proposer.options, DRAFTERS.names()))
     packages = (engine.package, proposer.package if proposer else "")
     found += (how_to_install(one) for one in packages if one and find_spec(one) is None)
     return list(dict.fromkeys(found))
 
 
-def _wrong_models(chosen: Config, engine: EngineSpec, proposer: ProposerSpec | None) -> Iterator[str]:
+def _wrong_models(chosen: Config, engine: EngineSpec, proposer: DrafterSpec | None) -> Iterator[str]:
     """Yield which models are not there, and which ones their engine or proposer does not load."""
     for name, role in models_of(chosen):
         yield from _reasons(partial(find_model, name, role))
@@ -151,7 +151,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     """
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
-    needs_model = PROPOSERS.resolve(config.draft.proposer).needs_model
+    needs_model = DRAFTERS.resolve(config.draft.proposer).needs_model
     config = replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))
     if needs_model and not draft:
         return _with_workers(config, 0)
@@ -170,7 +170,7 @@ def without_draft_model(config: Config) -> Config:
     """Return a configuration in which no draft model drafts, neither in the verifier's process nor, where their number
     is left open, in draft workers; other ways of drafting stay."""
     config = replace(config, target=replace(config.target, draft_model=""), draft=replace(config.draft, model=""))
-    if config.up.drafters != AUTO_DRAFTERS or not PROPOSERS.resolve(config.draft.proposer).needs_model:
+    if config.up.drafters != AUTO_DRAFTERS or not DRAFTERS.resolve(config.draft.proposer).needs_model:
         return config
     return _with_workers(config, 0)
 
@@ -215,7 +215,7 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
 
 def models_of(chosen: Config) -> list[tuple[str, str]]:
     """Return the models that the processes of a placed configuration load, and the role of each."""
-    target, draft, proposer = chosen.target, chosen.draft, PROPOSERS.resolve(chosen.draft.proposer)
+    target, draft, proposer = chosen.target, chosen.draft, DRAFTERS.resolve(chosen.draft.proposer)
     named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
     if chosen.up.drafters and proposer.needs_model:
         named += [

@@ -1,4 +1,4 @@
-"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something to draft."""
+"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs whenever there is something to draft."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import structlog
 import zmq
 
 from specq.config import DraftConfig, own_options
-from specq.drafting import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
-from specq.drafting.worker import Drafter
+from specq.drafting import DRAFTERS, SAME, Drafter, DrafterSpec, as_drafter, bridge
+from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
@@ -26,42 +26,42 @@ WARM_PASSES = 3  # with all of them
 
 
 class DrafterLoop:
-    """Sockets around a `Drafter`."""
+    """Sockets around a `DraftWorker`."""
 
-    def __init__(self, config: DraftConfig, drafter: Drafter, name: str, tell: Tell = bool) -> None:
-        self.drafter = drafter
+    def __init__(self, config: DraftConfig, worker: DraftWorker, name: str, tell: Tell = bool) -> None:
+        self.worker = worker
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "draft")
-        self.link = BrokerLink(self.context, config.broker, drafter.hello(name), curve, tell)
+        self.link = BrokerLink(self.context, config.broker, worker.hello(name), curve, tell)
         self._nice = config.nice  # not applied yet
         self.num_dropped = 0
 
     def turn(self) -> None:
         """Handle what the broker sent, run one pass if there is something to draft, beat if it is time."""
-        wait_ms = 0 if self.drafter.has_work else self.link.heartbeat.remaining_ms()
+        wait_ms = 0 if self.worker.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()
         if self._nice and self.link.registered:
             give_way(self._nice)
             self._nice = 0
-        for draft in self.drafter.step():
+        for draft in self.worker.step():
             self.link.send(draft)
         if self.link.heartbeat.due():
-            self.link.beat(self.drafter.heartbeat(), self.num_dropped)
-            self.link.send_all(self.drafter.tracer.messages())
+            self.link.beat(self.worker.heartbeat(), self.num_dropped)
+            self.link.send_all(self.worker.tracer.messages())
 
     def _receive(self) -> None:
         for message in self.link.receive():
             try:
-                self.drafter.handle(message)
+                self.worker.handle(message)
             except ProtocolError as error:
                 self.num_dropped += 1
                 log.debug("message_dropped", reason=str(error))
 
     def close(self) -> None:
         """Say good-bye, and close all sockets."""
-        self.drafter.state = "leaving"
-        self.link.beat(self.drafter.heartbeat())
+        self.worker.state = "leaving"
+        self.link.beat(self.worker.heartbeat())
         self.context.destroy()
 
 
@@ -72,9 +72,9 @@ def run(config: DraftConfig) -> int:
     apply_cpu(config.cores, config.threads)
     name = config.name or f"draft-{os.getpid()}"
     tell = teller(name, wanted=config.progress)
-    drafter = build_drafter(config, tell)
-    loop = DrafterLoop(config, drafter, name, tell)
-    log.info("drafter_ready", name=name, model=drafter.proposer.info.name)
+    worker = build_worker(config, tell)
+    loop = DrafterLoop(config, worker, name, tell)
+    log.info("drafter_ready", name=name, model=worker.drafter.info.name)
     calm_collector()
     stop.at_once = False
     try:
@@ -82,20 +82,20 @@ def run(config: DraftConfig) -> int:
             loop.turn()
     finally:
         loop.close()
-    log.info("drafter_stopped", name=name, passes=drafter.num_passes, dropped=loop.num_dropped)
+    log.info("drafter_stopped", name=name, passes=worker.num_passes, dropped=loop.num_dropped)
     return 0
 
 
-def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
+def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
-    spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
+    spec: DrafterSpec = DRAFTERS.resolve(config.proposer)
     named = (config.model or default_model()) if spec.needs_model else config.model
     own = own_options(
-        config, spec.options, PROPOSERS.names()
+        config, spec.options, DRAFTERS.names()
     ).arguments()  # a wrong one is said before anything is fetched
     tell(f"loading {named if spec.needs_model else config.proposer}")
     model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
-    proposer = spec.make(
+    made = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
@@ -106,14 +106,15 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         **(_target_of(config) if spec.reads_target else {}),
         **own,
     )
+    drafter = as_drafter(made)
     if spec.needs_model:
-        _check_kv(proposer.info, config)
+        _check_kv(drafter.info, config)
     if not spec.reads_target:
-        proposer = _for_target(proposer, config, named)
+        drafter = _for_target(drafter, config, named)
     if spec.needs_model:
         tell("drafting once, so that all is compiled")
-        warm_up(_drafter(proposer, config))
-    return _drafter(proposer, config)
+        warm_up(_worker(drafter, config))
+    return _worker(drafter, config)
 
 
 def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
@@ -128,7 +129,7 @@ def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
         )
 
 
-def _heads(config: DraftConfig, spec: ProposerSpec) -> dict[str, str]:
+def _heads(config: DraftConfig, spec: DrafterSpec) -> dict[str, str]:
     """Return what `make` takes of heads; ConfigError for a proposer that takes none."""
     if not config.heads:
         return {}
@@ -145,10 +146,10 @@ def _target_of(config: DraftConfig) -> dict[str, str]:
     return {"target": target, "target_name": config.target}
 
 
-def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer:
+def _for_target(drafter: Drafter, config: DraftConfig, named: str) -> Drafter:
     """Return what drafts in the target's vocabulary."""
-    if not proposer.info.tokenizer_hash or not (config.target or config.vocabulary != SAME):
-        return proposer
+    if not drafter.info.tokenizer_hash or not (config.target or config.vocabulary != SAME):
+        return drafter
     if not config.target:
         raise ConfigError(
             f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: name it by draft.target"
@@ -156,12 +157,12 @@ def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer
     draft_files, target_files = (
         tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))
     )
-    return bridge(proposer.info, config.vocabulary, draft_files, target_files, config.target)(proposer)
+    return bridge(drafter.info, config.vocabulary, draft_files, target_files, config.target)(drafter)
 
 
-def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
-    return Drafter(
-        proposer,
+def _worker(drafter: Drafter, config: DraftConfig) -> DraftWorker:
+    return DraftWorker(
+        drafter,
         incarnation=new_incarnation(),
         width=config.width,
         fan_out=config.fan_out,
@@ -170,20 +171,20 @@ def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
     )
 
 
-def warm_up(drafter: Drafter) -> None:
+def warm_up(worker: DraftWorker) -> None:
     """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
     random = np.random.default_rng(0)
     for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, WARM_TEMPERATURES)):
-        context = random.integers(0, drafter.proposer.info.num_tokens, length, np.int32)
+        context = random.integers(0, worker.drafter.info.num_tokens, length, np.int32)
         params, session_id = SamplingParams(temperature=temperature), -1 - number  # real sessions have ids >= 0
-        drafter.handle(
+        worker.handle(
             Assign(session_id=session_id, epoch=0, lane=0, prompt_len=length, params=params, token_ids=context)
         )
-        if isinstance(drafter.proposer, ActivationReader) and length > 1:
-            states = np.zeros((length - 1, drafter.proposer.width), np.float32)
-            drafter.proposer.observe(session_id, 1, states)
-        drafter.step()
+        if worker.drafter.activations.layers and length > 1:
+            states = np.zeros((length - 1, worker.drafter.width), np.float32)
+            worker.drafter.observe(session_id, 1, states)
+        worker.step()
     for _ in range(WARM_PASSES):
-        drafter.step()
-    for session_id in list(drafter.sessions):
-        drafter.handle(Release(session_id=session_id, epoch=0))
+        worker.step()
+    for session_id in list(worker.sessions):
+        worker.handle(Release(session_id=session_id, epoch=0))

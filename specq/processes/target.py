@@ -12,6 +12,7 @@ import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
+from specq.drafting import make_sources
 from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
@@ -48,7 +49,6 @@ from specq.verifier import (
     Reports,
     Setup,
     Verifier,
-    make_sources,
     profiled_rows,
     step_curves,
 )

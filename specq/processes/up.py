@@ -34,7 +34,7 @@ from specq.config import (
     environment_of_children,
     to_arguments,
 )
-from specq.drafting import PROPOSERS, SAME
+from specq.drafting import DRAFTERS, SAME
 from specq.processes.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
 from specq.protocol import ConfigError, EngineError, JobError, parse_address
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
@@ -67,7 +67,7 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     """
     machine, address = this_machine(), _broker_address(config)
     here, config = machine.cores, placed(config, machine)
-    needs_target = config.draft.vocabulary != SAME or PROPOSERS.resolve(config.draft.proposer).reads_target
+    needs_target = config.draft.vocabulary != SAME or DRAFTERS.resolve(config.draft.proposer).reads_target
     if needs_target and not config.draft.target:
         config = replace(config, draft=replace(config.draft, target=config.target.model))
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)

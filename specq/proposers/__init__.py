@@ -2,9 +2,10 @@
 
 # ruff: noqa: F401
 from specq.drafting import *  # noqa: F403
-from specq.drafting.draft_model.chains import Chains, ChainSource, ProposerChains
+from specq.drafting import ChainDrafter as ChainSource
 from specq.drafting.draft_model.spec import draft_trees
-from specq.drafting.eagle3.interface import BEAM, WIDTH, DeviceNodes, Growing, Grown, Ranks, TreeHead, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, WIDTH, DeviceNodes, Grown, TreeHead, TreeRequest
+from specq.drafting.interface import NodeChains as ProposerChains
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
 from specq.drafting.suffix import DEPTH as SUFFIX_DEPTH
 from specq.drafting.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, SuffixTree, TextDrafts

@@ -1,62 +1,64 @@
 """Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
 
 Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier
-versions have; verifiers of today say more. Users read the names of `SHOWN`, in all views. To add a source of drafts: a
-name at the end of `ORIGINS`, its lane in `_SOURCES`, and what users read in `SHOWN`.
+versions have; verifiers of today say more. To add a source of drafts: a line at the end of `TABLE`, with a lane
+below all others, 240 at least.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from specq.protocol.arrays import UInt8Array
 
-SUFFIX_LANE = 255  # of what the verifier finds in texts that are there
-COLOCATED_LANE = 254  # of the drafter in the verifier's process
-MEDUSA_LANE = 253  # of heads on the target's hidden states
-LOOKAHEAD_LANE = 252  # of lookahead decoding
-EAGLE_LANE = 251  # of an EAGLE-3 head
-LEAST_OWN_LANE = 251  # the least of the verifier's own; draft workers have the lanes below
 
-OWN = "own"  # the target's own token; it is not known whether drafts were there
-DRAFTED = "drafted"  # an accepted draft; it is not known whose
-PLAIN = "plain"  # the target's own: no draft was verified at this place
-CORRECTED = "corrected"  # the target's own: drafts were verified at this place, and none was accepted
-DRAFT_WORKER, COLOCATED, SUFFIX = "draft worker", "colocated", "suffix"  # an accepted draft of this source
-LOOKAHEAD, MEDUSA, EAGLE = "lookahead", "medusa", "eagle3"  # likewise
-LOOKUP = "lookup"  # an accepted draft of prompt lookup, which verifiers had before SUFFIX
+class Origin(NamedTuple):
+    """Where a token may come from.
 
-ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE)
+    name   what clients receive, and what verifiers count by
+    shown  what users read of a source of drafts, in all views; "": it is none
+    lane   of the verifier's own sources: that of their nodes
+    """
+
+    name: str
+    shown: str = ""
+    lane: int | None = None
+
+
+TABLE = (  # a code is a place in it
+    Origin("own"),  # the target's own token; it is not known whether drafts were there
+    Origin("drafted", "draft"),  # an accepted draft; it is not known whose
+    Origin("plain"),  # the target's own: no draft was verified at this place
+    Origin("corrected"),  # the target's own: drafts were verified at this place, and none was accepted
+    Origin("draft worker", "draft worker"),  # an accepted draft of this source, as all that follow
+    Origin("lookup", "lookup"),  # of prompt lookup, which verifiers had before suffix decoding
+    Origin("colocated", "draft model in the verifier", 254),
+    Origin("suffix", "lookup", 255),  # of what the verifier finds in texts that are there
+    Origin("lookahead", "lookahead", 252),
+    Origin("medusa", "Medusa heads", 253),
+    Origin("eagle3", "EAGLE-3 head", 251),
+)
+ORIGINS = tuple(origin.name for origin in TABLE)
+OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, *_ = ORIGINS
 REMOTE = "remote"  # draft workers, as what verifiers count names them (`specq.protocol.stats`)
-SHOWN = {
-    DRAFT_WORKER: "draft worker",
-    REMOTE: "draft worker",
-    COLOCATED: "draft model in the verifier",
-    SUFFIX: "lookup",
-    LOOKUP: "lookup",
-    LOOKAHEAD: "lookahead",
-    MEDUSA: "Medusa heads",
-    EAGLE: "EAGLE-3 head",
-    DRAFTED: "draft",
-}  # what users read of a source of drafts
+SHOWN = {origin.name: origin.shown for origin in TABLE if origin.shown}
+SHOWN[REMOTE] = SHOWN[DRAFT_WORKER]
 ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
 TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
-_SOURCES = {
-    SUFFIX_LANE: SUFFIX,
-    COLOCATED_LANE: COLOCATED,
-    MEDUSA_LANE: MEDUSA,
-    LOOKAHEAD_LANE: LOOKAHEAD,
-    EAGLE_LANE: EAGLE,
-}  # of lanes that are no draft worker's
-_CODES_BY_LANE = [ORIGIN_CODES[_SOURCES.get(lane, DRAFT_WORKER)] for lane in range(256)]
-ORIGIN_OF_LANE: UInt8Array = np.array(_CODES_BY_LANE, np.uint8)  # u8[256]
+LANES = {origin.name: origin.lane for origin in TABLE if origin.lane is not None}  # of the verifier's own sources
+LEAST_OWN_LANE = min(LANES.values())  # draft workers have the lanes below
+SUFFIX_LANE, COLOCATED_LANE, MEDUSA_LANE = LANES[SUFFIX], LANES[COLOCATED], LANES[MEDUSA]
+LOOKAHEAD_LANE, EAGLE_LANE = LANES[LOOKAHEAD], LANES[EAGLE]
+
+SHOWN_OF_LANE = {lane: SHOWN[name] for name, lane in LANES.items()}  # of lanes that are no draft worker's
+ORIGIN_OF_LANE: UInt8Array = np.full(256, ORIGIN_CODES[DRAFT_WORKER], np.uint8)
+ORIGIN_OF_LANE[[*LANES.values()]] = [ORIGIN_CODES[name] for name in LANES]
 ORIGIN_OF_LANE.flags.writeable = False
 
 _OWN_CODES = bytes(ORIGIN_CODES[name] for name in TARGETS_OWN)
-
-
-SHOWN_OF_LANE = {lane: SHOWN[name] for lane, name in _SOURCES.items()}  # of lanes that are no draft worker's
 
 
 def num_drafted(codes: bytes | bytearray) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import SUFFIX, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.machine import EventQueue, SimulatedMachine, Tenant
 from specq.simulate.settings import HostSettings
@@ -162,7 +162,7 @@ class VerifierProcess(Process):
 class DrafterProcess(Process):
     """As workers/draft.py."""
 
-    worker: Drafter
+    worker: DraftWorker
 
     def cost(self, message: Message) -> float:
         heard = _num_verdicts(message) if isinstance(message, Verdict | Verdicts) else 0

@@ -1,6 +1,6 @@
 """A target model that only takes time: a stub that fulfils `specq.engines.Engine`.
 
-A draft model that only takes time: a stub that fulfils `specq.drafting.Proposer`.
+A draft model that only takes time: a stub that is a `specq.drafting.Drafter`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.drafting import Children, Expansion
+from specq.drafting import Children, Drafter, Expansion
 from specq.protocol import (
     NO_TAP,
     EngineError,
@@ -161,7 +161,7 @@ class _Session:
     expanded: set[int] = field(default_factory=set)
 
 
-class TimedProposer:
+class TimedProposer(Drafter):
     """Proposes by the stub guesses. `busy_s` grows by what each pass takes: its curve's time for the rows (nodes to be
     expanded, and committed tokens that have no KV yet)."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.machine import DelayLine, EventQueue, LineSettings, SimulatedMachine, Tenant
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
@@ -81,9 +81,9 @@ class World:
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)
         return verifier
 
-    def add_drafter(self, identity: bytes, proposer: Any, line: LineSettings = NEAR, **options: Any) -> Drafter:
-        """Start a drafter around a stub proposer; `options` are those of `Drafter`."""
-        drafter = Drafter(proposer, incarnation=next(self._incarnations), **options)
+    def add_drafter(self, identity: bytes, proposer: Any, line: LineSettings = NEAR, **options: Any) -> DraftWorker:
+        """Start a drafter around a stub proposer; `options` are those of `DraftWorker`."""
+        drafter = DraftWorker(proposer, incarnation=next(self._incarnations), **options)
         hello = drafter.hello(identity.decode())
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, self.host), line)
         return drafter

@@ -6,7 +6,7 @@
     checkpoints    tiny random models of each architecture, and transformers' own answers
     fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to
                    one
-    conformance    suites that every engine, proposer, journal and strategy must pass
+    conformance    suites that every engine, drafter, journal and strategy must pass
     reference      speculative decoding in 80 lines, in textbook order
     oracle         naive judges; random_steps: steps to judge, and a comparison with naive judges
     exact          what a strategy emits, by enumeration of all that can be drafted and drawn
@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
+    from specq.testing.conformance.drafters import DrafterConformance, ProposerConformance
     from specq.testing.conformance.engines import EngineConformance, ReferenceConformance
     from specq.testing.conformance.journals import JournalConformance
-    from specq.testing.conformance.proposers import ProposerConformance
     from specq.testing.conformance.strategies import ExactConformance, StrategyConformance
     from specq.testing.fake_broker import FakeBroker
     from specq.testing.fake_journal import FakeJournal
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "checkpoints": ("load_reference", "make_checkpoint", "reference_text"),
+    "conformance.drafters": ("DrafterConformance", "ProposerConformance"),
     "conformance.engines": ("EngineConformance", "ReferenceConformance"),
     "conformance.journals": ("JournalConformance",),
-    "conformance.proposers": ("ProposerConformance",),
     "conformance.strategies": ("ExactConformance", "StrategyConformance"),
     "fake_broker": ("FakeBroker",),
     "fake_journal": ("FakeJournal",),
@@ -60,6 +60,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "DrafterConformance",
     "EngineConformance",
     "ExactConformance",
     "FakeBroker",

@@ -1,13 +1,13 @@
-"""One session at a source of chains, which takes many at once."""
+"""One session at a chain drafter, which takes many at once."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specq.drafting.draft_model.chains import ChainSource
+from specq.drafting import ChainDrafter
 from specq.protocol import Int32Array
 
 
-def commit_one(source: ChainSource, session_id: int, token_ids: Int32Array) -> int:
+def commit_one(chains: ChainDrafter, session_id: int, token_ids: Int32Array) -> int:
     """Append committed tokens to a session; return how many of them its last chain had foreseen."""
-    return int(source.commit([session_id], np.array([len(token_ids)]), token_ids)[0])
+    return int(chains.commit([session_id], np.array([len(token_ids)]), token_ids)[0])

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
 from specq.drafting.medusa.interface import Ranked
+from specq.drafting.rank_trees import RankTree
 from specq.protocol import Float32Array, Int32Array, IntpArray
 
 
@@ -87,7 +88,7 @@ def grow_sizes(growth: Growth, num_contexts: int, level_sizes: Sequence[int]) ->
     return levels.all()
 
 
-def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
+def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
     """Return the nodes of a tree, level by level."""
     levels = _Levels()
     place = np.full(len(tree.depths) + 1, -1, np.intp)  # of the tree's nodes among those that were grown

@@ -7,15 +7,15 @@ knows the target and is wrong at known places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from specq.drafting import Children, Expansion, draws_children
-from specq.drafting.draft_model.chains import Chains, ProposerChains
-from specq.drafting.eagle3.interface import DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting import Chains, Children, Drafter, Expansion, Pending, draws_children
+from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
+from specq.drafting.interface import NodeChains
 from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.engines import check_asked
 from specq.protocol import (
@@ -177,7 +177,7 @@ def _session_rows(parts: list[Float32Array], layers: tuple[int, ...] = ()) -> Se
     return SessionRows(np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32), layers)
 
 
-class ToyProposer:
+class ToyProposer(Drafter):
     """Drafts the toy target's tokens, but with a wrong first choice at every `wrong_every`-th position (0: never).
 
     The right token is then the second choice, or missing if `blind`. Where children are to be drawn, they are drawn
@@ -242,52 +242,63 @@ def _ranked(ranked: list[int]) -> Children:
     return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))
 
 
-class ToyChains(ProposerChains):
-    """A source of chains for a verifier's own drafter: a `ToyProposer` asked level by level."""
+class ToyChains(NodeChains):
+    """Chains for a verifier's own drafter: a `ToyProposer` asked level by level. It checks that sessions are opened and
+    closed between two rounds."""
 
-    proposer: ToyProposer
+    drafter: ToyProposer
 
-    def __init__(self, proposer: ToyProposer | None = None) -> None:
-        super().__init__(proposer or ToyProposer())
+    def __init__(self, drafter: ToyProposer | None = None) -> None:
+        super().__init__(drafter or ToyProposer())
         self.most_sessions = 1000  # that it has room for
         self.num_started: list[int] = []  # sessions of each round
+        self.begun: Chains | None = None
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        assert self._begun is None
+        assert self.begun is None
         super().open(session_id, token_ids, params, owner)
 
     def close(self, session_id: int) -> None:
-        assert self._begun is None
+        assert self.begun is None
         super().close(session_id)
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
-        if len(self.proposer.contexts) > self.most_sessions:
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        if len(self.drafter.contexts) > self.most_sessions:
             raise EngineError("no room")
-        super().start(session_ids, depth, width)
+        self.begun = super().start(session_ids, depth, width).collect()
         self.num_started.append(len(session_ids))
+        return Pending(self.collect)
+
+    def collect(self) -> Chains:
+        """Return the chains that were begun."""
+        assert self.begun is not None
+        chains, self.begun = self.begun, None
+        return chains
 
 
 class UnreadToyChains(ToyChains):
     """The same, whose tokens are on a device before they are read. `failing`: rounds that cannot be read, by their
     number: the errors."""
 
-    def __init__(self, proposer: ToyProposer | None = None) -> None:
-        super().__init__(proposer)
+    def __init__(self, drafter: ToyProposer | None = None) -> None:
+        super().__init__(drafter)
         self.failing: dict[int, Exception] = {}
         self.num_unread = 0  # rounds that were asked for before they were read
 
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        return Pending(super().start(session_ids, depth, width).collect, self.on_device)
+
     def on_device(self) -> Any:
-        """See `ChainSource`."""
-        assert self._begun is not None
-        token_ids = self._begun.token_ids
-        if token_ids.min() < 0 or any(self._begun.distributions):
+        """Return the tokens of the chains that were begun; see `ChainDrafter.start`."""
+        assert self.begun is not None
+        token_ids = self.begun.token_ids
+        if token_ids.min() < 0 or any(self.begun.distributions):
             return None
         self.num_unread += 1
         return token_ids.swapaxes(0, 1).reshape(-1)
 
-    def finish(self) -> Chains:
-        """See `ChainSource`."""
-        chains = super().finish()
+    def collect(self) -> Chains:
+        chains = super().collect()
         error = self.failing.pop(len(self.num_started), None)
         if error is not None:
             raise error
@@ -309,7 +320,7 @@ class ToyHeads:
 
     def start(
         self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
-    ) -> Callable[[], Ranked]:
+    ) -> Pending[Ranked]:
         self.num_started.append(len(states))
         count = min(count, VOCAB - 2)
         token_ids = np.zeros((len(states), self.num_heads, count), np.int32)
@@ -320,7 +331,7 @@ class ToyHeads:
             for head in range(self.num_heads):
                 token_ids[i, head] = self._ranked(text, length + head)[:count]
         scores = np.log(np.array([0.7, *[0.2 / count] * (count - 1)], np.float32))
-        return lambda: Ranked(token_ids, np.broadcast_to(scores, token_ids.shape).copy())
+        return Pending(lambda: Ranked(token_ids, np.broadcast_to(scores, token_ids.shape).copy()))
 
     def _ranked(self, text: Sequence[int], place: int) -> list[int]:
         right = text[place]
@@ -364,9 +375,9 @@ class ToyTrees:
     def close(self, session_id: int) -> None:
         self.texts.pop(session_id, None)
 
-    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Growing]:
+    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Pending[Grown]]:
         self.num_started.append(sum(len(one.session_ids) for one in requests))
-        return [ToyGrowing(self.growth(one), one) for one in requests]
+        return [_growing(self.growth(one), one) for one in requests]
 
     def growth(self, request: TreeRequest) -> Growth:
         """Return what says of a request's trees what is likely, level by level."""
@@ -374,22 +385,17 @@ class ToyTrees:
         return ToyGrowth(self, texts, [params.seed for params in request.params])
 
 
-class ToyGrowing:
-    """Trees that a toy head grows; those of given level sizes are there before they are asked for, as on a device."""
+def _growing(growth: Growth, request: TreeRequest) -> Pending[Grown]:
+    """Return trees that a toy head grows; those of given level sizes are there before they are asked for, as on a
+    device."""
+    grown = cache(partial(grow, growth, request))
 
-    def __init__(self, growth: Growth, request: TreeRequest) -> None:
-        self._request = request
-        self._grown: Callable[[], Grown] = partial(grow, growth, request)
-
-    def __call__(self) -> Grown:
-        return self._grown()
-
-    def on_device(self) -> DeviceNodes | None:
-        if not self._request.level_sizes:
+    def on_device() -> DeviceNodes | None:
+        if not request.level_sizes:
             return None
-        grown = self()
-        self._grown = lambda: grown
-        return DeviceNodes(grown.token_ids, lines_of(grown.parents, grown.depths))
+        return DeviceNodes(grown().token_ids, lines_of(grown().parents, grown().depths))
+
+    return Pending(grown, on_device)
 
 
 class ToyGrowth:

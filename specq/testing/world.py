@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Children, Expansion, Proposer
-from specq.drafting.worker import Drafter
+from specq.drafting import Children, Drafter, Expansion
+from specq.drafting.worker import DraftWorker
 from specq.engines import Engine
 from specq.protocol import (
     NO_TAP,
@@ -92,7 +92,7 @@ class World:
         self.simulated = SimulatedWorld(seed=seed, host=host, max_jobs=max_jobs)
         self.broker = self.simulated.broker
         self.verifiers: dict[bytes, Verifier] = {}
-        self.drafters: dict[bytes, Drafter] = {}
+        self.drafters: dict[bytes, DraftWorker] = {}
         self.received: dict[int, ReceivedText] = {}
         self.others: list[Message] = []  # what the client heard besides its jobs
         spoilt = bool(loss or double)
@@ -130,7 +130,7 @@ class World:
         self.verifiers[identity] = self.simulated.add_verifier(identity, model, curve, self.line, **options)
         return self.verifiers[identity]
 
-    def add_drafter(self, identity: bytes = b"d0", proposer: Proposer | None = None, **options: int) -> Drafter:
+    def add_drafter(self, identity: bytes = b"d0", proposer: Drafter | None = None, **options: int) -> DraftWorker:
         """Start a drafter; without a proposer it has a toy."""
         model = _timed(proposer or ToyProposer())
         model.pass_s = self.pass_s

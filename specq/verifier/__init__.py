@@ -23,12 +23,11 @@ here opens a socket.
 
 from specq.verifier.control.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.core import Verifier
-from specq.verifier.sources import SOURCES, Budget, ComputedDrafts, DraftBatch, DraftSource, Setup, make_sources
+from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSource, Setup
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
 
 __all__ = [
     "NO_REPORTS",
-    "SOURCES",
     "Budget",
     "ComputedDrafts",
     "DraftBatch",
@@ -37,7 +36,6 @@ __all__ = [
     "Setup",
     "StepCurve",
     "Verifier",
-    "make_sources",
     "profiled_rows",
     "step_curves",
 ]

@@ -16,7 +16,7 @@ import orjson
 
 from specq.broker import Broker
 from specq.client.core import ClientCore
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol import Frames, ProtocolError, SamplingParams, decode, encode
 from specq.protocol.messages import (
     MESSAGES,
@@ -174,7 +174,7 @@ class Parties:
         self.broker.from_front(b"v", encode(messages[Hello]), self.now)
         self.broker.from_front(b"c", encode(messages[Submit]), self.now)
         self.verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1)
-        self.drafter = Drafter(ToyProposer(), incarnation=1)
+        self.drafter = DraftWorker(ToyProposer(), incarnation=1)
         self.client = ClientCore("nowhere", 10.0)
         self.verifier.handle(messages[Open], self.now)
         self.drafter.handle(messages[Assign])

@@ -17,7 +17,7 @@ from specq.broker import Broker
 from specq.cli import main as specq
 from specq.config.sections import DraftConfig
 from specq.drafting import Children, Expansion
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.processes.draft import DrafterLoop
 from specq.runtime import log
 from specq.testing.toy import ToyProposer
@@ -46,7 +46,7 @@ def draft(broker: str, name: str) -> None:
     """Draft until SIGTERM."""
     log.configure("info")
     stop, info = Stop(), info_with_tokenizer(name, fingerprint=name)
-    drafter = Drafter(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
+    drafter = DraftWorker(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
     loop = DrafterLoop(DraftConfig(broker=broker), drafter, name)
     while not stop:
         loop.turn()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from specq.broker import Broker, Effect, Find, FindFinished, Send, Write
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import ModelInfo
@@ -92,7 +92,7 @@ class ChaosWorld:
         """Start a drafter."""
         number = next(self._numbers)
         identity, proposer = b"d%d" % number, slow_proposer(2 + number % 4)
-        drafter = Drafter(proposer, incarnation=number, width=4, max_ahead=8)
+        drafter = DraftWorker(proposer, incarnation=number, width=4, max_ahead=8)
         hello = self._hello("draft", identity, number, proposer.info)
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, NO_HOST))
         return identity

@@ -149,7 +149,7 @@ def test_keys_that_cannot_be_used_are_refused_before_anything_is_loaded(
         (tmp_path / folder).mkdir(parents=True)
     for file in ("file", "bad/x.secret"):
         (tmp_path / file).write_bytes(b"\xff[")
-    for name in ("target.build_verifier", "draft.build_drafter", "up.Group"):
+    for name in ("target.build_verifier", "draft.build_worker", "up.Group"):
         monkeypatch.setattr(f"specq.processes.{name}", load)
     for name in ("broker", "gateway"):
         monkeypatch.setattr(f"specq.processes.{name}.apply_cpu", lambda *_, **__: None)

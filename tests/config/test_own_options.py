@@ -7,7 +7,7 @@ import pytest
 from specq.cli.worker import worker
 from specq.config.loading import OwnOptions, load, options_of, override, own_options, read_own, to_arguments, with_own
 from specq.config.sections import DraftConfig, TargetConfig
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
@@ -100,7 +100,7 @@ def test_dates_are_refused_by_name(write, value):
 def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write):
     """Only the worker knows which engines there are."""
     with pytest.raises(ConfigError, match="draft-model has no option activations; known are none"):
-        own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, PROPOSERS)
+        own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, DRAFTERS)
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
     said = r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
     with pytest.raises(ConfigError, match=said):

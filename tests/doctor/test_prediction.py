@@ -10,13 +10,8 @@ import pytest
 
 from specq.doctor.advice import Situation, advise
 from specq.doctor.prediction import (
-    COLOCATED,
-    EAGLE,
-    HEADS,
-    LOOKAHEAD,
     NAMES,
     PLAIN,
-    SUFFIX,
     WORKER,
     Costs,
     PredictedMethod,
@@ -28,7 +23,9 @@ from specq.doctor.prediction import (
     significant,
     worker,
 )
-from specq.verifier import SOURCES
+from specq.drafting import SOURCES
+from specq.protocol import COLOCATED, EAGLE, LOOKAHEAD, SUFFIX
+from specq.protocol import MEDUSA as HEADS
 from tests.each import each
 
 

@@ -1,11 +1,11 @@
-"""Every proposer of the table, on each kind of device, does what a proposer must do."""
+"""Every drafter of the table, on each kind of device, does what a drafter must do."""
 
 from __future__ import annotations
 
 import pytest
 
-from specq.drafting import PROPOSERS
-from specq.testing import ProposerConformance, make_checkpoint
+from specq.drafting import DRAFTERS
+from specq.testing import DrafterConformance, make_checkpoint
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 from tests.drafting.fed import Fed, make_trees
 
@@ -13,14 +13,14 @@ from tests.drafting.fed import Fed, make_trees
 DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=DEVICES.get(name, ())) for name in sorted({*PROPOSERS, *DEVICES})])
-def proposer(request, tmp_path):
+@pytest.fixture(params=[pytest.param(name, marks=DEVICES.get(name, ())) for name in sorted({*DRAFTERS, *DEVICES})])
+def drafter(request, tmp_path):
     name, _, kind = request.param.partition(" on ")
-    make = PROPOSERS.resolve(name).make
+    make = DRAFTERS.resolve(name).make
     if name == "eagle3":
         yield Fed(make_trees(tmp_path))
         return
-    if not PROPOSERS.resolve(name).needs_model:
+    if not DRAFTERS.resolve(name).needs_model:
         yield make()
         return
     directory = str(make_checkpoint("llama-bf16", tmp_path))
@@ -32,5 +32,5 @@ def proposer(request, tmp_path):
     made.shutdown()
 
 
-class TestConformance(ProposerConformance):
+class TestConformance(DrafterConformance):
     """With the fixture above."""

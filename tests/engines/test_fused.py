@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import Expansion
+from specq.drafting import Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.interface import chain_by_passes
 from specq.engines.native.rows import PackedRows, RowTap, pack_steps
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
@@ -280,7 +279,7 @@ def test_chains_equal_one_pass_a_level(wide_heads, params):
         stepped.open(i, context, own)
     for _ in range(2):
         requests = [Expansion(i, -1, tuple(range(8))) for i in range(len(params))]
-        found, expected = chained.expand_chain(requests, 4), chain_by_passes(stepped, requests, 4)
+        found, expected = chained.expand_chain(requests, 4), Drafter.expand_chain(stepped, requests, 4)
         assert chained._contexts.chains is not None
         for own, others in zip(found[:2], expected[:2], strict=True):
             for a, b in zip(own, others, strict=True):
@@ -308,10 +307,9 @@ def test_a_round_of_chains_equals_one_pass_a_level(wide_heads, count):
         source.open(i, context, kinds[i % 3])
         stepped.open(i, context, kinds[i % 3])
     for _ in range(2):
-        source.start(list(range(count)), 4, 2)
-        chains = source.finish()
+        chains = source.start(list(range(count)), 4, 2).collect()
         for i in range(count):
-            (levels,) = chain_by_passes(stepped, [Expansion(i, -1, tuple(range(8)))], 4)
+            (levels,) = Drafter.expand_chain(stepped, [Expansion(i, -1, tuple(range(8)))], 4)
             assert chains.token_ids[i].tolist() == [children.token_ids.tolist() for children in levels]
             followed = (i % 4) + 1
             tokens = np.append(chains.token_ids[i, :followed, 0], 3).astype(np.int32)
@@ -330,7 +328,7 @@ def test_chains_grow_from_branches_of_one_session(wide_heads):
         draft.expand([Expansion(1, -1, (0, 1, 2))])
         draft.expand([Expansion(1, 0, (3, 4))])
     requests = [Expansion(1, 1, (10, 11, 12)), Expansion(1, 4, (20, 21, 22))]
-    found, expected = chained.expand_chain(requests, 3), chain_by_passes(stepped, requests, 3)
+    found, expected = chained.expand_chain(requests, 3), Drafter.expand_chain(stepped, requests, 3)
     for own, others in zip(found[:2], expected[:2], strict=True):
         assert [c.token_ids.tolist() for c in own] == [c.token_ids.tolist() for c in others]
     (below,), (other,) = (draft.expand([Expansion(1, 12, (30, 31))]) for draft in (chained, stepped))

@@ -6,11 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.drafting import CONTEXT, Expansion
+from specq.drafting import CONTEXT, Chains, Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.drafter import DraftModel
-from specq.drafting.interface import chain_by_passes
 from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.protocol import SamplingParams
@@ -51,8 +49,7 @@ def rounds(source: ChainModel, depth: int, width: int, followed: int) -> list[Ch
     for session_id, params in enumerate(kinds):
         source.open(session_id, random_tokens(rng, 5 + 17 * session_id), params)
     for _ in range(3):
-        source.start(range(len(kinds)), depth, width)
-        found.append(source.finish())
+        found.append(source.start(range(len(kinds)), depth, width).collect())
         for session_id, tokens in enumerate(found[-1].token_ids[:, :followed, 0]):
             commit_one(source, session_id, np.array([*tokens, 3], np.int32))
     return found
@@ -86,7 +83,10 @@ def test_chains_below_nodes_see_their_ancestors(directory, calls, monkeypatch):
     at_once, stepped = (DraftModel(directory, device="cpu", kv_slots=512) for _ in range(2))
     contexts = {session_id: random_tokens(np.random.default_rng(session_id), 20) for session_id in (1, 2)}
     answers = []
-    for model, draft in ((at_once, at_once.expand_chain), (stepped, lambda *asked: chain_by_passes(stepped, *asked))):
+    for model, draft in (
+        (at_once, at_once.expand_chain),
+        (stepped, lambda *asked: Drafter.expand_chain(stepped, *asked)),
+    ):
         for session_id, context in contexts.items():
             model.open(session_id, context, GREEDY)
         model.expand([Expansion(1, CONTEXT, (0, 1)), Expansion(2, CONTEXT, (0, 1))])
@@ -105,5 +105,6 @@ def test_only_tokens_of_the_target_are_drafted(tmp_path):
     source = ChainModel(str(make_draft(tmp_path)), device="cpu", kv_slots=256)
     source.limit_vocab = limit = VOCAB // 2
     source.open(1, np.arange(9, dtype=np.int32), GREEDY)
-    source.start([1], 6, 3)
-    assert set(source.finish().token_ids.flat) <= {token for token in head_tokens(tmp_path) if token < limit}
+    assert set(source.start([1], 6, 3).collect().token_ids.flat) <= {
+        token for token in head_tokens(tmp_path) if token < limit
+    }

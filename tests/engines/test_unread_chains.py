@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import Chains, Pending
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines import Engine
 from specq.engines.torch import flights
 from specq.engines.torch.engine import TorchEngine
@@ -77,17 +78,22 @@ class CountedChains(ChainModel):
 
     num_unread = 0
 
-    def on_device(self) -> torch.Tensor | None:
-        found = super().on_device()
-        self.num_unread += found is not None
-        return found
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        pending = super().start(session_ids, depth, width)
+
+        def on_device() -> torch.Tensor | None:
+            found: torch.Tensor | None = pending.on_device()
+            self.num_unread += found is not None
+            return found
+
+        return Pending(pending.collect, on_device)
 
 
-def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> ColocatedDrafter:
+def make_drafter(checkpoint: Path, device: str, seed: int, width: int) -> ColocatedSource:
     chains = CountedChains(str(checkpoint), device=device[:4].strip(), dtype="float32", kv_slots=4096)
     chains.contexts._chains = SpoiltDrafter(chains.contexts.chains, Random(seed))
     levels = StepCurve([1, 64], [0.0002, 0.0002])
-    return ColocatedDrafter(chains, levels, fan_out=width, chain=4, is_unread=True)
+    return ColocatedSource(chains, levels, fan_out=width, chain=4, is_unread=True)
 
 
 def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
@@ -105,7 +111,7 @@ def opening(session_id: int, mode: str, epoch: int = 1) -> Open:
 
 
 def serve(
-    engine: Engine, drafter: ColocatedDrafter | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
+    engine: Engine, drafter: ColocatedSource | None, seed: int = 0, modes: Sequence[str] = ("sync", "async")
 ) -> dict[int, list[int]]:
     """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their
     texts."""
@@ -209,16 +215,21 @@ def test_a_step_that_fails_is_repeated_with_what_was_read(checkpoint: Path, devi
 def test_what_cannot_be_read_is_rejected(checkpoint: Path, device: str) -> None:
     """The target's own token follows, and the sessions go on."""
     engine, drafter = make_engine(checkpoint, device, overlaps=True), make_drafter(checkpoint, device, 4, 3)
-    finish, failed = drafter.chains.finish, list[int]()
+    start, failed = drafter.chains.start, list[int]()
 
-    def fails() -> Any:
-        if getattr(drafter.chains, "num_unread", 0) == 5 and not failed:
-            failed.append(1)
-            finish()
-            raise RuntimeError("once")
-        return finish()
+    def started(*given: Any) -> Pending[Chains]:
+        pending = start(*given)
 
-    drafter.chains.finish = fails  # type: ignore[method-assign]
+        def fails() -> Chains:
+            found = pending.collect()
+            if getattr(drafter.chains, "num_unread", 0) == 5 and not failed:
+                failed.append(1)
+                raise RuntimeError("once")
+            return found
+
+        return Pending(fails, pending.on_device)
+
+    drafter.chains.start = started  # type: ignore[method-assign]
     expected = serve(make_engine(checkpoint, device, overlaps=False), None)
     assert serve(engine, drafter, modes=["async"]) == expected
     assert failed

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.verification import STRATEGIES, strategy
 
 PLUGIN = Path(__file__).parent / "example_plugin"
-TABLES = (ENGINES, PROPOSERS, STRATEGIES)
+TABLES = (ENGINES, DRAFTERS, STRATEGIES)
 
 
 def install(directory: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Strategies, proposers and engines of other packages: found by entry points, never instead of our own."""
+"""Strategies, drafters and engines of other packages: found by entry points, never instead of our own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from specq import Client, drafting, proposers
 from specq.config import load, own_options, read_own
-from specq.drafting import PROPOSERS
+from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.protocol import ConfigError
 from specq.verification import STRATEGIES, reason_against, strategy
@@ -26,7 +26,7 @@ WITHOUT_TORCH = (sys.executable, "-c", "import sys; sys.modules['torch'] = None;
 @pytest.mark.usefixtures("plugin")
 def test_names_of_other_packages_can_be_resolved():
     assert ENGINES.resolve("counting").make.__name__ == "CountingEngine"
-    assert PROPOSERS.resolve("counting").make.__name__ == "CountingProposer"
+    assert DRAFTERS.resolve("counting").make.__name__ == "CountingDrafter"
     assert type(strategy("cautious")).__name__ == "Cautious"
 
 
@@ -60,22 +60,22 @@ def test_our_own_names_are_not_replaced(site):
 
 def test_drafters_are_also_found_under_the_former_name_of_their_group(site):
     """One that a package registers under both names is one."""
-    counting = {"counting": "example_plugin.counting_proposer:COUNTING"}
+    counting = {"counting": "example_plugin.counting_drafter:COUNTING"}
     install(site, "older", {"specq.proposers": counting | {"older": counting["counting"]}})
     install(site, "newer", {"specq.drafters": counting})
     with capture_logs() as logs:
-        assert PROPOSERS.names() == [*PROPOSERS, "counting", "older"]
-    assert PROPOSERS.resolve("older") is PROPOSERS.resolve("counting")
+        assert DRAFTERS.names() == [*DRAFTERS, "counting", "older"]
+    assert DRAFTERS.resolve("older") is DRAFTERS.resolve("counting")
     assert logs == []
 
 
 def test_another_object_of_the_same_name_is_not_taken(site):
     for group, spec in (("specq.drafters", "COUNTING"), ("specq.proposers", "OTHER")):
-        install(site, group.removeprefix("specq."), {group: {"counting": f"example_plugin.counting_proposer:{spec}"}})
+        install(site, group.removeprefix("specq."), {group: {"counting": f"example_plugin.counting_drafter:{spec}"}})
     with capture_logs() as logs:
-        assert PROPOSERS.names() == [*PROPOSERS, "counting"]
+        assert DRAFTERS.names() == [*DRAFTERS, "counting"]
     assert [(entry["event"], entry["group"]) for entry in logs] == [("entry_point_ignored", "specq.proposers")]
-    assert PROPOSERS.resolve("counting").make.__name__ == "CountingProposer"
+    assert DRAFTERS.resolve("counting").make.__name__ == "CountingDrafter"
 
 
 def test_the_former_name_of_the_package_gives_the_same_objects():

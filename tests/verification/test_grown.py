@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq.drafting import Children, Expansion
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting import Children, Drafter, Expansion
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.control.step_curve import StepCurve
@@ -28,8 +28,8 @@ DEPTH = 4
 MOST_EXPANSIONS = 5  # which together draw one of 32 sequences of tokens
 
 
-class Scripted:
-    """A proposer that draws two children from two tokens, in the order that a script says, bit by bit; 0 after its
+class Scripted(Drafter):
+    """Draws two children from two tokens, in the order that a script says, bit by bit; 0 after its
     end."""
 
     def __init__(self, world: World, script: Sequence[int]) -> None:
@@ -38,6 +38,12 @@ class Scripted:
         self.prefixes: dict[int, tuple[int, ...]] = {-1: ()}
 
     def open(self, session_id: int, token_ids: np.ndarray, params: SamplingParams, owner: str = "") -> None:
+        pass
+
+    def close(self, session_id: int) -> None:
+        pass
+
+    def commit(self, session_id: int, token_ids: np.ndarray, path: Sequence[int]) -> None:
         pass
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
@@ -70,7 +76,7 @@ class Drafting:
     def sent(self, world: World, script: Sequence[int]) -> tuple[float, list[Draft], int]:
         """Return the probability of these draws, what is sent then, and how many draws there were."""
         proposer = Scripted(world, script)
-        drafter = Drafter(proposer, incarnation=1, width=self.width, fan_out=2, max_ahead=DEPTH)
+        drafter = DraftWorker(proposer, incarnation=1, width=self.width, fan_out=2, max_ahead=DEPTH)
         params = SamplingParams(temperature=1.0, strategy="probabilistic", max_tokens=50)
         context = np.array(CONTEXT, np.int32)
         drafter.handle(Assign(

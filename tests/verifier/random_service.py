@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines.checks import PROBE
 from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -114,10 +114,10 @@ class Service:
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0
 
-    def _drafter(self) -> ColocatedDrafter:
+    def _drafter(self) -> ColocatedSource:
         levels, width = StepCurve([1, 64], [0.0002, 0.0002]), self.random.choice([1, 3])
         is_unread = self.random.choice([True, None])
-        return ColocatedDrafter(self.chains, levels, chain=4, fan_out=width, is_unread=is_unread)
+        return ColocatedSource(self.chains, levels, chain=4, fan_out=width, is_unread=is_unread)
 
     def act(self) -> None:
         """Do something, and step now and then."""

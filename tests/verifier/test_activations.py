@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from specq.drafting.eagle3.source import EagleDrafter
-from specq.drafting.worker import Drafter
+from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     BF16,
     INT8,
@@ -176,7 +176,7 @@ def test_drafters_read_different_layers() -> None:
     """Each its own, beside a head in the verifier's process that reads others; in one pass of the target."""
     low, high = ToyReader((0,), wrong_every=2), ToyReader((1,), form=INT8, wrong_every=3)
     head = ToyTrees(wrong_every=3)
-    reading = Reading(low, high, sources=[EagleDrafter(head)])
+    reading = Reading(low, high, sources=[EagleSource(head)])
     text = reading.run()
     assert low.places(1, text)
     assert high.places(1, text)
@@ -370,9 +370,9 @@ def test_what_cannot_be_kept_costs_the_states_alone(monkeypatch: pytest.MonkeyPa
     assert [source.name for source in verifier.sources.sources] == ["remote"]
 
 
-def assigned(proposer: ToyProposer) -> Drafter:
+def assigned(proposer: ToyProposer) -> DraftWorker:
     """A drafter with one session."""
-    drafter = Drafter(proposer, incarnation=1)
+    drafter = DraftWorker(proposer, incarnation=1)
     params, token_ids = SamplingParams(), np.array(PROMPT, np.int32)
     drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=3, params=params, token_ids=token_ids))
     return drafter
@@ -457,7 +457,7 @@ def test_a_synchronous_session_without_states_is_answered() -> None:
             return [children.first(0) for children in super().expand(requests)]
 
     reader = Silent()
-    drafter = Drafter(reader, incarnation=1)
+    drafter = DraftWorker(reader, incarnation=1)
     params, token_ids = SamplingParams(), np.array(PROMPT, np.int32)
     sync = Speculation(mode="sync")
     drafter.handle(

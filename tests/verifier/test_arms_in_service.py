@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting import SOURCES
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import (
     COLOCATED,
     EAGLE,
@@ -24,7 +25,6 @@ from specq.protocol import (
 from specq.verifier.control.source_clock import SourceClock
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
-from specq.verifier.sources import SOURCES
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
 
@@ -132,7 +132,7 @@ def everything(only: Iterable[str] = SOURCES) -> TimedService:
     levels = [(1, 0.28), (8, 1.0)]
     chains = TimedChains(machine, levels, 0.7, context_ms=0.1, catch_up_ms=0.1, start_s=0.0001, finish_s=0.0001)
     curve = StepCurve([1, 8], [milliseconds / 1000 for _, milliseconds in levels])
-    own = ColocatedDrafter(chains, curve, fan_out=1, chain=6)
+    own = ColocatedSource(chains, curve, fan_out=1, chain=6)
     heads = TimedSource(machine, MEDUSA, MEDUSA_LANE, 0.008, 0.25, 3)
     trees = TimedSource(machine, EAGLE, EAGLE_LANE, 0.04, 0.5, begin_s=0.008)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, 0.25, 3)

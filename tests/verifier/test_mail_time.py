@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.verifier.sources.mail_time import LEAST_S, WAITED_PART, MailTime
+from specq.verifier.sources.mailbox import LEAST_S, WAITED_PART, MailTime
 
 STEP_S, HOST_S = 0.005, 0.002  # a step on the device, and what the host does for one besides
 

@@ -15,7 +15,7 @@ from specq.protocol.wire import decode, encode
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.control.arms import Arms
-from specq.verifier.control.source_clock import LANES
+from specq.verifier.control.source_clock import LANES_OF
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.step.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
@@ -79,7 +79,7 @@ def test_nodes_are_counted_by_source(num_steps):
         meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)
 
     judged = meter.metrics()["judged"]
-    assert judged == {
+    assert judged == {name: [0, 0] for name in LANES_OF} | {
         "remote": [2 * num_steps, num_steps],
         "suffix": [num_steps, num_steps],
         "lookahead": [num_steps, 0],
@@ -176,11 +176,11 @@ def test_the_fullest_heartbeat_arrives():
         for limit in (*histogram.limits, histogram.limits[-1] + 1):
             histogram.observe(limit)
     verifier.trees._closed_verified_at[:] = 2**40
-    verifier.arms = Arms(LANES)
+    verifier.arms = Arms(LANES_OF)
     for load in range(13):
         for _ in range(40):
             verifier.arms.meet(2**load)
-            verifier.arms.learn(2**load, 100, 0.02, dict.fromkeys(LANES, 1))
+            verifier.arms.learn(2**load, 100, 0.02, dict.fromkeys(LANES_OF, 1))
     for level in verifier.arms._levels.values():
         for challenger in level.challengers.values():
             challenger.learn(-0.1)
@@ -188,6 +188,6 @@ def test_the_fullest_heartbeat_arrives():
     metrics = decode(encode(verifier.heartbeat())).metrics
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
-    num_sources = len(LANES)
+    num_sources = len(LANES_OF)
     assert len(metrics["arms"]) == 13 * (1 + num_sources + 1 + num_sources), "all, without each, none, each alone"
     assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more

@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, COLOCATED_LANE, EAGLE, REMOTE, SUFFIX, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
 from specq.verifier.control.load_level import LoadLevel
@@ -60,7 +60,7 @@ def test_what_is_dropped_promises_its_seconds():
 def test_seconds_and_rows_of_a_step_are_counted_once():
     """Of each source: its seconds, and what its rows added to the step; tokens are those that were accepted."""
     engine, ticks = ToyEngine(), count()
-    drafter = ColocatedDrafter(ToyChains(), StepCurve([1, 64], [0.0005, 0.0005]), chain=3, fan_out=1)
+    drafter = ColocatedSource(ToyChains(), StepCurve([1, 64], [0.0005, 0.0005]), chain=3, fan_out=1)
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.0113]), (drafter,), incarnation=1)
     prompt = np.array([5, 6, 7], np.int32)
     verifier.handle(

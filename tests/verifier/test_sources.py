@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.shaped import ShapedDrafter
-from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting import SOURCES
+from specq.drafting.draft_model.shaped import ShapedTrees
+from specq.drafting.draft_model.source import ColocatedSource
+from specq.drafting.eagle3.source import EagleSource
 from specq.drafting.lookahead.source import LookaheadDecoder
-from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.medusa.source import MedusaSource
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     COLOCATED,
     NO_TAP,
@@ -31,10 +32,9 @@ from specq.protocol import (
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
-from specq.verifier import SOURCES, Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
+from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.mail_time import LEAST_S
-from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
+from specq.verifier.sources.mailbox import BATCH_NODES, LEAST_S, MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.step.rounds import NO_ROUNDS, Round
 from specq.verifier.step.shares import Shares
@@ -52,7 +52,7 @@ class Both(DraftSource):
     name = "both"
 
     def __init__(self) -> None:
-        own = ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
+        own = ColocatedSource(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
         self.parts = (own, SuffixDecoder(1000))
 
     @property
@@ -79,9 +79,9 @@ class Both(DraftSource):
             part.close(session)
 
 
-def colocated(**options: Any) -> ColocatedDrafter:
-    shaped = ShapedDrafter(Drafter(ToyProposer(**options), incarnation=0))
-    return ColocatedDrafter(ToyChains(ToyProposer(**options)), LEVELS, shaped=shaped)
+def colocated(**options: Any) -> ColocatedSource:
+    shaped = ShapedTrees(DraftWorker(ToyProposer(**options), incarnation=0))
+    return ColocatedSource(ToyChains(ToyProposer(**options)), LEVELS, shaped=shaped)
 
 
 MAKERS: dict[str, Callable[[], DraftSource | None]] = {
@@ -90,12 +90,12 @@ MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "lookahead": lambda: LookaheadDecoder(toy_info(), window=6, ngram=3, is_adaptive=False),
     "lookahead, adaptive": lambda: LookaheadDecoder(toy_info(), window=15, ngram=5),
     "colocated": lambda: colocated(wrong_every=4),
-    "medusa": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=4)),
-    "medusa, a tree": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=3), ((0, 1, 0), (0, 0, 0, 0), (1,))),
-    "medusa, wrong": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=1, blind=True)),
-    "eagle3": lambda: EagleDrafter(ToyTrees(wrong_every=4)),
-    "eagle3, a tree": lambda: EagleDrafter(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
-    "eagle3, wrong": lambda: EagleDrafter(ToyTrees(wrong_every=1, blind=True)),
+    "medusa": lambda: MedusaSource(ToyHeads(PROMPT, wrong_every=4)),
+    "medusa, a tree": lambda: MedusaSource(ToyHeads(PROMPT, wrong_every=3), ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "medusa, wrong": lambda: MedusaSource(ToyHeads(PROMPT, wrong_every=1, blind=True)),
+    "eagle3": lambda: EagleSource(ToyTrees(wrong_every=4)),
+    "eagle3, a tree": lambda: EagleSource(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "eagle3, wrong": lambda: EagleSource(ToyTrees(wrong_every=1, blind=True)),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
@@ -259,7 +259,7 @@ def test_a_source_is_shown_what_it_asks_for(others: int) -> None:
     """Hidden states of each row, the prompt's included, and logits of scratch rows behind any tree; the text is the
     target's."""
     watcher = Watcher()
-    drafter = ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
+    drafter = ColocatedSource(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
     serving = Serving([*[drafter][:others], watcher], lambda verifier: None)
     serving.open(0)
     assert serving.finish()[0] == toy_text([5, 6, 7], 40)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, NO_TAP, SUFFIX, SUFFIX_LANE, Tap
 from specq.verifier.control.stalls import MOST, UsualSteps
 from specq.verifier.control.step_curve import StepCurve
@@ -41,7 +41,7 @@ def on_busy_cores(chance: float, seed: int) -> TimedService:
     chains = TimedChains(
         machine, [(1, 0.28), (8, 1.5)], chance, context_ms=0.1, catch_up_ms=0.1, start_s=0.0001, finish_s=0.0001
     )
-    drafter = ColocatedDrafter(chains, StepCurve([1, 8], [0.00028, 0.0015]), fan_out=1, chain=6)
+    drafter = ColocatedSource(chains, StepCurve([1, 8], [0.00028, 0.0015]), fan_out=1, chain=6)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, 0.25, 3)
     return TimedService(target, [drafter, texts], loop_s=0.0004, prompt_len=40, num_tokens=64)
 

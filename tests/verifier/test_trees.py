@@ -19,7 +19,16 @@ from specq.protocol.types import DraftDistribution
 from specq.runtime.compiler import built
 from specq.verification import NUM_BINS
 from specq.verifier.trees import MAX_LIVE_NODES, MAX_TABLE_SIZE, NEXT_IDS, NO_LIMIT, DraftTrees
-from specq.verifier.trees.arrays import ALONE, COLUMNS, COUNTS, MAX_LANES, NUM_OWN_LANES, WINDOW, _Struct
+from specq.verifier.trees.arrays import (
+    ALONE,
+    COLUMNS,
+    COUNTS,
+    FIRST_OWN_LANE,
+    MAX_LANES,
+    NUM_OWN_LANES,
+    WINDOW,
+    _Struct,
+)
 from specq.verifier.trees.compiled import SOURCE, CompiledTrees, kernels, with_signatures
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -32,10 +41,12 @@ def test_sizes_in_c_are_those_of_the_arrays():
     header = SOURCE.with_name("trees.h").read_text()
     expected = {
         "MAX_LIVE": MAX_LIVE_NODES, "MAX_LANES": MAX_LANES, "TABLE": MAX_TABLE_SIZE, "WINDOW": WINDOW, "BINS": NUM_BINS,
-        "NUM_COUNTS": len(COUNTS), "LEAST_OWN_LANE": LEAST_OWN_LANE, "OWN_LANES": NUM_OWN_LANES,
+        "NUM_COUNTS": len(COUNTS), "FIRST_OWN_LANE": FIRST_OWN_LANE, "OWN_LANES": NUM_OWN_LANES,
     }  # fmt: skip
     found = {name: int(size) for name, size in re.findall(r"\b([A-Z_]+) = (\d+)", header)}
     assert found == expected
+    assert FIRST_OWN_LANE <= LEAST_OWN_LANE
+    assert FIRST_OWN_LANE + NUM_OWN_LANES == 256
 
 
 class Both:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting.draft_model.chains import Chains
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting import ChainDrafter, Chains, Pending
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines import Launched
 from specq.protocol import (
     NO_SCRATCH,
@@ -196,7 +196,7 @@ def foreseen(session_id: int, length: int, last: int, depth: int, chance: float,
     return found
 
 
-class TimedChains:
+class TimedChains(ChainDrafter):
     """A draft model on the device, which foresees a token with this chance: a level takes its curve's time by the
     number of sessions, contexts that lag behind `context_ms` for each of their tokens and `catch_up_ms` in all; the
     host `start_s` and `finish_s`, and `session_s` for each session."""
@@ -217,16 +217,16 @@ class TimedChains:
         self._done_at = 0.0
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
         self._texts[session_id], self._computed[session_id] = token_ids.tolist(), 0
 
     def close(self, session_id: int) -> None:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
         for known in (self._texts, self._computed, self._chains):
             known.pop(session_id, None)
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
         found, start, tokens = [], 0, token_ids.tolist()
         for session_id, count in zip(session_ids, num_tokens.tolist(), strict=True):
             own, start = tokens[start : start + count], start + count
@@ -238,8 +238,8 @@ class TimedChains:
             found.append(followed)
         return np.array(found, np.intp)
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
-        """See `ChainSource`."""
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        """See `ChainDrafter`."""
         self._machine.work(self._start_s + self._session_s * len(session_ids))
         behind = sum(max(len(self._texts[i]) - self._computed[i] - 2, 0) for i in session_ids)
         seconds = depth * self._levels(len(session_ids)) + (self._catch_up_s + behind * self._context_s) * (behind > 0)
@@ -247,9 +247,9 @@ class TimedChains:
         for i in session_ids:
             self._computed[i] = len(self._texts[i])
             self._chains[i] = foreseen(i, len(self._texts[i]), self._texts[i][-1], depth, self.chance)
+        return Pending(self._collect)
 
-    def finish(self) -> Chains:
-        """See `ChainSource`."""
+    def _collect(self) -> Chains:
         self._machine.wait(self._done_at)
         self._machine.work(self._finish_s + self._session_s * len(self._begun))
         token_ids = np.array([self._chains[i] for i in self._begun], np.int32)[:, :, None]
@@ -482,7 +482,7 @@ def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: i
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
     chains = TimedChains(machine, levels, chance)
-    drafter = ColocatedDrafter(chains, curve, fan_out=1, chain=chain)
+    drafter = ColocatedSource(chains, curve, fan_out=1, chain=chain)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix, is_priced=True)
     service = TimedService(
         target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options

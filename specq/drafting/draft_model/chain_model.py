@@ -2,7 +2,7 @@
 
 Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead
 here: a chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what
-was followed is kept. `start` only gives the device its work, so that the host is free until `finish`.
+was followed is kept. `start` only gives the device its work, so that the host is free until the chains are collected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.interface import Children
+from specq.drafting.interface import ChainDrafter, Chains, Children, Pending
 from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verification import NO_TOKEN, starts_of
@@ -112,14 +111,14 @@ class _Begun:
     parts: list[_Part]
 
 
-class ChainModel:
-    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
+class ChainModel(ChainDrafter):
+    """Drafts chains with a draft model, or with the contexts of one that drafts trees for other sessions. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
     `helper_cores` as of the engine; `distribution_size` and `rng` as in
         `specq.drafting.draft_model.children.ChildMaker`."""
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | LoadedModel | Contexts,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -130,9 +129,10 @@ class ChainModel:
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self.contexts = Contexts(
-            model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads_of(threads, helper_cores)
-        )
+        if not isinstance(model, Contexts):
+            own = threads_of(threads, helper_cores)
+            model = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=own)
+        self.contexts = model
         self.info = self.contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self.contexts.token_ids)
@@ -145,18 +145,18 @@ class ChainModel:
         return self.contexts.pool.free_slots
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; see `ChainSource`."""
+        """Start a session; see `ChainDrafter`."""
         self.contexts.open(session_id, token_ids, owner)
         self._params[session_id] = params
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `ChainSource`."""
+        """Forget a session; see `ChainDrafter`."""
         if self._params.pop(session_id, None) is not None:
             self._drop(self.contexts.pool.places([session_id]))
             self.contexts.close(session_id)
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens; see `ChainSource`."""
+        """Append committed tokens; see `ChainDrafter`."""
         places = self.contexts.pool.places(session_ids)
         followed = self._last.follow(places, num_tokens, token_ids)
         self.contexts.append(places, num_tokens, token_ids)
@@ -171,8 +171,8 @@ class ChainModel:
         if len(slots):
             self.contexts.pool.give(slots)
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
-        """Begin to draft chains; see `ChainSource`."""
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        """Begin to draft chains; see `ChainDrafter`."""
         assert self._begun is None
         places = self.contexts.pool.places(session_ids)
         self._drop(places)
@@ -183,14 +183,15 @@ class ChainModel:
                 logits = self.contexts.compute(places)
                 params = [self._params[session_id] for session_id in session_ids]
                 self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
+        return Pending(self._collect, self._on_device)
 
-    def on_device(self) -> torch.Tensor | None:
-        """Return the tokens of the chains that were begun; see `ChainSource`."""
+    def _on_device(self) -> torch.Tensor | None:
+        """Return the tokens of the chains that were begun; see `ChainDrafter.start`."""
         parts = self._begun.parts if self._begun is not None else []
         return parts[0].tokens if len(parts) == 1 else None
 
-    def finish(self) -> Chains:
-        """Return the chains that were begun; see `ChainSource`."""
+    def _collect(self) -> Chains:
+        """Wait for the chains that were begun."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
         try:

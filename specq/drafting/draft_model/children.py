@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,14 +23,6 @@ class ChildRequest:
     position: int
     count: int
     session_id: int = -1
-
-
-class MakesChildren(Protocol):
-    """What turns logits into children: `ChildMaker`, or what stands in its place for a target of another vocabulary."""
-
-    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
-        """See `ChildMaker.make`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

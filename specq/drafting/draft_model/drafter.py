@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.children import ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
-from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, chain_by_passes, level_ids
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, level_ids
 from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
 from specq.protocol import Float32Array, Int32Array
 
 
 class DraftModel(KvTrees):
-    """Fulfils `specq.drafting.Proposer`. Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead
+    """Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead
     of a model, the contexts of another that drafts with it, for other sessions than ours.
     """
 
@@ -47,13 +48,13 @@ class DraftModel(KvTrees):
 
     @property
     def has_chains(self) -> bool:
-        """See `specq.drafting.interface.ChainProposer`. On a CPU verdicts are better heard between levels."""
+        """See `Drafter.has_chains`. On a CPU verdicts are better heard between levels."""
         chains = self._contexts.chains
         return chains is not None and chains.runs_beside_host
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
-        `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         asked = self._asked(requests)
         if not asked:
             return [NO_CHILDREN] * len(requests)
@@ -62,11 +63,13 @@ class DraftModel(KvTrees):
             return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-        """Draft chains, on a GPU without the host in between. See `specq.drafting.interface.ChainProposer`."""
+        """Draft chains, on a GPU without the host in between. See `Drafter.expand_chain`."""
+        if depth == 1:
+            return super().expand_chain(requests, depth)
         asked = self._asked(requests)
         drafter = self._chain_drafter(requests, asked, depth)
         if drafter is None:
-            return chain_by_passes(self, requests, depth)
+            return super().expand_chain(requests, depth)
         with self._contexts.alive():
             self._contexts.prefill(self._pool.places(asked))
             with self._contexts.taken(len(requests) * (depth - 1)) as slots:
@@ -80,6 +83,12 @@ class DraftModel(KvTrees):
             key: (*first, tokens[:, i], scores[:, i]) for i, (key, first) in enumerate(zip(rows, firsts, strict=True))
         }
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
+
+    def in_chains(self) -> ChainModel:
+        """Return what drafts chains with the same contexts; see `Drafter.in_chains`."""
+        found = ChainModel(self._contexts, distribution_size=self.maker.distribution_size, rng=self.maker.rng)
+        found.limit_vocab = self.limit_vocab
+        return found
 
     def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
         """Return what drafts these chains on the device, or None: they must be of one width, below different nodes,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.drafting.draft_model.children import ChildMaker, MakesChildren
+from specq.drafting.draft_model.children import ChildMaker
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.interface import CONTEXT, Children, Expansion
+from specq.drafting.interface import CONTEXT, Children, Drafter, Expansion
 from specq.protocol import EngineError, Int32Array, IntpArray, SamplingParams
 
 NO_SLOT = -1
@@ -80,7 +80,7 @@ class TreeSession:
         return gone
 
 
-class KvTrees:
+class KvTrees(Drafter):
     """Sessions of a draft model, each with a tree below its context: what all that draft with one have in common.
 
     `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
@@ -91,7 +91,7 @@ class KvTrees:
         self._contexts = contexts
         self.info, self._pool = contexts.info, contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self.maker: MakesChildren = ChildMaker(distribution_size, rng or np.random.default_rng(), contexts.token_ids)
+        self.maker: ChildMaker = ChildMaker(distribution_size, rng or np.random.default_rng(), contexts.token_ids)
         self._sessions: dict[int, TreeSession] = {}
 
     @property
@@ -99,19 +99,19 @@ class KvTrees:
         return self._pool.free_slots
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
+        """Start a session; its context is computed by the first `expand`. See `Drafter.open`."""
         self._contexts.open(session_id, token_ids, owner)
         self._sessions[session_id] = TreeSession(params, len(token_ids), self._pool.places([session_id]))
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
+        """Forget a session; see `Drafter.close`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._free(session.nodes.values())
             self._contexts.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
+        """Append committed tokens and re-root the nodes; see `Drafter.commit`."""
         if not len(token_ids):
             return
         session = self._sessions[session_id]
@@ -125,12 +125,13 @@ class KvTrees:
         kept = {id(node) for node in computed}
         self._free(node for node in gone if id(node) not in kept)
 
-    def rewind(self, session_id: int, length: int) -> None:
-        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
+    def rewind(self, session_id: int, length: int) -> bool:
+        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
         session = self._sessions[session_id]
         self._free(session.cut(None))
         self._contexts.rewind(session_id, length)
         session.length = min(session.length, length)
+        return True
 
     def _num_pending(self, session: TreeSession) -> int:
         return int(self._contexts.num_pending(session.place)[0])

@@ -1,4 +1,4 @@
-"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `Drafter` that a draft worker
+"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `DraftWorker` that a draft worker
 runs.
 
 A job with `tree`, `num_candidates` or fixed fan-outs says what is drafted for it, whatever that costs; so there is
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from specq.drafting.worker import Drafter
+from specq.drafting.worker import DraftWorker
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
 from specq.verifier.sources import DraftBatch, Round, Session, batch_of, verdict_of
 
@@ -23,11 +23,11 @@ MOST_PASSES = 64  # of a step; a shape has at most so many levels
 MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of each
 
 
-class ShapedDrafter:
-    """Sessions with shapes of their own, and the drafter that grows their trees."""
+class ShapedTrees:
+    """Sessions with shapes of their own, and what grows their trees."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def __init__(self, worker: DraftWorker) -> None:
+        self.worker = worker
         self._known: dict[int, Session] = {}
         self._refused: dict[int, Session] = {}
         self._waiting: list[Session] = []  # that are drafted for when they are collected
@@ -49,9 +49,9 @@ class ShapedDrafter:
         self._waiting.clear()
         drafts: list[Draft] = []
         for _ in range(MOST_PASSES):
-            if not self.drafter.has_work:
+            if not self.worker.has_work:
                 break
-            drafts += self.drafter.step()
+            drafts += self.worker.step()
         arrived = [(self._known[draft.session_id], draft) for draft in drafts]
         return [batch_of(arrived)] if arrived else ()
 
@@ -64,21 +64,21 @@ class ShapedDrafter:
                     self.close(done.session)
 
     def _knows(self, session: Session) -> bool:
-        """Give a session to the drafter if it is new; return whether the drafter drafts for it."""
+        """Give a session to the worker if it is new; return whether it drafts for it."""
         session_id = session.session_id
         if session_id in self._refused:
             return False
         if session_id not in self._known:
             self._known[session_id] = session
             self._tell(session, _assigned(session))
-        elif session_id not in self.drafter.sessions:  # something was raised for it
+        elif session_id not in self.worker.sessions:  # something was raised for it
             self.refuse(session)
         return session_id in self._known
 
     def _tell(self, session: Session, message: Message) -> None:
-        """Hand the drafter a message on a session; one that it cannot handle ends the session's drafts."""
+        """Hand the worker a message on a session; one that it cannot handle ends the session's drafts."""
         try:
-            self.drafter.handle(message)
+            self.worker.handle(message)
         except EngineLostError:
             raise
         except SpecqError:
@@ -92,9 +92,9 @@ class ShapedDrafter:
     def close(self, session: Session) -> None:
         """Forget a session, known or not."""
         self._refused.pop(session.session_id, None)
-        if self._known.pop(session.session_id, None) is not None and session.session_id in self.drafter.sessions:
+        if self._known.pop(session.session_id, None) is not None and session.session_id in self.worker.sessions:
             with suppress(ProtocolError):
-                self.drafter.handle(Release(session_id=session.session_id, epoch=session.epoch))
+                self.worker.handle(Release(session_id=session.session_id, epoch=session.epoch))
 
 
 def _has_shape(session: Session) -> bool:

@@ -3,7 +3,7 @@
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and
 receive until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters
 have there; those with siblings or draft distributions as drafts like any other. Where that is found to be faster, the
-step is launched before they are read (`unread_chains`).
+step is launched before they are read (`offered_chains`).
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead,
 and where it failed, this drafter drafts for the next round.
@@ -21,17 +21,22 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.draft_model.chains import Chains, ChainSource
-from specq.drafting.draft_model.offered_chains import OfferedChains, draft_of_chain
+from specq.drafting.draft_model.chain_sessions import ChainSessions, chosen, rooms_for_chains, without_leads
+from specq.drafting.draft_model.offered_chains import (
+    OfferedChains,
+    UsualScores,
+    batch_of_unread,
+    distinct,
+    draft_of_chain,
+)
 from specq.drafting.draft_model.reading_choice import ReadingChoice
-from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad, RoundChoice
-from specq.drafting.draft_model.shaped import ShapedDrafter
-from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
-from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE, drafting_params
+from specq.drafting.draft_model.round_choice import RoundChoice
+from specq.drafting.draft_model.shaped import ShapedTrees
+from specq.drafting.interface import ChainDrafter, Chains, Pending
+from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE
 from specq.protocol import (
     COLOCATED,
     COLOCATED_LANE,
-    BoolArray,
     Draft,
     EngineError,
     EngineLostError,
@@ -41,7 +46,6 @@ from specq.protocol import (
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import NO_TOKEN, Calibration, DeviceTokens
 from specq.verifier.sources import (
-    NONE,
     Budget,
     ComputedDrafts,
     DraftBatch,
@@ -52,7 +56,6 @@ from specq.verifier.sources import (
     batch_of,
     batch_of_chains,
     may_be_unread,
-    promised,
     put_tokens,
 )
 
@@ -98,8 +101,8 @@ class _Unread(NamedTuple):
     drafted: DeviceTokens
 
 
-class ColocatedDrafter(DraftSource):
-    """Drafts with a source of chains.
+class ColocatedSource(DraftSource):
+    """Drafts chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most
         `fan_out`
@@ -114,13 +117,13 @@ class ColocatedDrafter(DraftSource):
 
     def __init__(
         self,
-        chains: ChainSource,
+        chains: ChainDrafter,
         levels: StepCurve,
         *,
         fan_out: int = 3,
         chain: int = 8,
         is_one_pass: bool = False,
-        shaped: ShapedDrafter | None = None,
+        shaped: ShapedTrees | None = None,
         is_unread: bool | None = None,
     ) -> None:
         self.chains, self.fan_out, self.shaped, self._is_unread = chains, fan_out, shaped, is_unread
@@ -132,12 +135,11 @@ class ColocatedDrafter(DraftSource):
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
-        self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
+        self._sessions = ChainSessions(chains)
         self._all_known: Sequence[Session] = ()  # those that were begun for last, unless one has been closed since
-        self._refused: dict[int, Session] = {}  # those for which it drafts no more
-        self._gone: list[int] = []  # sessions that have been closed since the last round
         self._offered = NO_CHAINS
         self._begun: _Begun | None = None
+        self._pending: Pending[Chains]  # of what was begun
         self._is_usual = False
 
     @property
@@ -150,15 +152,15 @@ class ColocatedDrafter(DraftSource):
         """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any
         case."""
         self._min_accept_prob = budget.min_accept_prob
+        self._sessions.drop_gone()  # before an id that is used again is opened
         has_shapes = self.shaped is not None and self.shaped.begin(sessions)
         return self._begin_chains(sessions, budget, now) or has_shapes
 
     def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         self._offered = NO_CHAINS
         self._learn_round(now)
-        self._drop_gone()
-        rooms = _rooms(sessions)
-        left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
+        rooms = rooms_for_chains(sessions)
+        left, other_load = without_leads(chosen(sessions, rooms > 0), lambda: LEAD * self.choice.promise())
         depth = self.choice.choose(len(left), budget.curve, other_load, budget.max_rows) if left else 0
         if not depth:
             left, depth = [session for session in left if session.waits], self.choice.most
@@ -167,24 +169,9 @@ class ColocatedDrafter(DraftSource):
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
+            most = int(rooms.max() if len(left) == len(sessions) else rooms_for_chains(left).max())
             self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
         return self._begun is not None
-
-    def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
-        """Return the sessions whose trees by other drafters do not promise enough, and what the others add to the
-        step."""
-        if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
-            return sessions, NO_LOAD
-        left, rows, tokens = [], 0, 0.0
-        enough = LEAD * self.choice.promise()
-        for session in sessions:
-            tokens_promised = _promised(session) if session.num_live else 0.0
-            if tokens_promised < enough or session.waits:
-                left.append(session)
-            else:
-                rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
-        return left, OtherLoad(rows, tokens)
 
     def _learn_round(self, now: float) -> None:
         """Learn what the last step's round has taken, if that had chains: this one begins."""
@@ -197,7 +184,7 @@ class ColocatedDrafter(DraftSource):
 
     def _start(self, begun: _Begun) -> None:
         try:
-            self.chains.start(begun.session_ids, begun.depth, begun.width)
+            self._pending = self.chains.start(begun.session_ids, begun.depth, begun.width)
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
@@ -219,8 +206,7 @@ class ColocatedDrafter(DraftSource):
 
     def _try(self, sessions: Sequence[Session]) -> None:
         """Draft a token for each of some sessions, and drop it."""
-        self.chains.start([session.session_id for session in sessions], 1, 1)
-        self.chains.finish()
+        self.chains.start([session.session_id for session in sessions], 1, 1).collect()
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile
@@ -245,7 +231,7 @@ class ColocatedDrafter(DraftSource):
         took the host so long that the chains may have been there before."""
         asked = clock()
         try:
-            chains = self.chains.finish()
+            chains = self._pending.collect()
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
@@ -260,7 +246,7 @@ class ColocatedDrafter(DraftSource):
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return the chains before the host has read them, where that is possible and found to be faster; see
-        `unread_chains`."""
+        `offered_chains`."""
         if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)
@@ -270,7 +256,7 @@ class ColocatedDrafter(DraftSource):
         if not (self._is_unread or self._reading.choose(len(begun.sessions), draft_s)):
             return None
         counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
-        tokens = self.chains.on_device() if counts.any() else None
+        tokens = self._pending.on_device() if counts.any() else None
         if tokens is None:
             return None
         self._unread = _Unread(begun, counts, DeviceTokens(tokens))
@@ -296,8 +282,9 @@ class ColocatedDrafter(DraftSource):
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""
-        is_here = np.array([session_id not in self._gone for session_id in begun.session_ids])
-        found: IntpArray = np.clip(_rooms(begun.sessions), 0, counts) * is_here
+        gone = self._sessions.gone
+        is_here = np.array([session_id not in gone for session_id in begun.session_ids])
+        found: IntpArray = np.clip(rooms_for_chains(begun.sessions), 0, counts) * is_here
         return found
 
     def _scores(self, chains: Chains) -> Float32Array:
@@ -338,18 +325,19 @@ class ColocatedDrafter(DraftSource):
             self._follow(rounds)
         else:
             self._follow_some(rounds)
-        self._drop_gone()
+        self._sessions.drop_gone()
 
     def _follow_some(self, rounds: Rounds) -> None:
         """Let the source follow those rounds whose sessions it knows."""
-        known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
-        if known:
-            self._follow(rounds if len(known) == len(rounds) else rounds.take(np.array(known, np.intp)))
+        known = self._sessions.known
+        which = [i for i, session in enumerate(rounds.sessions) if known.get(session.session_id) is session]
+        if which:
+            self._follow(rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp)))
 
     def _follow(self, rounds: Rounds) -> None:
         """Let the source follow rounds of sessions that it knows."""
         faults = Faults()
-        num_followed = self._commit(rounds, faults)
+        num_followed = self._sessions.commit(rounds, faults)
         if faults.found:
             for session in [session for session in rounds.sessions if session in faults]:
                 self.refuse(session)
@@ -370,90 +358,31 @@ class ColocatedDrafter(DraftSource):
             self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
             self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
 
-    def _commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
-        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one;
-        return how much of it the chains had foreseen."""
-        ids = [session.session_id for session in rounds.sessions]
-        try:
-            return self.chains.commit(ids, rounds.num_tokens, rounds.token_ids)
-        except EngineLostError:
-            raise
-        except Exception as error:  # noqa: BLE001 - drafts are hints
-            log.warning("draft_contexts_failed", num_sessions=len(ids), **traced(error))
-        found: IntpArray = np.zeros(len(ids), np.intp)
-        for i, done in enumerate(rounds):
-            with faults.of(done.session, "drafted for"):
-                found[i] = self.chains.commit([ids[i]], rounds.num_tokens[i : i + 1], done.token_ids)[0]
-        return found
-
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _knows(self, session: Session) -> bool:
-        """Open a session at the source of chains if it is new; return whether it is known there."""
-        session_id = session.session_id
-        if session_id in self._known:
+        """Open a session at the chain drafter if it is new; return whether it is known there."""
+        if session.session_id in self._sessions.known:
             return True
-        if session_id in self._refused:
+        if session.session_id in self._sessions.refused:
             return False
-        faults = Faults()
-        self._known[session_id] = session
         self._is_usual = False
-        with faults.of(session, "drafted for"):
-            params = drafting_params(session.params, session.speculation)
-            self.chains.open(session_id, np.array(session.token_ids, np.int32), params, session.owner)
-        if session in faults:
+        is_known = self._sessions.open(session)
+        if not is_known:
             self.refuse(session)
-        return session not in faults
+        return is_known
 
     def refuse(self, session: Session) -> None:
         """Draft no more for a session."""
         self.close(session)
-        self._refused[session.session_id] = session
+        self._sessions.refuse(session)
         if self.shaped is not None:
             self.shaped.refuse(session)
 
     def close(self, session: Session) -> None:
-        """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
-        session_id = session.session_id
+        """Forget a session."""
         self._all_known = ()
-        self._refused.pop(session_id, None)
-        self._offered.pop(session_id)
+        self._offered.pop(session.session_id)
         if self.shaped is not None:
             self.shaped.close(session)
-        if self._known.pop(session_id, None) is not None:
-            self._gone.append(session_id)
-
-    def _drop_gone(self) -> None:
-        for session_id in self._gone:
-            self.chains.close(session_id)
-        self._gone.clear()
-
-
-def _places(sessions: Sequence[Session]) -> IntpArray:
-    return np.array([session.place for session in sessions], np.intp)
-
-
-def _rooms(sessions: Sequence[Session]) -> IntpArray:
-    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It
-    is 0 or less where there is no room, no chains are taken, or the session is closed."""
-    if not sessions:
-        return np.zeros(0, np.intp)
-    trees, places = sessions[0].trees, _places(sessions)
-    rooms: IntpArray = np.minimum(trees.longest_chain[places], trees.limit[places] - trees.length[places] - 1).astype(
-        np.intp
-    )
-    rooms[places == NONE] = 0
-    return rooms
-
-
-def _chosen(sessions: Sequence[Session], is_chosen: BoolArray) -> Sequence[Session]:
-    if np.count_nonzero(is_chosen) == len(sessions):
-        return sessions
-    return [sessions[i] for i in np.flatnonzero(is_chosen).tolist()]
-
-
-def _promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
-    with Faults().of(session, "drafted for"):
-        return float(promised([session])[0])
-    return 0.0
+        self._sessions.close(session)

@@ -1,11 +1,12 @@
-"""The `draft-model` proposer as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for
+"""The `draft-model` drafter as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for
 a model that has masks `specq.drafting.parallel.drafter`, and with Medusa heads `specq.drafting.medusa.draft_model`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specq.drafting.interface import Proposer, ProposerSpec
+from specq.drafting.interface import Drafter
+from specq.drafting.table import DrafterSpec
 from specq.engines import resolve_checkpoint
 from specq.protocol import ConfigError
 
@@ -43,14 +44,14 @@ def _make(
     name: str = "",
     heads: str = "",
     **of_children: Any,
-) -> Proposer:
+) -> Drafter:
     from specq.drafting.draft_model.contexts import Contexts
 
     contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
     return _with_heads(contexts, model, heads, device, **of_children) if heads else draft_trees(contexts, **of_children)
 
 
-def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Proposer:
+def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Drafter:
     """Return what drafts with a model and its Medusa heads; ConfigError where they do not fit."""
     from specq.drafting.eagle3.loading import is_eagle
     from specq.drafting.medusa.draft_model import MedusaModel
@@ -70,4 +71,4 @@ def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_ch
     return MedusaModel(contexts, source, **of_children)
 
 
-DRAFT_MODEL = ProposerSpec(_make, takes_heads=True)
+DRAFT_MODEL = DrafterSpec(_make, takes_heads=True)

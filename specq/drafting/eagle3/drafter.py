@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.drafting.eagle3.interface import DeviceNodes, Grown, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
 from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
-from specq.drafting.interface import ranking_params
+from specq.drafting.interface import Pending, ranking_params
+from specq.drafting.rank_trees import RankTree
 from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
@@ -69,7 +70,7 @@ class Eagle:
         self.texts: dict[int, EagleText] = {}
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
-        self._levels: dict[Ranks | int | tuple[int, ...], list[Level]] = {}
+        self._levels: dict[RankTree | int | tuple[int, ...], list[Level]] = {}
         self._depths: list[int] = []  # of trees that are recorded best first
         replays = replays or Replays.on(like.device)
         self._recorded = None if replays is None else RecordedTrees(head, self.cache, replays)
@@ -107,7 +108,7 @@ class Eagle:
     def warm_up(
         self,
         most_sessions: int,
-        trees: Sequence[Ranks] = (),
+        trees: Sequence[RankTree] = (),
         sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
     ) -> None:
         """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes
@@ -193,13 +194,13 @@ class Eagle:
     # --- trees
     # ------------------------------------------------------------------------------------------------------------
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[_Growing]:
+    def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
         """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when
         it is waited for."""
         self.follow([session_id for one in requests for session_id in one.session_ids])
         return [self._begin(one) for one in requests]
 
-    def _begin(self, request: TreeRequest) -> _Growing:
+    def _begin(self, request: TreeRequest) -> Pending[Grown]:
         texts = [self.texts[session_id] for session_id in request.session_ids]
         assert all(text.length for text in texts), "a text of no rows"
         sampling = [self._sampling_of(*one) for one in zip(request.session_ids, request.params, strict=True)]
@@ -210,7 +211,7 @@ class Eagle:
         roots = places, lengths, ends
         if self._recorded is None:
             every = np.arange(len(texts))
-            return _Growing([RecordedPart(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
+            return _growing([RecordedPart(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
         is_free = np.array([one.is_free for one in sampling])
         free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
         parts = list[RecordedPart]()
@@ -221,9 +222,9 @@ class Eagle:
             parts.append(
                 RecordedPart(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None))
             )
-        return _Growing(parts, levels)
+        return _growing(parts, levels)
 
-    def _levels_of(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
+    def _levels_of(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
         """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best
         first has a number of levels that was recorded before, where one suffices: near the end of a text some are of no
         use."""
@@ -240,7 +241,7 @@ class Eagle:
             self._levels[key] = self._make_levels(depth, ranks, level_sizes)
         return self._levels[key]
 
-    def _make_levels(self, depth: int, ranks: Ranks | None, level_sizes: tuple[int, ...]) -> list[Level]:
+    def _make_levels(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...]) -> list[Level]:
         num_columns = self.network.lm_head.out_features
         if level_sizes:
             return of_sizes(level_sizes, num_columns, self._device)
@@ -284,21 +285,19 @@ class Eagle:
         return rank
 
 
-class _Growing:
-    """Fulfils `Growing`: trees of these levels, in parts."""
+def _growing(parts: list[RecordedPart], levels: list[Level]) -> Pending[Grown]:
+    """Return trees of these levels that are being grown, in parts."""
 
-    def __init__(self, parts: list[RecordedPart], levels: list[Level]) -> None:
-        self._parts, self._levels = parts, levels
-
-    def __call__(self) -> Grown:
-        token_ids, parents, scores, reach = _joined(self._parts)
-        depths = depths_of(self._levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
+    def collect() -> Grown:
+        token_ids, parents, scores, reach = _joined(parts)
+        depths = depths_of(levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
         return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
 
-    def on_device(self) -> DeviceNodes | None:
-        """See `Growing`."""
-        nodes = self._parts[0].nodes if len(self._parts) == 1 else None
+    def on_device() -> DeviceNodes | None:
+        nodes = parts[0].nodes if len(parts) == 1 else None
         return None if nodes is None or not len(nodes[PLANES:]) else DeviceNodes(nodes[0], nodes[PLANES:])
+
+    return Pending(collect, on_device)
 
 
 def _joined(parts: list[RecordedPart]) -> Int32Array:

@@ -11,28 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from specq.drafting.interface import Pending
+from specq.drafting.rank_trees import RankTree
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verifier.sources import Followed
 
 WIDTH = 8  # children of a node that is expanded
 BEAM = 4  # nodes of a tree that are expanded at a level
-
-
-class Ranks(Protocol):
-    """A tree of ranks, parents before children: each node is the how-manieth choice behind which other. Compared by
-    identity; it does not change.
-
-    depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1 for the context
-    """
-
-    @property
-    def depths(self) -> IntpArray: ...
-
-    @property
-    def ranks(self) -> IntpArray: ...
-
-    @property
-    def parents(self) -> IntpArray: ...
 
 
 class TreeRequest(NamedTuple):
@@ -48,7 +33,7 @@ class TreeRequest(NamedTuple):
     session_ids: Sequence[int]
     params: Sequence[SamplingParams]
     depth: int
-    ranks: Ranks | None
+    ranks: RankTree | None
     floor: float
     level_sizes: tuple[int, ...] = ()
 
@@ -81,17 +66,6 @@ class DeviceNodes(NamedTuple):
     lines: Any
 
 
-class Growing(Protocol):
-    """Trees that are being grown: calling it waits for them."""
-
-    def __call__(self) -> Grown: ...
-
-    def on_device(self) -> DeviceNodes | None:
-        """Return the nodes of trees of given level sizes before the host has read them; None of other trees, or where
-        the host takes part."""
-        ...
-
-
 class TreeHead(Protocol):
     """A head, driven by one thread. Of a text it keeps what it was given since its first row, or since a gap.
 
@@ -119,6 +93,7 @@ class TreeHead(Protocol):
         """Forget a session, known or not."""
         ...
 
-    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Growing]:
-        """Begin to grow trees of sessions that are known, each in one request; return what waits for those of each."""
+    def start(self, requests: Sequence[TreeRequest]) -> Sequence[Pending[Grown]]:
+        """Begin to grow trees of sessions that are known, each in one request. Of given level sizes, and where the host
+        takes no part, they are `DeviceNodes` on the device."""
         ...

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specq.drafting.eagle3.interface import BEAM, WIDTH, Ranks
+from specq.drafting.eagle3.interface import BEAM, WIDTH
+from specq.drafting.rank_trees import RankTree
 from specq.protocol import IntpArray
 
 
@@ -57,7 +58,7 @@ def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device)
     return levels
 
 
-def of_ranks(tree: Ranks, num_columns: int, device: torch.device) -> list[Level]:
+def of_ranks(tree: RankTree, num_columns: int, device: torch.device) -> list[Level]:
     """Return the levels of a shape; without the nodes of ranks that there are not, and what is below them."""
     levels = list[Level]()
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are a level's rows; -1: the context

@@ -24,7 +24,7 @@ from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
 from specq.drafting.eagle3.drafter import Eagle, EagleRows
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.texts import EagleText
-from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Drafter, Expansion
 from specq.protocol import (
     ActivationRequest,
     BoolArray,
@@ -82,8 +82,8 @@ class _Line(NamedTuple):
     nodes: list[Node]
 
 
-class EagleTrees:
-    """Fulfils `Proposer` and `ActivationReader`."""
+class EagleTrees(Drafter):
+    """See the module."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class EagleTrees:
         """`info`: of the head, with the tokenizer and the sizes of its target. form, window: as of
         `ActivationRequest`."""
         self.info, self.activations = info, ActivationRequest(head.layers, form, window)
-        self.width: int = head.network.fc.in_features
+        self.width = head.network.fc.in_features
         self._eagle = Eagle(head)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
         self._sessions: dict[int, _Session] = {}
@@ -107,16 +107,16 @@ class EagleTrees:
     # ------------------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; see `Proposer.open`."""
+        """Start a session; see `Drafter.open`."""
         self._sessions[session_id] = _Session(params, len(token_ids), token_ids=token_ids.tolist())
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
+        """Forget a session; see `Drafter.close`."""
         self._sessions.pop(session_id, None)
         self._eagle.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
+        """Append committed tokens and re-root the nodes; see `Drafter.commit`."""
         session = self._sessions[session_id]
         own = [session.nodes[node_id] for node_id in path]
         for i, token in enumerate(token_ids[len(path) :].tolist(), len(path)):
@@ -128,7 +128,7 @@ class EagleTrees:
         self._feed(session_id, session)
 
     def observe(self, session_id: int, first: int, states: Float32Array) -> None:
-        """Take in the target's hidden states; see `ActivationReader`."""
+        """Take in the target's hidden states; see `Drafter.observe`."""
         session = self._sessions[session_id]
         device = self._eagle.network.fc.weight.device
         session.waiting.append((first, torch.from_numpy(np.array(states)).to(device)))
@@ -137,7 +137,7 @@ class EagleTrees:
             session.waiting.pop(0)
 
     def knows(self, session_id: int) -> bool:
-        """Return whether there are states to draft from; see `ActivationReader`."""
+        """Return whether there are states to draft from; see `Drafter.knows`."""
         known = self._eagle.known(session_id)
         return known > 0 and self._sessions[session_id].length - known <= MOST_PREDICTED
 
@@ -157,7 +157,7 @@ class EagleTrees:
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes; none at the target's maximum length, and where no states are
-        known. See `Proposer.expand`."""
+        known. See `Drafter.expand`."""
         positions = [self._sessions[one.session_id].child_position(one.node_id) for one in requests]
         asked = [
             i

@@ -32,7 +32,8 @@ from specq.drafting.eagle3.grown_trees import (
     put_read,
     shapes_for,
 )
-from specq.drafting.eagle3.interface import Growing, Grown, TreeHead, TreeRequest
+from specq.drafting.eagle3.interface import Grown, TreeHead, TreeRequest
+from specq.drafting.interface import Pending
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, likeliest, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import EAGLE, EAGLE_LANE, IntpArray, Speculation, UInt8Array
@@ -71,12 +72,12 @@ class _Plan(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Trees of one kind that are being grown: the sessions, how many levels each takes, and what waits."""
+    """Trees of one kind that are being grown: the sessions, how many levels each takes, and what is pending."""
 
     sessions: list[Session]
     plan: _Plan
     depths: list[int]
-    wait: Growing
+    pending: Pending[Grown]
 
 
 class _Unread(NamedTuple):
@@ -86,7 +87,7 @@ class _Unread(NamedTuple):
     drafted: DeviceTokens
 
 
-class EagleDrafter(DraftSource):
+class EagleSource(DraftSource):
     """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for
     best first."""
 
@@ -144,22 +145,21 @@ class EagleDrafter(DraftSource):
             )
             for own, plan, depths in kinds
         ]
-        waits = self.head.start(requests)
-        return [_Begun(*kind, wait) for kind, wait in zip(kinds, waits, strict=True)]
+        return [_Begun(*kind, one) for kind, one in zip(kinds, self.head.start(requests), strict=True)]
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
         begun, self._begun = self._begun, []
         self._learn()
         if len(begun) != 1 or not begun[0].plan.level_sizes:
-            return [_batch(one, one.wait()) for one in begun]
+            return [_batch(one, one.pending.collect()) for one in begun]
         (trees,) = begun
         unread = self._batch_of_unread(trees, budget)
         return [_batch(trees, self._read(trees))] if unread is None else [unread]
 
     def _read(self, begun: _Begun) -> Grown:
         """Wait for trees of given level sizes, and learn what is usual."""
-        grown = begun.wait()
+        grown = begun.pending.collect()
         is_node = np.isfinite(grown.reach)  # else nothing is there, or what the head said is no number
         likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
         self._shapes.usual.promise(UnreadLayout.of(begun.plan.level_sizes), likely)
@@ -178,7 +178,7 @@ class EagleDrafter(DraftSource):
         likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
         if likely is None or not may_be_unread(begun.sessions, 1):
             return None
-        nodes, depths = begun.wait.on_device(), self._depths(begun)
+        nodes, depths = begun.pending.on_device(), self._depths(begun)
         if nodes is None or not depths.any():
             return None
         lines = None if layout.is_chain else DeviceLines(nodes.lines.reshape(len(nodes.lines), -1), len(likely))
@@ -296,7 +296,7 @@ def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
 # ---------------------------------------------------------------------------------------------------
 
 
-def make(setup: Setup) -> EagleDrafter | None:
+def make(setup: Setup) -> EagleSource | None:
     """Load the head that shall draft in this process, if there is one; ConfigError where it does not fit the target."""
     if not setup.heads:
         return None
@@ -315,4 +315,4 @@ def make(setup: Setup) -> EagleDrafter | None:
     shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
     eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
-    return EagleDrafter(eagle, depth, tree)
+    return EagleSource(eagle, depth, tree)

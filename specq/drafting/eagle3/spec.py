@@ -1,4 +1,4 @@
-"""The `eagle3` proposer as the table has it, without what imports torch: `specq.drafting.eagle3.remote`."""
+"""The `eagle3` drafter as the table has it, without what imports torch: `specq.drafting.eagle3.remote`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specq.config import OwnOptions, option
-from specq.drafting.interface import Proposer, ProposerSpec
+from specq.drafting.interface import Drafter
+from specq.drafting.table import DrafterSpec
 from specq.engines import fingerprint, read_info, resolve_checkpoint
 from specq.protocol import BF16, INT8, ConfigError
 
@@ -36,7 +37,7 @@ def _make(
     activations: str = BF16,
     window: int = 1024,
     **_of_models: object,
-) -> Proposer:
+) -> Drafter:
     if not target:
         raise ConfigError(
             "the eagle3 proposer reads a target's hidden states: name it by draft.target, as the verifier does by target.model"
@@ -51,4 +52,4 @@ def _make(
     return EagleTrees(head, own, form=activations, window=window, distribution_size=distribution_size)
 
 
-EAGLE3 = ProposerSpec(_make, EagleOptions, reads_target=True)
+EAGLE3 = DrafterSpec(_make, EagleOptions, reads_target=True)

@@ -98,7 +98,7 @@ class _Plan(NamedTuple):
 
 
 class MedusaModel(KvTrees):
-    """Fulfils `specq.drafting.Proposer` with contexts of a model, and heads for it. Other arguments as of `KvTrees`."""
+    """Drafts with contexts of a model, and heads for it. Other arguments as of `KvTrees`."""
 
     def __init__(
         self,
@@ -116,20 +116,20 @@ class MedusaModel(KvTrees):
     # -----------------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session. See `Proposer.open`."""
+        """Start a session. See `Drafter.open`."""
         super().open(session_id, token_ids, params, owner)
         self._known[session_id] = _Known()
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
+        """Forget a session; see `Drafter.close`."""
         self._forget(session_id)
         super().close(session_id)
         self._known.pop(session_id, None)
 
-    def rewind(self, session_id: int, length: int) -> None:
-        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
+    def rewind(self, session_id: int, length: int) -> bool:
+        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
         self._forget(session_id)
-        super().rewind(session_id, length)
+        return super().rewind(session_id, length)
 
     def _forget(self, session_id: int) -> None:
         known = self._known.get(session_id)
@@ -138,7 +138,7 @@ class MedusaModel(KvTrees):
             self._known[session_id] = _Known()
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What is known of the node that the
+        """Append committed tokens and re-root the nodes; see `Drafter.commit`. What is known of the node that the
         context ends with now is known of the context; behind a correction, what heads say there is."""
         if not len(token_ids):
             return
@@ -167,7 +167,7 @@ class MedusaModel(KvTrees):
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for those of nodes that were not guessed; no children at the model's
-        maximum length. See `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        maximum length. See `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         wanted = [request for request in requests if self._may_have_children(request)]
         asked = self._asked(one for one in wanted if one.node_id not in self._known[one.session_id].logits)
         with self._contexts.alive():
@@ -268,7 +268,7 @@ class MedusaModel(KvTrees):
             return {}
         sessions = [self._sessions[session_id] for session_id, _ in places]
         positions = [session.child_position(node_id) for session, (_, node_id) in zip(sessions, places, strict=True)]
-        ranked = self._heads.start(states, [session.params for session in sessions], positions, RANKS)()
+        ranked = self._heads.start(states, [session.params for session in sessions], positions, RANKS).collect()
         candidates = [
             (score, i, path)
             for i, position in enumerate(positions)

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from specq.drafting.interface import ranking_params
+from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.drafting.medusa.network import MedusaHeads
 from specq.engines.torch import (
@@ -56,13 +56,13 @@ class Medusa:
 
     def start(
         self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
-    ) -> Wait:
+    ) -> Pending[Ranked]:
         """Begin to rank; see `HeadSource`."""
         count = min(count, self._num_columns)
         sampling = [Sampling.of(ranking_params(own)) for own in params]
         rows, ends = _gathered(states), np.array(lengths)
         if self._replays is None:
-            return self._start(rows, sampling, ends, count)
+            return Pending(self._start(rows, sampling, ends, count))
         is_free = np.array([own.is_free for own in sampling])
         parts: list[tuple[IntpArray, Wait]] = []
         for which, start in ((is_free, self._recorded), (~is_free, self._start)):
@@ -71,7 +71,7 @@ class Medusa:
                 own = places[first : first + BATCH_SIZES[-1]]
                 mine = rows if len(own) == len(rows) else rows[torch.from_numpy(own).to(rows.device)]
                 parts.append((own, start(mine, [sampling[i] for i in own.tolist()], ends[own], count)))
-        return parts[0][1] if len(parts) == 1 else partial(_joined, parts, len(states))
+        return Pending(parts[0][1] if len(parts) == 1 else partial(_joined, parts, len(states)))
 
     def _start(self, rows: torch.Tensor, sampling: list[Sampling], ends: IntpArray, count: int) -> Wait:
         """Begin to rank behind states [n, hidden] where the host may have a part in it."""

@@ -6,9 +6,10 @@ arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from specq.drafting.interface import Pending
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 
 
@@ -37,8 +38,8 @@ class HeadSource(Protocol):
 
     def start(
         self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
-    ) -> Callable[[], Ranked]:
-        """Begin to rank what follows some contexts, at most `count` tokens a place; return what waits for it.
+    ) -> Pending[Ranked]:
+        """Begin to rank what follows some contexts, at most `count` tokens a place.
 
         states: of the row from which the target made each context's last token; lengths: of the contexts.
         """

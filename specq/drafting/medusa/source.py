@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
+from specq.drafting.interface import Pending
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
@@ -50,15 +51,15 @@ class _State(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what waits for them."""
+    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what is pending."""
 
     sessions: list[Session]
     trees: list[RankTree]
     most: list[int]
-    wait: Callable[[], Ranked]
+    pending: Pending[Ranked]
 
 
-class MedusaDrafter(DraftSource):
+class MedusaSource(DraftSource):
     """Drafts with heads; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
 
     name = MEDUSA
@@ -113,7 +114,7 @@ class MedusaDrafter(DraftSource):
         begun, self._begun = self._begun, None
         if begun is None:
             return ()
-        ranked = begun.wait()
+        ranked = begun.pending.collect()
         # Sessions with the same tree together: as a rule all of them.
         order = sorted(range(len(begun.sessions)), key=lambda i: (id(begun.trees[i]), begun.most[i]))
         alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
@@ -180,7 +181,7 @@ def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
 # ---------------------------------------------------------------------------------------------------
 
 
-def make(setup: Setup) -> MedusaDrafter | None:
+def make(setup: Setup) -> MedusaSource | None:
     """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the
     target."""
     if not setup.heads:
@@ -197,4 +198,4 @@ def make(setup: Setup) -> MedusaDrafter | None:
     log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     medusa = Medusa(heads, setup.info.num_tokens)
     medusa.warm_up(setup.config.max_sessions)
-    return MedusaDrafter(medusa, tree)
+    return MedusaSource(medusa, tree)

@@ -70,7 +70,7 @@ class _Plan(NamedTuple):
 
 
 class ParallelModel(KvTrees):
-    """Fulfils `specq.drafting.Proposer` with contexts of a model that has masks. Other arguments as of `KvTrees`."""
+    """Drafts with contexts of a model that has masks. Other arguments as of `KvTrees`."""
 
     def __init__(
         self, contexts: Contexts, *, distribution_size: int = 32, rng: np.random.Generator | None = None
@@ -80,26 +80,27 @@ class ParallelModel(KvTrees):
         self._foreseen: dict[int, dict[int, _Foreseen]] = {}  # by session and node
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session. See `Proposer.open`."""
+        """Start a session. See `Drafter.open`."""
         super().open(session_id, token_ids, params, owner)
         self._foreseen[session_id] = {}
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
+        """Forget a session; see `Drafter.close`."""
         super().close(session_id)
         self._foreseen.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`. What follows the new context is not
+        """Append committed tokens and re-root the nodes; see `Drafter.commit`. What follows the new context is not
         known before it is asked for: a pass of its own says that better than one that foresaw it."""
         super().commit(session_id, token_ids, path)
         if len(token_ids):
             self._keep_known(session_id)
 
-    def rewind(self, session_id: int, length: int) -> None:
-        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
+    def rewind(self, session_id: int, length: int) -> bool:
+        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
         super().rewind(session_id, length)
         self._keep_known(session_id)
+        return True
 
     def _keep_known(self, session_id: int) -> None:
         nodes = self._sessions[session_id].nodes
@@ -107,7 +108,7 @@ class ParallelModel(KvTrees):
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for those of nodes that were not foreseen; no children at the model's
-        maximum length. See `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        maximum length. See `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         asked = self._asked(one for one in requests if one.node_id not in self._foreseen[one.session_id])
         if asked:
             with self._contexts.alive():

@@ -1,4 +1,4 @@
-"""`ngram`: suffix decoding as a proposer. It needs no model, so it drafts for targets of any tokenizer."""
+"""`ngram`: suffix decoding in a draft worker. It needs no model, so it drafts for targets of any tokenizer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting.interface import Children, Expansion, ProposerSpec
+from specq.drafting.interface import Children, Drafter, Expansion
 from specq.drafting.paths import DraftPaths
 from specq.drafting.suffix import DEPTH, SuffixTree, draft, make_tree
+from specq.drafting.table import DrafterSpec
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
 FLOOR = 0.01  # of the probability of a child
@@ -38,30 +39,30 @@ class _Session:
         self.tail = [*self.tail, *token_ids][-DEPTH:]
 
 
-class NgramProposer:
-    """Fulfils `specq.drafting.Proposer`; takes and ignores what model proposers need."""
+class NgramDrafter(Drafter):
+    """Takes and ignores what drafters with models need."""
 
     def __init__(self, model: str = "", **options: Any) -> None:
         self.info = INFO
         self._sessions: dict[int, _Session] = {}
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """See `Proposer.open`."""
+        """See `Drafter.open`."""
         self._sessions[session_id] = session = _Session([])
         session.extend(token_ids.tolist())
 
     def close(self, session_id: int) -> None:
-        """See `Proposer.close`."""
+        """See `Drafter.close`."""
         self._sessions.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """See `Proposer.commit`."""
+        """See `Drafter.commit`."""
         session, tokens = self._sessions[session_id], token_ids.tolist()
         session.extend(tokens)
         session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """See `Proposer.expand`."""
+        """See `Drafter.expand`."""
         return [self._children(request) for request in requests]
 
     def _children(self, request: Expansion) -> Children:
@@ -72,4 +73,4 @@ class NgramProposer:
         return Children(np.array(found.token_ids, np.int32), np.log(np.array(found.probs, np.float32)))
 
 
-NGRAM = ProposerSpec(NgramProposer, needs_model=False)
+NGRAM = DrafterSpec(NgramDrafter, needs_model=False)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting.draft_model.children import ChildMaker, ChildRequest, MakesChildren
-from specq.drafting.interface import NO_CHILDREN, Children, Expansion
+from specq.drafting.draft_model.children import ChildMaker, ChildRequest
+from specq.drafting.interface import NO_CHILDREN, Children, Drafter, Expansion
 from specq.drafting.paths import DraftPaths
 from specq.engines import resolve_directory
 from specq.engines.vllm.options import make_options, model_info, prepare_environment
@@ -33,8 +33,8 @@ class _Session:
     paths: DraftPaths = field(default_factory=DraftPaths)
 
 
-class VllmModel:
-    """Fulfils `specq.drafting.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `distribution_size` and `rng`
+class VllmModel(Drafter):
+    """`options` are arguments of vLLM's `EngineArgs`, `distribution_size` and `rng`
     as in `specq.drafting.draft_model.children.ChildMaker`, the others as in `specq.engines.vllm.engine.VllmEngine`."""
 
     def __init__(
@@ -65,7 +65,7 @@ class VllmModel:
         self._client, self._last_row = PublicClient(arguments), last_row
         self._candidates = min(CANDIDATES, self._client.vocab_size)
         self._asked = request_params(self._candidates)
-        self.maker: MakesChildren = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
+        self.maker: ChildMaker = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
         self.info = model_info(arguments, self._client, name)
 
@@ -74,21 +74,21 @@ class VllmModel:
         self._client.shutdown()
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """See `Proposer.open`."""
+        """See `Drafter.open`."""
         self._sessions[session_id] = _Session(params, self._embeddable(token_ids), owner)
 
     def close(self, session_id: int) -> None:
-        """See `Proposer.close`."""
+        """See `Drafter.close`."""
         self._sessions.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """See `Proposer.commit`."""
+        """See `Drafter.commit`."""
         session, tokens = self._sessions[session_id], self._embeddable(token_ids)
         session.token_ids.extend(tokens)
         session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Ask for what follows each node; none at the model's maximum length. See `Proposer.expand`."""
+        """Ask for what follows each node; none at the model's maximum length. See `Drafter.expand`."""
         prompts = [self._prompt(request) for request in requests]
         fit = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.info.max_length and requests[i].child_ids]
         answers = [NO_CHILDREN] * len(requests)

@@ -1,4 +1,4 @@
-"""Draft models of another vocabulary than the target's: proposers around a proposer, which speak the target's token
+"""Draft models of another vocabulary than the target's: drafters around a drafter, which speak the target's token
 ids.
 
     same     the draft model has the target's tokenizer; nothing stands around it
@@ -19,8 +19,8 @@ from typing import Any
 
 import structlog
 
-from specq.drafting.interface import Proposer
-from specq.drafting.vocabulary.retelling import RetellingProposer
+from specq.drafting.interface import Drafter
+from specq.drafting.vocabulary.retelling import RetellingDrafter
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 from specq.runtime import resolve
 from specq.text import ByteCodec, Vocabularies, num_tokens, tokenizer_hash
@@ -33,13 +33,13 @@ VOCABULARIES = {
     "text": "specq.drafting.vocabulary.text:TextVocabulary",
 }
 
-__all__ = ["SAME", "VOCABULARIES", "RetellingProposer", "bridge", "in_vocabulary"]
+__all__ = ["SAME", "VOCABULARIES", "RetellingDrafter", "bridge", "in_vocabulary"]
 
 
 def bridge(
     draft: ModelInfo, way: str, draft_files: dict[str, str], target_files: dict[str, str], target: str
-) -> Callable[[Proposer], Proposer]:
-    """Return what makes a proposer with such a model one for a target of this name: the proposer itself, where both
+) -> Callable[[Drafter], Drafter]:
+    """Return what makes a drafter with such a model one for a target of this name: the drafter itself, where both
     have one tokenizer; else what stands around it.
 
     draft_files, target_files   as `specq.text.load_tokenizer_files` returns them
@@ -52,12 +52,12 @@ def bridge(
             )
     info = _info(draft, target_files, target)
     if fits(draft, info):
-        return lambda proposer: proposer
+        return lambda drafter: drafter
     vocabularies = Vocabularies(ByteCodec(draft_files), ByteCodec(target_files))
     if way == SAME:
         raise ConfigError(mismatch(draft, [info], str(vocabularies.shared)))
     log.info("vocabulary_bridged", way=way, draft=draft.name, target=target, shared=len(vocabularies.shared))
-    return lambda proposer: in_vocabulary(proposer, way, vocabularies, info)
+    return lambda drafter: in_vocabulary(drafter, way, vocabularies, info)
 
 
 def _info(draft: ModelInfo, target_files: dict[str, str], target: str) -> ModelInfo:
@@ -70,19 +70,17 @@ def _info(draft: ModelInfo, target_files: dict[str, str], target: str) -> ModelI
     )
 
 
-def in_vocabulary(
-    proposer: Proposer, way: str, vocabularies: Vocabularies, target: ModelInfo
-) -> RetellingProposer[Any]:
-    """Return a proposer for targets with this tokenizer; ConfigError where the two cannot be brought together that way.
+def in_vocabulary(drafter: Drafter, way: str, vocabularies: Vocabularies, target: ModelInfo) -> RetellingDrafter[Any]:
+    """Return a drafter for targets with this tokenizer; ConfigError where the two cannot be brought together that way.
 
     target   of whose fields those that follow from the tokenizer count
     """
     info = replace(
-        proposer.info,
+        drafter.info,
         vocab_size=target.num_tokens,
         num_tokens=target.num_tokens,
         eos_ids=target.eos_ids,
         tokenizer_hash=target.tokenizer_hash,
     )
-    make: type[RetellingProposer[Any]] = resolve("vocabulary", VOCABULARIES, way)
-    return make(proposer, vocabularies, info)
+    make: type[RetellingDrafter[Any]] = resolve("vocabulary", VOCABULARIES, way)
+    return make(drafter, vocabularies, info)

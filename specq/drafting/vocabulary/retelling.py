@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from specq.drafting.interface import Children, Expansion, Proposer, RewindableProposer
+from specq.drafting.interface import Drafter
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 from specq.text import Retold, Vocabularies
 
@@ -20,7 +19,7 @@ class RetoldSession:
 
     params: SamplingParams
     text: Retold
-    owner: str = field(default="", kw_only=True)  # as of `Proposer.open`
+    owner: str = field(default="", kw_only=True)  # as of `Drafter.open`
 
     @property
     def lead(self) -> int:
@@ -31,40 +30,31 @@ class RetoldSession:
 S = TypeVar("S", bound=RetoldSession)
 
 
-class RetellingProposer(ABC, Generic[S]):
-    """Fulfils `Proposer` with ids of the target, around a proposer with ids of a draft model, whose sessions have the
-    same ids.
+class RetellingDrafter(Drafter, Generic[S]):
+    """Drafts with ids of the target, around a drafter with ids of a draft model, whose sessions have the same ids.
 
     While the target follows what was drafted, so does the draft model. After a correction the end of the text is cut
     anew, and the draft model goes back to where the two cuts part.
     """
 
-    def __init__(self, draft: Proposer, vocabularies: Vocabularies, info: ModelInfo) -> None:
+    def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
         self.draft, self.vocabularies, self.info = draft, vocabularies, info
         self._sessions: dict[int, S] = {}
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; see `Proposer.open`."""
+        """Start a session; see `Drafter.open`."""
         self._sessions[session_id] = session = self._session(token_ids.tolist(), params)
         session.owner = owner
         self.draft.open(session_id, np.array(session.text.draft_ids, np.int32), session.params, session.owner)
 
     def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
+        """Forget a session; see `Drafter.close`."""
         self._sessions.pop(session_id, None)
         self.draft.close(session_id)
 
     @abstractmethod
     def _session(self, token_ids: list[int], params: SamplingParams) -> S:
         """Return a new session with this context."""
-
-    @abstractmethod
-    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens; see `Proposer.commit`."""
-
-    @abstractmethod
-    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft; see `Proposer.expand`."""
 
     def _correct(self, session_id: int, token_ids: list[int]) -> None:
         """Append tokens that were not drafted; the draft model's nodes are all gone."""
@@ -74,8 +64,7 @@ class RetellingProposer(ABC, Generic[S]):
         fresh = np.array(text.draft_ids[num_kept:], np.int32)
         if num_kept == num_before and len(fresh):
             self.draft.commit(session_id, fresh, ())
-        elif isinstance(self.draft, RewindableProposer):
-            self.draft.rewind(session_id, num_kept)
+        elif self.draft.rewind(session_id, num_kept):
             if len(fresh):
                 self.draft.commit(session_id, fresh, ())
         else:

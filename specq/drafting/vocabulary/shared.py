@@ -11,26 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specq.drafting.interface import Children, Expansion, Proposer
-from specq.drafting.vocabulary.retelling import RetellingProposer, RetoldSession
+from specq.drafting.interface import Children, Drafter, Expansion
+from specq.drafting.vocabulary.retelling import RetellingDrafter, RetoldSession
 from specq.protocol import ConfigError, DraftDistribution, Int32Array, ModelInfo, SamplingParams
 from specq.text import Retold, SharedTokens, Vocabularies
 
 if TYPE_CHECKING:
     import torch
 
-    from specq.drafting.draft_model.children import ChildMaker, ChildRequest, MakesChildren
-
-
-@runtime_checkable
-class MadeOfLogits(Protocol):
-    """A proposer that lets others make its children of its logits."""
-
-    maker: MakesChildren
+    from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 
 
 class SharedMaker:
@@ -59,16 +52,15 @@ class SharedMaker:
         return [renamed(children, self.shared.target_ids, self.shared.draft_ids) for children in made]
 
 
-class SharedVocabulary(RetellingProposer[RetoldSession]):
-    """See the module; the arguments are those of `RetellingProposer`."""
+class SharedVocabulary(RetellingDrafter[RetoldSession]):
+    """See the module; the arguments are those of `RetellingDrafter`."""
 
-    def __init__(self, draft: Proposer, vocabularies: Vocabularies, info: ModelInfo) -> None:
+    def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
         super().__init__(draft, vocabularies, info)
-        if not isinstance(draft, MadeOfLogits):
+        if draft.maker is None:
             raise ConfigError(f"{draft.info.name} gives no logits, which vocabulary = shared needs; text needs none")
         both = vocabularies.shared.within(min(draft.info.vocab_size, draft.info.num_tokens), info.num_tokens)
-        maker: ChildMaker = draft.maker  # type: ignore[assignment]
-        draft.maker = made = SharedMaker(maker, both, lambda session_id: self._sessions[session_id].lead)
+        draft.maker = made = SharedMaker(draft.maker, both, lambda session_id: self._sessions[session_id].lead)
         if not len(made.shared):
             raise ConfigError(f"{draft.info.name} can draft no token that the target has; use vocabulary = text")
         shared = made.shared

@@ -1,24 +1,24 @@
 """Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be trusted.
 
-    drafter                 verdicts in, drafts out, one proposer inside
+    worker                  verdicts in, drafts out, one drafter inside
     session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message
     shapes                  how many children each node of a tree gets
     acceptance_stats        measured acceptance over all sessions; judged: which nodes count
 
-In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.drafting`).
+In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a `Drafter` (`specq.drafting`).
 """
 
 from specq.drafting.worker.acceptance_stats import judged
-from specq.drafting.worker.drafter import Drafter
 from specq.drafting.worker.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
 from specq.drafting.worker.shapes import BestFirst, DraftShape, Path, shape_of
+from specq.drafting.worker.worker import DraftWorker
 
 __all__ = [
     "LEAST_CHANCE",
     "SIBLING_VALUE",
     "BestFirst",
     "DraftShape",
-    "Drafter",
+    "DraftWorker",
     "Path",
     "drafting_params",
     "judged",

@@ -1,4 +1,4 @@
-"""What a drafter has learned over all its sessions: how good its proposer is, and whether drafting is of use; and
+"""What a drafter has learned over all its sessions: how good its drafts are, and whether drafting is of use; and
 which of the verified nodes it learns from."""
 
 from __future__ import annotations

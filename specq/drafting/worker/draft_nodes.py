@@ -14,7 +14,7 @@ from specq.protocol import DraftDistribution, pack_distributions
 class DraftNode:
     """A drafted node.
 
-    predicted        the proposer's log-probability given the parent; score: the same after calibration
+    predicted        the drafter's log-probability given the parent; score: the same after calibration
     log_reach_prob   log of the cumulative acceptance probability, from where drafting began
     rank             place among its siblings; distribution: what they were drawn from, None for a point mass
     wire_id          the id that the verifier knows it by; -1: not sent

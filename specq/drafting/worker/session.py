@@ -147,7 +147,7 @@ class DraftSession:
         return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
 
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
-        """Hang a proposer's children below a node, or below the context, as far as there is room; return the first.
+        """Hang a drafter's children below a node, or below the context, as far as there is room; return the first.
 
         A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that
         a cut by probability takes the last: no node is cut because of its own token.

@@ -1,4 +1,4 @@
-"""Suites that every engine, proposer, journal and strategy must pass, ours and those of other packages.
+"""Suites that every engine, drafter, journal and strategy must pass, ours and those of other packages.
 
     class TestDoubling(EngineConformance):
         @pytest.fixture
@@ -10,5 +10,5 @@ Each suite is a class whose docstring names the fixture that it needs. To add to
 
 import pytest
 
-_SUITES = ("engines", "journals", "proposers", "sources", "step_outputs", "strategies")
+_SUITES = ("drafters", "engines", "journals", "sources", "step_outputs", "strategies")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUITES))  # so that a failure shows the values

@@ -12,6 +12,7 @@ import pytest
 from specq.protocol import Ack, Close, Open, SamplingParams, Speculation, Verdict
 from specq.testing.toy import ToyEngine, toy_text
 from specq.verifier import DraftSource, StepCurve, Verifier
+from specq.verifier.sources import Session
 
 PROMPT = [5, 6, 7]
 LENGTH = 40
@@ -115,6 +116,19 @@ class SourceConformance:
         for source in serving.verifier.sources.sources:
             kept = [value for value in vars(source).values() if isinstance(value, dict | list | set)]
             assert not any(kept), f"{source.name} keeps {kept}"
+            parts = [part for part in vars(source).values() if type(part).__module__.startswith("specq.drafting")]
+            kept = [
+                value for part in parts for value in _values(part) if isinstance(value, dict) and _has_session(value)
+            ]
+            assert not kept, f"{source.name} keeps {kept}"
+
+
+def _values(part: object) -> list[object]:
+    return list(vars(part).values()) if hasattr(part, "__dict__") else []
+
+
+def _has_session(values: dict[object, object]) -> bool:
+    return any(isinstance(value, Session) for value in values.values())
 
 
 class Serving:

@@ -8,34 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from specq.protocol import (
-    COLOCATED,
-    COLOCATED_LANE,
-    EAGLE,
-    EAGLE_LANE,
-    LEAST_OWN_LANE,
-    LOOKAHEAD,
-    LOOKAHEAD_LANE,
-    MEDUSA,
-    MEDUSA_LANE,
-    REMOTE,
-    SUFFIX,
-    SUFFIX_LANE,
-    Int64Array,
-    UInt8Array,
-)
+from specq.protocol import LANES, LEAST_OWN_LANE, REMOTE, Int64Array, UInt8Array
 from specq.verifier.control.source_yields import Yield
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.step.rounds import Rounds
 
-LANES = {
-    REMOTE: slice(0, LEAST_OWN_LANE),
-    COLOCATED: slice(COLOCATED_LANE, COLOCATED_LANE + 1),
-    LOOKAHEAD: slice(LOOKAHEAD_LANE, LOOKAHEAD_LANE + 1),
-    SUFFIX: slice(SUFFIX_LANE, SUFFIX_LANE + 1),
-    MEDUSA: slice(MEDUSA_LANE, MEDUSA_LANE + 1),
-    EAGLE: slice(EAGLE_LANE, EAGLE_LANE + 1),
-}
+LANES_OF = {REMOTE: slice(LEAST_OWN_LANE)} | {name: slice(lane, lane + 1) for name, lane in LANES.items()}
 NO_NODES: Int64Array = np.zeros((256, 2), np.int64)
 
 
@@ -68,7 +46,9 @@ class SourceClock:
     def yields(self, rounds: Rounds, num_rows: int, curve: StepCurve) -> dict[str, Yield]:
         """Return what each source took and brought in a step of so many rows, and begin anew."""
         judged = by_lane(rounds.lanes, rounds.is_accepted) if len(rounds.lanes) else NO_NODES
-        nodes = {name: judged[own].sum(0).tolist() if name in self._seconds else (0, 0) for name, own in LANES.items()}
+        nodes = {
+            name: judged[own].sum(0).tolist() if name in self._seconds else (0, 0) for name, own in LANES_OF.items()
+        }
         rows = {name: count + nodes.get(name, (0, 0))[0] for name, count in self._num_scratch.items()}
         num_more = sum(rows.values())
         row_s = (curve.profiled(num_rows) - curve.profiled(num_rows - num_more)) / num_more if num_more else 0.0

@@ -1,24 +1,31 @@
 """Sources of drafts: whatever drafts for a verifier's sessions, and what a source needs of the verifier.
 
     interface, source_set     what a source is, and a verifier's sources together
-    mailbox, mail_time        remote drafters
-    activations               hidden states for remote drafters; followed: which rows of them stand before which tokens
+    mailbox                   remote drafters, and how long their drafts may take
+    activations               hidden states for remote drafters
     unread                    drafts that are verified before the host has read them
-    table                     which sources a configuration asks for
 
 The sources themselves are `source.py` of each method in `specq.drafting`, which import from here and from nowhere else
-in the verifier. To add one: a file with a class that fulfils `DraftSource` and a function `make`, and one line in
-`SOURCES`. Every source runs through the suite of `specq.testing.conformance.sources`.
+in the verifier. To add one: a file with a class derived from `DraftSource` and a function `make`, and their lines in
+`specq.drafting.table` and `specq.protocol.origins`. Every source runs through the suite of
+`specq.testing.conformance.sources`.
 """
 
 from specq.verifier.control.patience import Patience
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.sessions.session import Session, longest_chain
-from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
-from specq.verifier.sources.interface import UNBOUNDED, Budget, ComputedDrafts, DraftSource, Setup
+from specq.verifier.sources.interface import (
+    UNBOUNDED,
+    Budget,
+    ComputedDrafts,
+    DraftSource,
+    Followed,
+    Setup,
+    accepted_paths,
+    followed_rows,
+)
 from specq.verifier.sources.source_set import SourceSet
-from specq.verifier.sources.table import SOURCES, make_sources
 from specq.verifier.sources.unread import UnreadLayout, hung_unread, may_be_unread, put_tokens
 from specq.verifier.step.node_choice import FLOOR, promised
 from specq.verifier.step.rounds import Round, Rounds
@@ -29,7 +36,6 @@ __all__ = [
     "FLOOR",
     "NEXT_IDS",
     "NONE",
-    "SOURCES",
     "UNBOUNDED",
     "Budget",
     "ComputedDrafts",
@@ -51,7 +57,6 @@ __all__ = [
     "followed_rows",
     "hung_unread",
     "longest_chain",
-    "make_sources",
     "may_be_unread",
     "promised",
     "put_tokens",

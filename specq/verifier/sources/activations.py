@@ -29,8 +29,7 @@ from specq.protocol import (
 )
 from specq.runtime import traced
 from specq.verifier.sessions.session import Session
-from specq.verifier.sources.followed import Followed, accepted_paths, followed_rows
-from specq.verifier.sources.interface import ComputedDrafts
+from specq.verifier.sources.interface import ComputedDrafts, Followed, accepted_paths, followed_rows
 from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)

@@ -28,8 +28,7 @@ from specq.verifier.control.source_yields import Arm
 from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
-from specq.verifier.sources.mail_time import MailTime
-from specq.verifier.sources.mailbox import Mailbox
+from specq.verifier.sources.mailbox import Mailbox, MailTime
 from specq.verifier.step.rounds import Rounds
 from specq.verifier.step.shares import Shares
 
@@ -47,7 +46,7 @@ class SourceSet:
     waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile
                  included
     node_s       seconds that it takes to receive a draft node and to graft it
-    mail_s       seconds that the drafts which arrive between two steps may take (`specq.verifier.sources.mail_time`)
+    mail_s       seconds that the drafts which arrive between two steps may take (`specq.verifier.sources.mailbox`)
     num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
     num_dropped  drafts for which there was no time or no room
     drafted      what hangs unread on the trees, from `collect` until `read`

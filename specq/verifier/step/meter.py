@@ -23,7 +23,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.verifier.control.arms import Arms
-from specq.verifier.control.source_clock import LANES, by_lane
+from specq.verifier.control.source_clock import LANES_OF, by_lane
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.rounds import Rounds
 from specq.verifier.step.shares import Shares
@@ -111,7 +111,7 @@ class StepMeter:
             "step_us": {name: histogram.to_list() for name, histogram in self._phases.items()},
             "step_rows": self._rows.to_list(),
             "step_sessions": self._sessions.to_list(),
-            "judged": {name: self._judged[own].sum(0).tolist() for name, own in LANES.items()},
+            "judged": {name: self._judged[own].sum(0).tolist() for name, own in LANES_OF.items()},
         }
 
 

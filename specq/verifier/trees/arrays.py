@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import LEAST_OWN_LANE
 from specq.verification import NUM_BINS, ROW
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
@@ -23,7 +22,7 @@ MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
 MAX_END_IDS = 8  # of a session that ends by the arrays alone
 WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
 
-NUM_OWN_LANES = 256 - LEAST_OWN_LANE  # of the verifier's own sources
+FIRST_OWN_LANE, NUM_OWN_LANES = 240, 16  # those that sources of the verifier may have
 
 NONE = -1
 CUT = -1  # in a node table: a node that is no more; below: the length that a committed node ends, as COMMITTED - length

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specq.protocol import LEAST_OWN_LANE
 from specq.verification import Calibration
-from specq.verifier.trees.arrays import NONE, Arrays
+from specq.verifier.trees.arrays import FIRST_OWN_LANE, NONE, Arrays
 from specq.verifier.trees.reference_choice import calibration_of
 
 UNTRIED = Calibration()
@@ -36,7 +35,7 @@ def select(
     least: float,
 ) -> list[int]:
     """Return the places of those nodes of a session's draft that are hung."""
-    t, own = trees.views, (session, lane_id - LEAST_OWN_LANE)
+    t, own = trees.views, (session, lane_id - FIRST_OWN_LANE)
     if not parents or session < 0 or t.length[session] == NONE:
         return []
     kept, promise = likely(trees, session, lane_id, parents, scores, least)

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Expansion
+from specq.drafting import Chains, Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.chains import Chains
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.draft_model.making import level_times
-from specq.drafting.interface import chain_by_passes
 from specq.engines.torch import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -32,14 +30,13 @@ def directory(tmp_path):
 
 
 def draft(source: ChainModel, ids: list[int], depth: int = DEPTH, width: int = WIDTH) -> Chains:
-    source.start(ids, depth, width)
-    return source.finish()
+    return source.start(ids, depth, width).collect()
 
 
 def expected(stepped: DraftModel, session_id: int, depth: int = DEPTH, width: int = WIDTH) -> list[list[int]]:
     """Return the children at each level of a chain, by one pass each."""
     request = Expansion(session_id, -1, tuple(range(depth * width)))
-    return [children.token_ids.tolist() for children in chain_by_passes(stepped, [request], depth)[0]]
+    return [children.token_ids.tolist() for children in Drafter.expand_chain(stepped, [request], depth)[0]]
 
 
 @pytest.mark.parametrize("followed", range(DEPTH + 1))
@@ -68,10 +65,10 @@ def test_chains_are_the_trees_first_children_round_after_round(directory, follow
 def test_trees_may_be_drafted_with_the_same_contexts(directory):
     """Sessions of both kinds in turns, in one KV memory: each drafts what it would alone, and nothing is left
     behind."""
-    source, alone, chains_alone = (
-        kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel, ChainModel)
+    trees, alone, chains_alone = (
+        kind(directory, device="cpu", kv_slots=1024) for kind in (DraftModel, DraftModel, ChainModel)
     )
-    trees, rng = DraftModel(source.contexts), np.random.default_rng(3)
+    source, rng = trees.in_chains(), np.random.default_rng(3)
     contexts = {session_id: random_tokens(rng, 9 + 20 * session_id) for session_id in (1, 2)}
     for sources, session_id in (((source, chains_alone), 1), ((trees, alone), 2)):
         for one in sources:

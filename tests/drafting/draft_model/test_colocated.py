@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, REMOTE
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -25,7 +25,7 @@ class World:
 
     def __init__(self, proposer: ToyProposer | None = None, chain: int = 6) -> None:
         self.chains = ToyChains(proposer)
-        self.drafter = ColocatedDrafter(self.chains, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
+        self.drafter = ColocatedSource(self.chains, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
         curve = StepCurve([1, 64], [0.005, 0.01])
         self.verifier = Verifier(ToyEngine(), curve, (self.drafter,), incarnation=1)
 
@@ -333,7 +333,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
 
 def sources(own: World) -> dict[int, list[int]]:
     """Return the contexts that the source of chains holds."""
-    return own.chains.proposer.contexts
+    return own.chains.drafter.contexts
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.shaped import ShapedDrafter
-from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.worker import Drafter
+from specq.drafting.draft_model.shaped import ShapedTrees
+from specq.drafting.draft_model.source import ColocatedSource
+from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     ORIGIN_CODES,
     Ack,
@@ -41,16 +41,22 @@ class Failing(ToyProposer):
 
 
 class World:
-    def __init__(self, proposer: ToyProposer | None = None) -> None:
-        self.shaped = ShapedDrafter(Drafter(proposer or ToyProposer(), incarnation=0))
-        own = ColocatedDrafter(ToyChains(ToyProposer()), StepCurve([1, 64], [0.0005, 0.0005]), shaped=self.shaped)
+    """`of_one`: what drafts trees drafts the chains, too, as a draft model does."""
+
+    def __init__(self, proposer: ToyProposer | None = None, *, of_one: bool = False) -> None:
+        proposer = proposer or ToyProposer()
+        self.shaped = ShapedTrees(DraftWorker(proposer, incarnation=0))
+        chains = proposer.in_chains() if of_one else ToyChains(ToyProposer())
+        own = ColocatedSource(chains, StepCurve([1, 64], [0.0005, 0.0005]), shaped=self.shaped)
         self.verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), (own,), incarnation=1)
         self.texts: dict[int, list[int]] = {}
         self.verdicts: dict[int, list[Verdict]] = {}
 
-    def open(self, session_id: int = 0, *, mode: str = "async", strategy: str = "deterministic", **shape: Any) -> None:
+    def open(
+        self, session_id: int = 0, *, epoch: int = 1, mode: str = "async", strategy: str = "deterministic", **shape: Any
+    ) -> None:
         message = Open(
-            session_id=session_id, epoch=1, prompt_len=len(PROMPT), tokens_left=LENGTH,
+            session_id=session_id, epoch=epoch, prompt_len=len(PROMPT), tokens_left=LENGTH,
             params=SamplingParams(max_tokens=LENGTH, seed=session_id, strategy=strategy),
             speculation=Speculation(mode=mode, **shape), token_ids=np.array(PROMPT, np.int32),
         )  # fmt: skip
@@ -64,7 +70,7 @@ class World:
             self.texts[verdict.session_id] += verdict.token_ids.tolist()
             self.verdicts[verdict.session_id].append(verdict)
             end = verdict.base_len + len(verdict.token_ids)
-            self.verifier.handle(Ack(session_id=verdict.session_id, epoch=1, length=end), 0.0)
+            self.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
 
     def finish(self) -> None:
         for _ in range(4 * LENGTH):
@@ -110,7 +116,7 @@ def test_jobs_without_a_shape_are_not_ours() -> None:
     world.open(0, max_depth=2)
     world.open(1, mode="plain")
     world.finish()
-    assert not world.shaped.drafter.num_passes
+    assert not world.shaped.worker.num_passes
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), EngineError("no room")])
@@ -147,5 +153,19 @@ def test_nothing_is_left_of_sessions_that_are_gone() -> None:
     for i in (0, 2):
         world.verifier.handle(Close(session_id=i, epoch=1), 0.0)
     assert not world.shaped.has_work
-    assert not world.shaped.drafter.sessions
+    assert not world.shaped.worker.sessions
     assert not [value for value in vars(world.shaped).values() if isinstance(value, dict | list) and value]
+
+
+def test_an_id_may_come_again_with_a_shape() -> None:
+    """One drafter drafts for a session in chains, and for the next of the same id a tree: that is not closed with the
+    former."""
+    world = World(of_one=True)
+    world.open(tree=())
+    for _ in range(3):
+        world.turn()
+    world.verifier.handle(Close(session_id=0, epoch=1), 0.0)
+    world.open(epoch=2, tree=TREE)
+    world.finish()
+    assert world.texts[0] == toy_text(PROMPT, LENGTH)
+    assert {len(verdict.token_ids) for verdict in world.verdicts[0][1:-1]} == {3}

@@ -11,7 +11,7 @@ from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.protocol import SamplingParams
 from specq.protocol.draft_checks import fits, mismatch
-from specq.testing import ProposerConformance
+from specq.testing import DrafterConformance
 from specq.testing.checkpoints_draft import VOCAB, draft_logits, head_tokens, make_draft
 from specq.testing.toy import toy_info
 from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
@@ -69,8 +69,7 @@ def test_it_guesses_what_a_target_of_its_own_logits_draws(directory, context):
 def test_chains_follow_their_first_tokens(directory, context, params):
     source = ChainModel(str(directory), device="cpu", kv_slots=256)
     source.open(1, context, params)
-    source.start([1], DEPTH, 1)
-    drafted = source.finish().token_ids[0, :, 0].tolist()
+    drafted = source.start([1], DEPTH, 1).collect().token_ids[0, :, 0].tolist()
 
     text = context.tolist()
     for token in drafted:
@@ -106,9 +105,9 @@ def test_a_model_for_another_tokenizer_fits_no_target(directory):
     assert "aaaaaaaaaaaa" in mismatch(draft, [toy_info(tokenizer="b" * 64)])
 
 
-class TestConformance(ProposerConformance):
-    """All that any proposer must do."""
+class TestConformance(DrafterConformance):
+    """All that any drafter must do."""
 
     @pytest.fixture
-    def proposer(self, directory):
+    def drafter(self, directory):
         return DraftModel(str(directory), device="cpu")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.draft_model.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.drafting.draft_model.offered_chains import UsualScores, batch_of_unread, distinct
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
@@ -40,7 +40,7 @@ class World:
     ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
-        self.drafter = ColocatedDrafter(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
+        self.drafter = ColocatedSource(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
         curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
         self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)
@@ -136,12 +136,12 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more
     then."""
     world, machine, done_at = World(None, width=1), Machine(), dict[str, float]()
-    start, finish, launch = world.chains.start, world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
+    start, finish, launch = world.chains.start, world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
     collect = world.verifier.engine.collect  # type: ignore[attr-defined]
 
-    def started(*given: Any) -> None:
+    def started(*given: Any) -> Any:
         done_at["draft"] = machine.launch(0.004)
-        start(*given)
+        return start(*given)
 
     def finished() -> Any:
         machine.wait(done_at["draft"])
@@ -156,7 +156,7 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
         machine.wait(done_at["step"])
         return collect(late)
 
-    world.chains.start, world.chains.finish = started, finished  # type: ignore[method-assign]
+    world.chains.start, world.chains.collect = started, finished  # type: ignore[method-assign]
     world.verifier.engine.launch, world.verifier.engine.collect = launched, collected  # type: ignore[attr-defined]
     num_rounds = 0
     for session_id in range(16):  # one after the other
@@ -179,7 +179,7 @@ def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
 ) -> None:
     """A step that is launched before the chains are read may take the host longer than the device takes for them."""
     world, now, learned = World(is_unread, width=1), [0.0], list[float]()
-    finish, launch = world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
+    finish, launch = world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
 
     def after(seconds: float, does: Any) -> Any:
         def done(*given: Any) -> Any:
@@ -188,7 +188,7 @@ def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
 
         return done
 
-    world.chains.finish = after(waits_s, finish)  # type: ignore[method-assign]
+    world.chains.collect = after(waits_s, finish)  # type: ignore[method-assign]
     world.verifier.engine.launch = after(0.003, launch)  # type: ignore[attr-defined]
     world.drafter.choice.learn_draft = lambda *given: learned.append(given[-1])  # type: ignore[method-assign]
     world.open(7)

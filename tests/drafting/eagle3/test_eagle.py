@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
+from specq.drafting import make_sources
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
-from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.eagle3.source import EagleSource
 from specq.drafting.medusa.interface import Ranked
-from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.medusa.source import MedusaSource
 from specq.drafting.rank_trees import likeliest, tree_for
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
@@ -33,7 +34,7 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import Setup, StepCurve, Verifier
 from tests.drafting.medusa.test_medusa import (
     TappedMemoryless,
     _open,
@@ -53,8 +54,8 @@ ASYNC = Speculation()
 CURVE = StepCurve([1, 64], [0.005, 0.006])
 
 
-def serving(head: ToyTrees, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, EagleDrafter]:
-    source = EagleDrafter(head, 5, tree)
+def serving(head: ToyTrees, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, EagleSource]:
+    source = EagleSource(head, 5, tree)
     return Serving([source], lambda verifier: None, **options), source
 
 
@@ -85,7 +86,7 @@ def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_s
 
 
 def test_what_is_accepted_is_eagles() -> None:
-    names, lanes, judged = origins_with(EagleDrafter(ToyTrees()))
+    names, lanes, judged = origins_with(EagleSource(ToyTrees()))
     assert names.count(EAGLE) > 12
     assert lanes == {EAGLE_LANE}
     assert judged[EAGLE][1] == names.count(EAGLE)
@@ -174,7 +175,7 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
         (40, {"max_depth": 3}, {3}),
     ):
         asked.clear()
-        source = EagleDrafter(Asked(), 8)
+        source = EagleSource(Asked(), 8)
         started = Serving([source], lambda verifier: None)
         for i in range(count):
             started.open(i, seed=i, **shape)
@@ -304,7 +305,7 @@ def drafting(
 
     def make(engine: TorchEngine) -> list[Any]:
         replays = StandIn() if is_recorded else None
-        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
+        source = EagleSource(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
         collect = source.collect
 
         def counted(*asked: Any) -> Any:
@@ -395,10 +396,10 @@ def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random
     config = TargetConfig(model="tiny", heads=str(random_eagle), heads_tree="[[0,0],[1]]", prompt_lookup="none")
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_eagle))
     (source,) = make_sources(setup)
-    assert isinstance(source, EagleDrafter)
+    assert isinstance(source, EagleSource)
     assert source.layers == (1, 5, 8)
     (other,) = make_sources(setup._replace(heads=str(random_heads)))
-    assert isinstance(other, MedusaDrafter)
+    assert isinstance(other, MedusaSource)
     assert list(make_sources(setup._replace(heads=""))) == []
     deeper = replace(config, heads_tree="[[0,0,0]]", chain=2)
     with pytest.raises(ConfigError, match=r"3 deep; target.chain is 2, so paths may have 2 ranks at most"):
@@ -447,7 +448,7 @@ def test_the_text_has_the_targets_distribution(order: list[int], speculation: Sp
     accepted = 0
     for seed in (1, 2):
         verifier = Verifier(
-            TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1, measures_drafts=False
+            TappedMemoryless(), CURVE, [EagleSource(FixedTrees(order), 3)], incarnation=1, measures_drafts=False
         )
         params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
         verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)

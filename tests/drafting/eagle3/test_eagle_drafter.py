@@ -24,12 +24,12 @@ from specq.drafting import draws_children
 from specq.drafting.eagle3 import drafter as module
 from specq.drafting.eagle3 import passes as eagle_passes
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import Grown, Ranks, TreeRequest
+from specq.drafting.eagle3.interface import Grown, TreeRequest
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.texts import StateCache
 from specq.drafting.medusa.interface import Ranked
-from specq.drafting.rank_trees import tree_for
+from specq.drafting.rank_trees import RankTree, tree_for
 from specq.protocol import ModelInfo, SamplingParams, Speculation
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
@@ -184,14 +184,14 @@ def check(
     params: Sequence[SamplingParams] = (),
     *,
     depth: int = 2,
-    ranks: Ranks | None = None,
+    ranks: RankTree | None = None,
     sizes: tuple[int, ...] = (),
 ) -> None:
     """Grow a tree below each text, and compare all nodes."""
     params = params or [GREEDY] * len(texts)
     request = TreeRequest(list(texts), params, depth, ranks, EVERYTHING, sizes)
-    (wait,) = head.start([request])
-    found, expected = wait(), grow(Plainly(plain, texts, params), request)
+    (pending,) = head.start([request])
+    found, expected = pending.collect(), grow(Plainly(plain, texts, params), request)
     for tree in range(len(texts)):
         own, theirs = scores_of(found, tree), scores_of(expected, tree)
         own = {path: both for path, both in own.items() if len(path) <= depth or ranks is not None}
@@ -219,7 +219,7 @@ def test_rows_are_those_of_plain_arithmetic(
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
 def test_trees_are_those_that_are_grown_plainly(
-    head: Eagle, plain: EagleHead, params: SamplingParams, ranks: Ranks | None, sizes: tuple[int, ...]
+    head: Eagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
 ) -> None:
     """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before
     is left."""
@@ -252,9 +252,9 @@ def test_requests_of_several_kinds_are_answered_together(head: Eagle, plain: Eag
         TreeRequest([0, 2], [GREEDY, SAMPLED], 2, None, EVERYTHING),
         TreeRequest([1], [SAMPLED], 3, FIXED, EVERYTHING),
     ]
-    waits = head.start(requests)
-    for own, request, wait in zip(known, requests, waits, strict=True):
-        found, expected = wait(), grow(Plainly(plain, own, request.params), request)
+    pending = head.start(requests)
+    for own, request, one in zip(known, requests, pending, strict=True):
+        found, expected = one.collect(), grow(Plainly(plain, own, request.params), request)
         for tree in range(len(own)):
             assert scores_of(expected, tree).keys() == scores_of(found, tree).keys()
 
@@ -290,11 +290,11 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     head.warm_up(2)
     observe(head, text.states, [text.part(i, 1, 3) for i in range(2)])
     for depth in (4, 2):
-        head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], depth, None, EVERYTHING)])[0]()
+        head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], depth, None, EVERYTHING)])[0].collect()
     recorded, replayed = replays.num_recorded, replays.num_replayed
     for end in range(4, 9):
         observe(head, text.states, [text.part(i, 1, end) for i in range(2)])
-        head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], max(8 - end, 1), None, EVERYTHING)])[0]()
+        head.start([TreeRequest([0, 1], [GREEDY, SAMPLED], max(8 - end, 1), None, EVERYTHING)])[0].collect()
     assert (replays.num_recorded, replays.num_replayed - replayed) == (recorded, 10)
     observe(head, text.states, [text.part(i, 1, 400) for i in range(2, 9)])
     check(head, plain, {0: (text, 8, 1)})
@@ -320,7 +320,7 @@ def test_passes_of_any_shape_leave_out_attention_that_plans_each(
         head = Eagle(plain, replays)
         observe(head, text.states, [text.part(0, 1, 30)])
         seen.clear()
-        head.start([TreeRequest([0], [params], 3, None, EVERYTHING)])[0]()
+        head.start([TreeRequest([0], [params], 3, None, EVERYTHING)])[0].collect()
         assert set(seen) == expected
 
 
@@ -351,9 +351,9 @@ def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) ->
     observe(head, text.states, [text.part(1, 1, 9)])
     sizes = []
     for floor in (EVERYTHING, float(np.log(0.3))):
-        (wait,) = head.start([TreeRequest([1], [GREEDY], 6, None, floor)])
-        sizes.append(wait().depths.max() + 1)
-        first = wait().scores[0, wait().depths == 0].max()
+        (pending,) = head.start([TreeRequest([1], [GREEDY], 6, None, floor)])
+        sizes.append(pending.collect().depths.max() + 1)
+        first = pending.collect().scores[0, pending.collect().depths == 0].max()
     assert first < np.log(0.99)
     assert sizes[0] == 6 > sizes[1]
 
@@ -440,7 +440,7 @@ def test_tokens_are_ranked_with_the_jobs_own_noise(head: Eagle) -> None:
     drawn = replace(SAMPLED, strategy="probabilistic")
     assert draws_children(drawn)
     found = [
-        head.start([TreeRequest([1], [params], 1, None, EVERYTHING)])[0]().token_ids[:, :8].tolist()
+        head.start([TreeRequest([1], [params], 1, None, EVERYTHING)])[0].collect().token_ids[:, :8].tolist()
         for params in (GREEDY, SAMPLED, replace(SAMPLED, seed=4), drawn, SAMPLED)
     ]
     assert found[0] == found[3] != found[1] != found[2]

@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from specq.drafting.eagle3.grown_trees import SHAPES
-from specq.drafting.eagle3.interface import Ranks
 from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
 from specq.drafting.eagle3.texts import StateCache
-from specq.drafting.rank_trees import tree_for
+from specq.drafting.rank_trees import RankTree, tree_for
 from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.checkpoints_eagle import eagle_shape_of
@@ -79,7 +78,7 @@ def make(
     return Made(EagleHead(network, (0, 1, 2), names if columns < VOCAB else None), cache)
 
 
-def levels_of(tree: Ranks | int | tuple[int, ...], columns: int = COLUMNS) -> list[Level]:
+def levels_of(tree: RankTree | int | tuple[int, ...], columns: int = COLUMNS) -> list[Level]:
     if isinstance(tree, tuple):
         return of_sizes(tree, columns, DEVICE)
     if isinstance(tree, int):
@@ -118,13 +117,13 @@ def assert_lines_equal(found: np.ndarray, expected: np.ndarray, levels: list[Lev
 
 @pytest.mark.parametrize("tree", [1, 2, 5, FIXED, CHAIN, WIDE], ids=["1", "2", "5", "fixed", "chain", "wide"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_trees_of_one_text(params: SamplingParams, tree: Ranks | int) -> None:
+def test_trees_of_one_text(params: SamplingParams, tree: RankTree | int) -> None:
     """Best first and of a shape; its context is longer than one program of attention reads."""
     check(make(), levels_of(tree), [params], [150])
 
 
 @pytest.mark.parametrize("tree", [4, FIXED, (1, 6, 3, 2)], ids=["best first", "of a shape", "of sizes"])
-def test_trees_of_several_texts(tree: Ranks | int | tuple[int, ...]) -> None:
+def test_trees_of_several_texts(tree: RankTree | int | tuple[int, ...]) -> None:
     """Of contexts of different lengths, each with noise of its own or none: of one row, of whole blocks, and of the
     whole room."""
     mixed = [SAMPLED, GREEDY, SamplingParams(temperature=1.3, seed=4)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specq.drafting import CONTEXT, PROPOSERS, ActivationReader, Expansion
+from specq.drafting import CONTEXT, DRAFTERS, Expansion
 from specq.drafting.eagle3 import remote as eagle_trees
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import TreeRequest
@@ -252,8 +252,8 @@ def test_drafts_are_those_of_the_head_beside_the_verifier(directory: Path, param
     info = ModelInfo("target", "", "", "torch", VOCAB, VOCAB, (), 600, "")
     colocated = Eagle(load_eagle(str(directory / "heads"), str(directory / "target"), info, "cpu"))
     colocated.observe(torch.from_numpy(from_bf16(halves)), [Followed(1, 1, text.token_ids[1:], range(39))])
-    (wait,) = colocated.start([TreeRequest([1], [params], 3, None, -np.inf)])
-    grown = wait()
+    (pending,) = colocated.start([TreeRequest([1], [params], 3, None, -np.inf)])
+    grown = pending.collect()
     below = {place: np.flatnonzero(grown.parents[0] == place) for place in range(-1, len(grown.depths))}
     node_ids, places = [CONTEXT], [-1]
     for _ in range(3):
@@ -288,10 +288,9 @@ def test_eight_bits_are_near(directory: Path) -> None:
 def test_the_proposer_is_made_of_a_configuration(directory: Path) -> None:
     """With its target; what it asks for is said to the broker."""
     trees = make_trees(directory, activations=INT8, window=77)
-    assert isinstance(trees, ActivationReader)
     assert (trees.activations.layers, trees.activations.form, trees.activations.window) == ((0, 1, 2), INT8, 77)
     assert trees.info.num_tokens == VOCAB
     assert len(trees.info.fingerprint) == 64
-    spec = PROPOSERS.resolve("eagle3")
+    spec = DRAFTERS.resolve("eagle3")
     with pytest.raises(ConfigError, match=r"name it by draft\.target"):
         spec.make(str(directory / "heads"))

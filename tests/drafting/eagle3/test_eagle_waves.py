@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.source import EagleDrafter, usual_sizes
+from specq.drafting.eagle3.source import EagleSource, usual_sizes
 from specq.models import Shape
 from specq.protocol import EAGLE
 from specq.verifier import StepCurve, Verifier
@@ -47,7 +47,7 @@ def test_nothing_is_recorded_while_sessions_wait(most: int) -> None:
     eagle.warm_up(most, (), usual_sizes(8))
     recorded = replays.num_recorded
     target = AnyText(SHAPE.vocab, 3 * SHAPE.hidden, torch.device("cpu"), torch.float32)
-    curve, source = StepCurve([1, 64], [0.005, 0.006]), EagleDrafter(eagle, 8)
+    curve, source = StepCurve([1, 64], [0.005, 0.006]), EagleSource(eagle, 8)
     verifier = Verifier(target, curve, [source], incarnation=1, max_sessions=most, measures_drafts=False)
     ticks = count()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting import Pending
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.grown_trees import (
     SHAPES,
@@ -21,9 +23,9 @@ from specq.drafting.eagle3.grown_trees import (
     put_read,
     shapes_for,
 )
-from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Growing, Grown, TreeRequest
+from specq.drafting.eagle3.interface import BEAM, DeviceNodes, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
-from specq.drafting.eagle3.source import EagleDrafter
+from specq.drafting.eagle3.source import EagleSource
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import EAGLE_LANE, SUFFIX, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict
@@ -61,7 +63,7 @@ class Beside(ToyTrees):
     runs_beside_host = True
 
 
-def noted(source: EagleDrafter) -> list[int]:
+def noted(source: EagleSource) -> list[int]:
     """Let a source note the nodes that it hangs unread, of each round that has some."""
     found, of_unread = list[int](), source._batch_of_unread
 
@@ -84,7 +86,7 @@ def noted(source: EagleDrafter) -> list[int]:
 def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
     """From the second round on: the first says what they promise. The engine checks that what is read is what the
     device had."""
-    source = EagleDrafter(Beside(wrong_every=wrong_every), DEPTH)
+    source = EagleSource(Beside(wrong_every=wrong_every), DEPTH)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
     context = list(range(3, 12))
     for i in range(count):
@@ -108,7 +110,7 @@ def test_trees_are_verified_unread(wrong_every: int, count: int) -> None:
     ],
 )
 def test_others_are_read_first(head: ToyTrees, count: int, options: Any, shape: Any) -> None:
-    source = EagleDrafter(head, 5, **options)
+    source = EagleSource(head, 5, **options)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
     for i in range(count):
         started.open(i, seed=i, context=[4, 5, 6], **shape)
@@ -128,7 +130,7 @@ def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
                 verifier.handle(remote(session, 0, next_ids[session.session_id], tokens), 0.0)
                 next_ids[session.session_id] += len(tokens)
 
-    source = EagleDrafter(Beside(wrong_every=1, blind=True), DEPTH)
+    source = EagleSource(Beside(wrong_every=1, blind=True), DEPTH)
     unread, started = noted(source), Serving([source], feed, engine=LateEngine())
     for i in range(4):
         started.open(i, seed=i)
@@ -147,7 +149,7 @@ def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
 
 def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
     """Least of all from the nodes of the next step, which others have drafted."""
-    source = EagleDrafter(Beside(), DEPTH)
+    source = EagleSource(Beside(), DEPTH)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
     for i in range(3):
         started.open(i, seed=i)
@@ -169,7 +171,7 @@ def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() 
     class Knowing(LateEngine):
         takes_unread = False
 
-    source = EagleDrafter(Beside(wrong_every=3), 5)
+    source = EagleSource(Beside(wrong_every=3), 5)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=Knowing())
     for i in range(SESSIONS):
         started.open(i, seed=i, context=[4, 5, 6])
@@ -181,18 +183,14 @@ def test_an_engine_that_must_know_what_it_verifies_gets_chains_that_were_read() 
 # --------------------------------------------------------------------------------------------------------
 
 
-class KnownTrees:
-    """Trees whose nodes a device has."""
+def known_trees(grown: Grown, device: torch.device) -> Pending[Grown]:
+    """Return trees whose nodes a device has."""
 
-    def __init__(self, grown: Grown, device: torch.device) -> None:
-        self._grown, self._device = grown, device
+    def on_device() -> DeviceNodes:
+        nodes = grown.token_ids, lines_of(grown.parents, grown.depths)
+        return DeviceNodes(*(torch.from_numpy(each.copy()).to(device) for each in nodes))
 
-    def __call__(self) -> Grown:
-        return self._grown
-
-    def on_device(self) -> DeviceNodes:
-        nodes = self._grown.token_ids, lines_of(self._grown.parents, self._grown.depths)
-        return DeviceNodes(*(torch.from_numpy(each.copy()).to(self._device) for each in nodes))
+    return Pending(lambda: grown, on_device)
 
 
 def grown_around(
@@ -247,8 +245,8 @@ class KnowingHead:
     def close(self, session_id: int) -> None:
         self._ends.pop(session_id, None)
 
-    def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
-        return [KnownTrees(self._grown(one), self._device) for one in requests]
+    def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
+        return [known_trees(self._grown(one), self._device) for one in requests]
 
     def _grown(self, request: TreeRequest) -> Grown:
         level_sizes = request.level_sizes or (1,) * request.depth  # of synchronous sessions
@@ -317,7 +315,7 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     """Trees that are right and wrong, of sessions that come and are closed while they are drafted; KV is known by the
     tokens that it is of."""
     engine = make_engine(tiny, device, overlaps=True)
-    source = EagleDrafter(KnowingHead(plain, engine), DEPTH)
+    source = EagleSource(KnowingHead(plain, engine), DEPTH)
     unread = noted(source)
     verifier = Verifier(
         engine, CURVE, [source], incarnation=1, max_sessions=64, max_step_rows=512, measures_drafts=False
@@ -339,24 +337,17 @@ def test_what_is_no_number_is_no_node_and_not_learned() -> None:
     class Overflowing(Beside):
         count = 0
 
-        def start(self, requests: Sequence[TreeRequest]) -> list[Growing]:
+        def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
             self.count += 1
             found = super().start(requests)
-            return found if self.count % 3 else [Spoilt(one) for one in found]
+            return found if self.count % 3 else [Pending(partial(spoilt, one), one.on_device) for one in found]
 
-    class Spoilt:
-        def __init__(self, wait: Growing) -> None:
-            self._wait = wait
+    def spoilt(pending: Pending[Grown]) -> Grown:
+        grown = pending.collect()
+        nothing = np.where(np.arange(grown.reach.shape[1]) >= 2, np.float32(np.nan), np.float32(0))
+        return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
 
-        def __call__(self) -> Grown:
-            grown, which = self._wait(), np.arange(self._wait().reach.shape[1]) >= 2
-            nothing = np.where(which, np.float32(np.nan), np.float32(0))
-            return grown._replace(scores=grown.scores + nothing, reach=grown.reach + nothing)
-
-        def on_device(self) -> DeviceNodes | None:
-            return self._wait.on_device()
-
-    source = EagleDrafter(Overflowing(), DEPTH)
+    source = EagleSource(Overflowing(), DEPTH)
     usual, is_known = source._shapes.usual, list[bool]()
     promise = usual.promise
 
@@ -400,7 +391,7 @@ class KnowingSome(KnowingHead):
 def test_beside_sessions_whose_drafts_were_read(tiny: Path, plain: dict[int, list[int]], device: str) -> None:
     """Whose lines the host has laid out, and which stay as they are."""
     engine = make_engine(tiny, device, overlaps=True)
-    chains, source = ReadChains(plain), EagleDrafter(KnowingSome(plain, engine), DEPTH)
+    chains, source = ReadChains(plain), EagleSource(KnowingSome(plain, engine), DEPTH)
     unread, lengths, count = noted(source), list[int](), 4
     verifier = Verifier(
         engine, CURVE, [chains, source], incarnation=1, max_sessions=64, max_step_rows=512, measures_drafts=False
@@ -413,13 +404,13 @@ def test_beside_sessions_whose_drafts_were_read(tiny: Path, plain: dict[int, lis
 
 def test_the_check_finds_tokens_that_are_read_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine's check is worth, with which the tests above run."""
-    read = EagleDrafter._read
+    read = EagleSource._read
 
-    def other_order(self: EagleDrafter, begun: Any) -> Grown:
+    def other_order(self: EagleSource, begun: Any) -> Grown:
         grown = read(self, begun)
         return grown._replace(token_ids=grown.token_ids[:, ::-1])
 
-    monkeypatch.setattr(EagleDrafter, "_read", other_order)
+    monkeypatch.setattr(EagleSource, "_read", other_order)
     with pytest.raises(AssertionError):
         test_trees_are_verified_unread(3, 3)
 
@@ -454,7 +445,7 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
         nodes = growing.on_device()
         assert (nodes is not None) == is_there
         if nodes is not None:
-            grown = growing()
+            grown = growing.collect()
             assert nodes.token_ids.tolist() == grown.token_ids.tolist()
             assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
             deep = np.broadcast_to(np.arange(3)[:, None, None] <= grown.depths, nodes.lines.shape)

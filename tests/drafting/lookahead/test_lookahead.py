@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
-from specq.drafting.lookahead.source import LookaheadDecoder
-from specq.drafting.lookahead.window import LookaheadWindow
+from specq.drafting.lookahead.source import LookaheadDecoder, LookaheadWindow
 from specq.protocol import LOOKAHEAD_LANE, ConfigError, Judgement, SessionStep
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import ToyEngine, toy_info

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from specq.config import TargetConfig, read_tree
+from specq.drafting import make_sources
 from specq.drafting.medusa import source as module
 from specq.drafting.medusa.drafter import Medusa
 from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import load_heads
-from specq.drafting.medusa.source import MedusaDrafter
+from specq.drafting.medusa.source import MedusaSource
 from specq.drafting.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
@@ -40,7 +41,7 @@ from specq.protocol import (
 from specq.testing.checkpoints_heads import make_heads
 from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
 from specq.testing.toy import ToyEngine, ToyHeads, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import Setup, StepCurve, Verifier
 from specq.verifier.sources.interface import DraftSource
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
 
@@ -48,12 +49,12 @@ ASYNC = Speculation()
 CURVE = StepCurve([1, 64], [0.005, 0.006])
 
 
-def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, MedusaDrafter]:
-    source = MedusaDrafter(heads, tree)
+def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, MedusaSource]:
+    source = MedusaSource(heads, tree)
     return Serving([source], lambda verifier: None, **options), source
 
 
-def kept(serving: Serving, source: MedusaDrafter) -> bool:
+def kept(serving: Serving, source: MedusaSource) -> bool:
     """Whether the source has raised nothing, for which it would have been dropped."""
     return source in serving.verifier.sources.sources
 
@@ -100,7 +101,7 @@ def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, An
 
 
 def test_what_is_accepted_is_medusas() -> None:
-    names, lanes, judged = origins_with(MedusaDrafter(ToyHeads(PROMPT)))
+    names, lanes, judged = origins_with(MedusaSource(ToyHeads(PROMPT)))
     assert names.count(MEDUSA) > 12
     assert lanes == {MEDUSA_LANE}
     assert judged[MEDUSA][1] == names.count(MEDUSA)
@@ -290,7 +291,7 @@ def test_random_heads_change_no_text(tiny: str, random_heads: Path) -> None:
     drafted = dict[str, int]()
 
     def heads(engine: TorchEngine) -> list[Any]:
-        source = MedusaDrafter(Medusa(load_heads(str(random_heads), tiny, engine.info, "cpu"), engine.info.num_tokens))
+        source = MedusaSource(Medusa(load_heads(str(random_heads), tiny, engine.info, "cpu"), engine.info.num_tokens))
         collect = source.collect
 
         def counted(*asked: Any) -> Any:
@@ -311,7 +312,7 @@ def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> Non
     config = TargetConfig(model="tiny", heads=str(random_heads), heads_tree=CHOICES, prompt_lookup="none")
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_heads))
     (source,) = make_sources(setup)
-    assert isinstance(source, MedusaDrafter)
+    assert isinstance(source, MedusaSource)
     assert source.heads.num_heads == 4
     assert list(make_sources(setup._replace(heads=""))) == []
     deeper = replace(config, heads_tree="[[0,0,0,0,0]]")
@@ -323,7 +324,7 @@ def test_an_engine_without_hidden_states_is_refused() -> None:
     engine = ToyEngine()
     engine.num_tap_layers = 0
     with pytest.raises(ConfigError, match=r"medusa drafts by hidden states .* the toy engine gives none"):
-        Verifier(engine, CURVE, [MedusaDrafter(ToyHeads(PROMPT))], incarnation=1)
+        Verifier(engine, CURVE, [MedusaSource(ToyHeads(PROMPT))], incarnation=1)
 
 
 def test_rows_of_several_calls_are_joined(tiny: str, random_heads: Path) -> None:
@@ -333,11 +334,11 @@ def test_rows_of_several_calls_are_joined(tiny: str, random_heads: Path) -> None
     ranking = Medusa(heads, info.num_tokens)
     states = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
     params = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
-    one = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 30], 5)()
-    other = ranking.start([HiddenRow(states[4:], 0), HiddenRow(states, 1)], params, [9, 30], 5)()
+    one = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 30], 5).collect()
+    other = ranking.start([HiddenRow(states[4:], 0), HiddenRow(states, 1)], params, [9, 30], 5).collect()
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert one.token_ids.shape == one.scores.shape == (2, 4, 5)
-    moved = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 31], 5)()
+    moved = ranking.start([HiddenRow(states, 4), HiddenRow(states, 1)], params, [9, 31], 5).collect()
     assert moved.token_ids[0].tolist() == one.token_ids[0].tolist()  # greedy
     assert moved.token_ids[1, 0].tolist() != one.token_ids[1, 0].tolist()
 
@@ -385,7 +386,7 @@ def test_the_text_has_the_targets_distribution(order: list[int], speculation: Sp
     accepted = 0
     for seed in (1, 2):
         verifier = Verifier(
-            TappedMemoryless(), CURVE, [MedusaDrafter(FixedHeads(order))], incarnation=1, measures_drafts=False
+            TappedMemoryless(), CURVE, [MedusaSource(FixedHeads(order))], incarnation=1, measures_drafts=False
         )
         params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
         verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)

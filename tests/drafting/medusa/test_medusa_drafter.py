@@ -52,7 +52,7 @@ def test_tokens_are_those_of_plain_arithmetic(way: str, token_ids: list[int] | N
         values = torch.from_numpy(rng.normal(0, 1, (7, HIDDEN)).astype(np.float32))
         rows, lengths = rng.integers(0, 7, len(params)).tolist(), rng.integers(1, 90, len(params)).tolist()
         states = [HiddenRow(values.to(heads.output.device), row) for row in rows]
-        ranked = medusa.start(states, params, lengths, count)()
+        ranked = medusa.start(states, params, lengths, count).collect()
         assert ranked.token_ids.shape == (len(params), NUM_HEADS, count)
         for i, (own, row, length) in enumerate(zip(params, rows, lengths, strict=True)):
             for head in range(NUM_HEADS):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specq.config import DraftConfig
-from specq.drafting import CONTEXT, PROPOSERS, Expansion
+from specq.drafting import CONTEXT, DRAFTERS, Expansion, Pending
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.medusa import draft_model as module
@@ -16,9 +16,9 @@ from specq.drafting.medusa.drafter import Medusa
 from specq.drafting.medusa.interface import Ranked
 from specq.drafting.medusa.network import load_heads
 from specq.drafting.vocabulary import in_vocabulary
-from specq.processes.draft import build_drafter
+from specq.processes.draft import build_worker
 from specq.protocol import ConfigError, EngineError, SamplingParams
-from specq.testing import ProposerConformance
+from specq.testing import DrafterConformance
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from specq.testing.checkpoints_draft import MADE, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
@@ -166,7 +166,7 @@ class Seer:
             assert row == length - 2  # the row before the one whose token the guesses follow
             for head, place in enumerate(range(length, min(length + self.num_heads, len(self.text)))):
                 token_ids[i, head, 0] = (self.text[place] + (place in self._wrong)) % VOCAB
-        return lambda: Ranked(token_ids, scores)
+        return Pending(lambda: Ranked(token_ids, scores))
 
 
 CHAIN_CONTEXT = (3, 14, 15, 92, 65)
@@ -287,11 +287,11 @@ def test_rewinding_frees_what_was_guessed(draft, guesses_all):
     assert draft.free_slots == SLOTS
 
 
-class TestConformance(ProposerConformance):
-    """All that any proposer must do."""
+class TestConformance(DrafterConformance):
+    """All that any drafter must do."""
 
     @pytest.fixture(params=["likely", "all"])
-    def proposer(self, request, directory, heads):
+    def drafter(self, request, directory, heads):
         if request.param == "all":
             request.getfixturevalue("guesses_all")
         return make(directory, heads)
@@ -302,7 +302,7 @@ class TestConformance(ProposerConformance):
 
 
 def test_the_table_makes_it_of_a_directory_of_heads(directory, heads):
-    made = PROPOSERS.resolve("draft-model").make(str(directory), device="cpu", kv_slots=64, heads=str(heads))
+    made = DRAFTERS.resolve("draft-model").make(str(directory), device="cpu", kv_slots=64, heads=str(heads))
     assert isinstance(made, MedusaModel)
 
 
@@ -330,12 +330,12 @@ def test_heads_that_do_not_fit_are_refused(tmp_path, kind, match):
         model = make_draft(tmp_path / "own", MADE)
         make_published(place, 40, VOCAB)
     with pytest.raises(ConfigError, match=match if kind != "another target" else f"{match}|another tokenizer"):
-        PROPOSERS.resolve("draft-model").make(str(model), device="cpu", kv_slots=64, heads=str(place))
+        DRAFTERS.resolve("draft-model").make(str(model), device="cpu", kv_slots=64, heads=str(place))
 
 
 def test_a_proposer_without_heads_refuses_them(heads):
     with pytest.raises(ConfigError, match="the proposer ngram takes none; draft-model does"):
-        build_drafter(DraftConfig(proposer="ngram", heads=str(heads)))
+        build_worker(DraftConfig(proposer="ngram", heads=str(heads)))
 
 
 def test_random_heads_hardly_cost_more_rows_than_are_allowed(draft, monkeypatch):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from specq.drafting import CONTEXT, PROPOSERS, Expansion
-from specq.drafting.draft_model.chains import ProposerChains
+from specq.drafting import CONTEXT, DRAFTERS, Expansion
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.spec import draft_trees
+from specq.drafting.interface import NodeChains
 from specq.drafting.parallel.drafter import WIDTH, ParallelModel
 from specq.protocol import EngineError, SamplingParams
-from specq.testing import ProposerConformance
+from specq.testing import DrafterConformance
 from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, draft_logits, make_draft, places_logits
 from specq.verification.sampling import perturbed_scores
 
@@ -216,7 +216,7 @@ def test_an_unknown_node_is_refused(draft, directory):
 
 
 def test_the_table_takes_the_form_from_the_checkpoint(directory, tmp_path):
-    make = PROPOSERS.resolve("draft-model").make
+    make = DRAFTERS.resolve("draft-model").make
     assert isinstance(make(str(directory), device="cpu", kv_slots=64), ParallelModel)
     assert not isinstance(make(str(make_draft(tmp_path, MADE)), device="cpu", kv_slots=64), ParallelModel)
 
@@ -224,11 +224,11 @@ def test_the_table_takes_the_form_from_the_checkpoint(directory, tmp_path):
 def test_its_chains_take_one_pass(draft, directory, passes):
     """As a colocated drafter uses it: a chain of first choices, each by its own place."""
     (context,) = contexts(20)
-    source = ProposerChains(draft)
+    source = NodeChains(draft)
     source.open(1, np.array(context, np.int32), GREEDY)
-    source.start([1], K, 1)
+    pending = source.start([1], K, 1)
     expected = places_logits(directory, context, K).argmax(-1).tolist()
-    assert source.finish().token_ids[0, :, 0].tolist() == expected
+    assert pending.collect().token_ids[0, :, 0].tolist() == expected
     assert passes == [20 + K - 1]
     assert source.commit([1], np.array([2]), np.array(expected[:2], np.int32)).tolist() == [2]
 
@@ -236,9 +236,9 @@ def test_its_chains_take_one_pass(draft, directory, passes):
 def test_a_pass_is_timed_and_not_what_an_earlier_one_foresaw(draft, passes):
     """Each of the drafts that are timed runs a pass: a context that is as it was would need none."""
     timed = []
-    source = ProposerChains(draft)
+    source = NodeChains(draft)
     start = source.start
-    source.start = lambda *asked: (timed.append(len(passes)), start(*asked))
+    source.start = lambda *asked: timed.append(len(passes)) or start(*asked)
     assert min(level_times(source, [1, 2], K, {1})) > 0
     assert len(timed) > 2
     assert [*timed[1:], len(passes)] == [before + 1 for before in timed]
@@ -253,11 +253,11 @@ def test_a_place_of_its_own_is_worth_more_than_a_foreseen_one(draft, directory):
     assert children.token_ids.tolist() == [int(draft_logits(directory, text.context).argmax())]
 
 
-class TestConformance(ProposerConformance):
-    """All that any proposer must do."""
+class TestConformance(DrafterConformance):
+    """All that any drafter must do."""
 
     foresees = True
 
     @pytest.fixture
-    def proposer(self, directory):
+    def drafter(self, directory):
         return draft_trees(Contexts(str(directory), device="cpu"))

@@ -10,10 +10,10 @@ import pytest
 
 from specq.config import TargetConfig
 from specq.drafting.draft_model import making
-from specq.drafting.draft_model.chains import ProposerChains
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.making import make
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting.draft_model.source import ColocatedSource
+from specq.drafting.interface import NodeChains
 from specq.models import resolve_model
 from specq.protocol import ConfigError, SamplingParams
 from specq.testing.tokenizer import tokenizer_files
@@ -33,7 +33,7 @@ def target(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def made(target: str, vocabulary: str) -> ColocatedDrafter:
+def made(target: str, vocabulary: str) -> ColocatedSource:
     config = TargetConfig(draft_model="tiny", vocabulary=vocabulary, max_sessions=2, chain=3)
     draft = resolve_model("tiny", "draft")
     drafter = make(Setup(config, INFO, draft, "cpu", bool, target=target, draft_tokenizer=draft))
@@ -51,12 +51,11 @@ def test_by_default_it_is_refused_with_what_is_shared(target: str) -> None:
 @pytest.mark.parametrize("vocabulary", ["shared", "text"])
 def test_it_drafts_chains_and_trees_in_the_targets_tokens(target: str, vocabulary: str) -> None:
     drafter = made(target, vocabulary)
-    assert isinstance(drafter.chains, ProposerChains)
+    assert isinstance(drafter.chains, NodeChains)
     assert drafter.shaped is not None
-    assert {drafter.chains.info.tokenizer_hash, drafter.shaped.drafter.proposer.info.tokenizer_hash} == {HASH}
+    assert {drafter.chains.info.tokenizer_hash, drafter.shaped.worker.drafter.info.tokenizer_hash} == {HASH}
     drafter.chains.open(1, np.array([1, 40, 50], np.int32), SamplingParams())
-    drafter.chains.start([1], 3, 2)
-    assert drafter.chains.finish().token_ids.max() < 350
+    assert drafter.chains.start([1], 3, 2).collect().token_ids.max() < 350
 
 
 @pytest.mark.parametrize("records", [False, True])

@@ -14,20 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.drafting import CONTEXT, Expansion, bridge
-from specq.drafting.draft_model.chains import ProposerChains
+from specq.drafting import CONTEXT, Drafter, Expansion, bridge
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.spec import draft_trees
-from specq.drafting.interface import Children
-from specq.drafting.suffix.ngram import NgramProposer
+from specq.drafting.interface import Children, NodeChains
+from specq.drafting.suffix.ngram import NgramDrafter
 from specq.drafting.vocabulary import in_vocabulary
 from specq.drafting.vocabulary.shared import SharedMaker, renamed
 from specq.models import resolve_model
 from specq.protocol import ConfigError, EngineError, SamplingParams
-from specq.testing import ProposerConformance, make_checkpoint
+from specq.testing import DrafterConformance, make_checkpoint
 from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
@@ -47,7 +46,7 @@ DRAWN = SamplingParams(temperature=1.0, strategy="probabilistic")
 TEXT = TRAINED.encode(b"Janet sells her eggs")
 
 
-class ScriptedDraft:
+class ScriptedDraft(Drafter):
     """A draft model that knows one text by heart, in its own tokens; it draws nothing."""
 
     def __init__(self, text: bytes, end: list[int] | None = None) -> None:
@@ -99,24 +98,24 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture(params=["shared", "text", "text of ngram"])
-def proposer(request, directory):
+def drafter(request, directory):
     way, _, kind = request.param.partition(" of ")
-    draft = DraftModel(str(directory), device="cpu", kv_slots=1024) if not kind else NgramProposer()
+    draft = DraftModel(str(directory), device="cpu", kv_slots=1024) if not kind else NgramDrafter()
     return in_vocabulary(draft, way, BOTH, INFO)
 
 
-class TestConformance(ProposerConformance):
+class TestConformance(DrafterConformance):
     """Around a draft model, and around one that has no logits and cannot go back."""
 
 
 NODE_IDS = itertools.count()
 
 
-def chain(proposer, depth, session_id=1):
+def chain(drafter, depth, session_id=1):
     """Draft a chain; return its tokens and node ids."""
     token_ids, node_ids = [], []
     for node_id in itertools.islice(NODE_IDS, depth):
-        (children,) = proposer.expand([Expansion(session_id, node_ids[-1] if node_ids else CONTEXT, (node_id,))])
+        (children,) = drafter.expand([Expansion(session_id, node_ids[-1] if node_ids else CONTEXT, (node_id,))])
         if not len(children.token_ids):
             break
         token_ids.append(int(children.token_ids[0]))
@@ -142,19 +141,19 @@ def pair(request, directory, tmp_path_factory):
 @given(data=st.data())
 def test_whatever_is_committed_what_is_drafted_are_tokens_of_the_target(data, pair):
     """And the KV of a session is that of its text: no slot is lost."""
-    draft, proposer = pair
-    proposer.close(1)
+    draft, drafter = pair
+    drafter.close(1)
     token = st.integers(0, INFO.num_tokens - 1)
     context = data.draw(st.lists(token, min_size=1, max_size=20))
     params = data.draw(st.sampled_from([SamplingParams(), SAMPLED, DRAWN]))
-    proposer.open(1, np.array(context, np.int32), params)
+    drafter.open(1, np.array(context, np.int32), params)
     for _ in range(4):
-        token_ids, node_ids = chain(proposer, 4)
+        token_ids, node_ids = chain(drafter, 4)
         assert all(0 <= i < INFO.num_tokens for i in token_ids)
         followed = data.draw(st.integers(0, len(token_ids)))
         others = data.draw(st.lists(token, min_size=int(not followed), max_size=3))
-        proposer.commit(1, np.array([*token_ids[:followed], *others], np.int32), node_ids[:followed])
-    proposer.close(1)
+        drafter.commit(1, np.array([*token_ids[:followed], *others], np.int32), node_ids[:followed])
+    drafter.close(1)
     assert draft.free_slots == 2048
 
 
@@ -171,9 +170,9 @@ def plain_start(monkeypatch):
 @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_shared_children_are_the_best_of_the_tokens_that_both_have(directory, params):
     """With the noise of the target's token at the target's position, though both differ from the draft model's."""
-    _, proposer = shared(directory)
-    proposer.open(1, np.array(TEXT, np.int32), params)
-    token_ids, _ = chain(proposer, 3)
+    _, drafter = shared(directory)
+    drafter.open(1, np.array(TEXT, np.int32), params)
+    token_ids, _ = chain(drafter, 3)
     assert len(BOTH.retell(TEXT)) != len(TEXT)
     for depth, token in enumerate(token_ids):
         position = len(TEXT) + depth
@@ -195,16 +194,16 @@ def restricted(directory, context_ids, drafted):
 
 @pytest.mark.usefixtures("plain_start")
 def test_the_distribution_that_is_sent_is_the_restricted_one_and_is_drawn_from(directory):
-    _, proposer = shared(directory, distribution_size=VOCAB)
+    _, drafter = shared(directory, distribution_size=VOCAB)
     expected = target_probs(restricted(directory, TEXT, [])[None], [DRAWN])[0].numpy()
     drawn = Counter()
     count = 600
     for session_id in range(count):
-        proposer.open(session_id, np.array(TEXT, np.int32), DRAWN)
-        (children,) = proposer.expand([Expansion(session_id, CONTEXT, (0, 1))])
+        drafter.open(session_id, np.array(TEXT, np.int32), DRAWN)
+        (children,) = drafter.expand([Expansion(session_id, CONTEXT, (0, 1))])
         drawn[int(children.token_ids[0])] += 1
         assert set(children.token_ids.tolist()) <= set(children.distribution.ids.tolist())
-        proposer.close(session_id)
+        drafter.close(session_id)
     ids, weights = children.distribution.ids, children.distribution.weights
     assert weights[ids >= 0] / weights.sum() == pytest.approx(expected[ids[ids >= 0]], abs=1e-4)
     assert expected[ids[ids >= 0]].sum() == pytest.approx(1, abs=1e-2)
@@ -269,11 +268,11 @@ def test_the_noise_is_that_of_the_targets_position(directory):
 
     draft = DraftModel(str(directory), device="cpu", kv_slots=1024)
     draft.maker = Watching(32, np.random.default_rng(0))
-    proposer = in_vocabulary(draft, "shared", BOTH, INFO)
-    proposer.open(1, np.array(TEXT, np.int32), SAMPLED)
-    token_ids, node_ids = chain(proposer, 3)
-    proposer.commit(1, np.array([*token_ids[:2], 5, 6, 7], np.int32), node_ids[:2])
-    chain(proposer, 2)
+    drafter = in_vocabulary(draft, "shared", BOTH, INFO)
+    drafter.open(1, np.array(TEXT, np.int32), SAMPLED)
+    token_ids, node_ids = chain(drafter, 3)
+    drafter.commit(1, np.array([*token_ids[:2], 5, 6, 7], np.int32), node_ids[:2])
+    chain(drafter, 2)
     assert seen == [len(TEXT) + i for i in (0, 1, 2, 5, 6)]
 
 
@@ -284,37 +283,37 @@ def spelled_out(text):
 
 def test_after_corrections_it_drafts_as_for_a_session_that_begins_there(directory):
     """What was taken back of the draft model's text is gone, and what was kept stands where it stood."""
-    _, proposer = shared(directory)
+    _, drafter = shared(directory)
     text = TEXT * 3
-    proposer.open(1, np.array(text, np.int32), SamplingParams())
+    drafter.open(1, np.array(text, np.int32), SamplingParams())
     for token in spelled_out(b" return the eggs return"):
-        chain(proposer, 2)
-        proposer.commit(1, np.array([token], np.int32), [])
+        chain(drafter, 2)
+        drafter.commit(1, np.array([token], np.int32), [])
         text = [*text, token]
-        proposer.open(2, np.array(text, np.int32), SamplingParams())
-        assert chain(proposer, 3, 1)[0] == chain(proposer, 3, 2)[0]
-        proposer.close(2)
+        drafter.open(2, np.array(text, np.int32), SamplingParams())
+        assert chain(drafter, 3, 1)[0] == chain(drafter, 3, 2)[0]
+        drafter.close(2)
 
 
 def test_a_correction_computes_no_more_than_what_changed(directory, monkeypatch):
     """KV is kept up to where the two cuts of the text part."""
-    draft, proposer = shared(directory)
-    proposer.open(1, np.array(TEXT * 12, np.int32), SamplingParams())
-    chain(proposer, 1)
+    draft, drafter = shared(directory)
+    drafter.open(1, np.array(TEXT * 12, np.int32), SamplingParams())
+    chain(drafter, 1)
     num_before = draft.free_slots
     rows = []
     run = draft._contexts.run
     monkeypatch.setattr(draft._contexts, "run", lambda packed: rows.append(packed.num_rows) or run(packed))
     for token in spelled_out(b" return the eggs"):
-        proposer.commit(1, np.array([token], np.int32), [])
-        chain(proposer, 1)
+        drafter.commit(1, np.array([token], np.int32), [])
+        chain(drafter, 1)
     assert max(rows) <= 2  # of a text of more than 100 tokens
     assert num_before - draft.free_slots < 40
 
 
 def test_without_logits_shared_is_refused_and_text_named():
     with pytest.raises(ConfigError, match="ngram gives no logits, which vocabulary = shared needs; text needs none"):
-        in_vocabulary(NgramProposer(), "shared", BOTH, INFO)
+        in_vocabulary(NgramDrafter(), "shared", BOTH, INFO)
 
 
 def test_without_a_shared_token_shared_is_refused(directory):
@@ -328,9 +327,9 @@ def test_without_a_shared_token_shared_is_refused(directory):
 
 def drafted(text, context=b"Janet", end=None, depth=40):
     """Return what `text` drafts after a context, in the target's tokens."""
-    proposer = in_vocabulary(ScriptedDraft(context + text, end), "text", BOTH, INFO)
-    proposer.open(1, np.array(TRAINED.encode(context), np.int32), DRAWN)
-    return chain(proposer, depth)[0]
+    drafter = in_vocabulary(ScriptedDraft(context + text, end), "text", BOTH, INFO)
+    drafter.open(1, np.array(TRAINED.encode(context), np.int32), DRAWN)
+    return chain(drafter, depth)[0]
 
 
 @pytest.mark.parametrize(
@@ -349,9 +348,9 @@ def test_most_words_are_whole():
 
 def test_half_a_character_in_the_context_is_completed():
     smile = "🙂".encode()
-    proposer = in_vocabulary(ScriptedDraft(b"a" + smile + b"b"), "text", BOTH, INFO)
-    proposer.open(1, np.array(TRAINED.encode(b"a" + smile[:2]), np.int32), SamplingParams())
-    assert TRAINED.decode(chain(proposer, 8)[0]) == smile[2:] + b"b"
+    drafter = in_vocabulary(ScriptedDraft(b"a" + smile + b"b"), "text", BOTH, INFO)
+    drafter.open(1, np.array(TRAINED.encode(b"a" + smile[:2]), np.int32), SamplingParams())
+    assert TRAINED.decode(chain(drafter, 8)[0]) == smile[2:] + b"b"
 
 
 def test_the_end_of_a_text_is_drafted_as_the_targets():
@@ -365,23 +364,23 @@ def test_the_end_of_a_text_is_drafted_as_the_targets():
 def test_while_a_draft_is_followed_nothing_is_drafted_twice():
     text = b" sells the eggs. return a + b"
     draft = ScriptedDraft(b"Janet" + text)
-    proposer = in_vocabulary(draft, "text", BOTH, INFO)
-    proposer.open(1, np.array(TRAINED.encode(b"Janet"), np.int32), SamplingParams())
+    drafter = in_vocabulary(draft, "text", BOTH, INFO)
+    drafter.open(1, np.array(TRAINED.encode(b"Janet"), np.int32), SamplingParams())
     said = []
     for _ in range(20):
-        token_ids, node_ids = chain(proposer, 3)
+        token_ids, node_ids = chain(drafter, 3)
         said += token_ids[:2]
         if token_ids:
-            proposer.commit(1, np.array(token_ids[:2], np.int32), node_ids[:2])
+            drafter.commit(1, np.array(token_ids[:2], np.int32), node_ids[:2])
     assert TRAINED.decode(said) == text
     assert draft.num_passes <= len(draft.tokens) + 1
 
 
 def test_an_unknown_node_is_named():
-    proposer = in_vocabulary(ScriptedDraft(b"Janet"), "text", BOTH, INFO)
-    proposer.open(1, np.array(TEXT, np.int32), SamplingParams())
+    drafter = in_vocabulary(ScriptedDraft(b"Janet"), "text", BOTH, INFO)
+    drafter.open(1, np.array(TEXT, np.int32), SamplingParams())
     with pytest.raises(EngineError, match="draft node 77 is unknown or was cut"):
-        proposer.expand([Expansion(1, 77, (78,))])
+        drafter.expand([Expansion(1, 77, (78,))])
 
 
 # --- a model whose tokens have other numbers
@@ -403,9 +402,9 @@ def test_a_model_whose_tokens_have_other_numbers_drafts_the_same(renumbered, par
     bridged = bridge(other.info, "shared", load_tokenizer_files(renumbered), files, "tiny")(other)
     context = TextCodec(files).encode_chat([{"role": "user", "content": "What is 12 times 7?"}])
     drafts = []
-    for proposer in (plain, bridged):
-        proposer.open(1, np.array(context, np.int32), params)
-        drafts.append(chain(proposer, 8)[0])
+    for drafter in (plain, bridged):
+        drafter.open(1, np.array(context, np.int32), params)
+        drafts.append(chain(drafter, 8)[0])
     assert drafts[0] == drafts[1]
     assert len(drafts[0]) == 8
 
@@ -415,21 +414,19 @@ def test_chains_of_a_proposer_are_what_a_colocated_drafter_takes(renumbered, way
     """As with a draft model of the target's vocabulary: levels, what was foreseen, and profiling."""
     files = load_tokenizer_files(resolve_model("tiny", "target"))
     other = DraftModel(renumbered, device="cpu", kv_slots=1024)
-    chains = ProposerChains(bridge(other.info, way, load_tokenizer_files(renumbered), files, "tiny")(other))
+    chains = NodeChains(bridge(other.info, way, load_tokenizer_files(renumbered), files, "tiny")(other))
     assert level_times(chains, [1, 2], 2, {1, 3})[0] > 0
     context = TextCodec(files).encode_chat([{"role": "user", "content": "What is 12 times 7?"}])
     for session_id in (1, 2):
         chains.open(session_id, np.array(context, np.int32), SamplingParams())
-    chains.start([1, 2], 4, 2)
-    found = chains.finish()
+    found = chains.start([1, 2], 4, 2).collect()
     assert found.token_ids.shape == found.scores.shape == (2, 4, 2)
     firsts = found.token_ids[0, :, 0]
     assert (firsts >= 0).all()
     assert ((found.token_ids[:, :, 1] >= 0) == (way == "shared")).all()
     assert commit_one(chains, 1, np.append(firsts[:3], 5).astype(np.int32)) == 3
     assert commit_one(chains, 2, firsts) == 4
-    chains.start([1, 2], 1, 1)
-    assert len(chains.finish().token_ids) == 2
+    assert len(chains.start([1, 2], 1, 1).collect().token_ids) == 2
     for session_id in (1, 2):
         chains.close(session_id)
     assert other.free_slots == 1024

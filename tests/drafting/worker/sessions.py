@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyProposer
@@ -12,9 +12,9 @@ PROMPT = [5, 6, 7]
 
 def make_drafter(
     max_tokens: int = 100, *, speculation: Speculation | None = None, strategy: str = "deterministic", **options: int
-) -> Drafter:
+) -> DraftWorker:
     """Return a drafter with one session of three context tokens."""
-    drafter = Drafter(ToyProposer(), incarnation=1, **options)
+    drafter = DraftWorker(ToyProposer(), incarnation=1, **options)
     warm = {"strategy": strategy, "temperature": 1.0} if strategy == "probabilistic" else {}
     drafter.handle(
         Assign(
@@ -35,6 +35,6 @@ def verdict(
     )  # fmt: skip
 
 
-def passes(drafter: Drafter, count: int) -> list[Draft]:
+def passes(drafter: DraftWorker, count: int) -> list[Draft]:
     """Run `count` passes; return what was sent."""
     return [draft for _ in range(count) for draft in drafter.step()]

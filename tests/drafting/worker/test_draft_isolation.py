@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting import Children, Expansion
-from specq.drafting.draft_model.chains import Chains
-from specq.drafting.draft_model.source import ColocatedDrafter
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting import Chains, Children, Expansion, Pending
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.worker.session import DraftSession
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
@@ -56,7 +55,7 @@ def assign(session_id: int) -> Assign:
     )  # fmt: skip
 
 
-def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
+def play(drafter: DraftWorker) -> tuple[dict[int, list[list[int]]], list[str]]:
     """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and
     complaints."""
     drafts: dict[int, list[list[int]]] = {i: [] for i in range(NUM)}
@@ -83,10 +82,10 @@ def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
 @pytest.mark.parametrize("where", ["open", "commit", "expand"])
 def test_the_other_sessions_are_drafted_for_as_ever(where: str) -> None:
     """One session is drafted for no more, also when it is assigned again, as brokers do."""
-    quiet, complaints = play(Drafter(Failing(), incarnation=1, width=64))
+    quiet, complaints = play(DraftWorker(Failing(), incarnation=1, width=64))
     assert (complaints, all(quiet.values())) == ([], True)
 
-    drafter = Drafter(Failing(where), incarnation=1, width=64)
+    drafter = DraftWorker(Failing(where), incarnation=1, width=64)
     drafts, complaints = play(drafter)
 
     assert {i: d for i, d in drafts.items() if i != BAD} == {i: d for i, d in quiet.items() if i != BAD}
@@ -98,7 +97,7 @@ def test_the_other_sessions_are_drafted_for_as_ever(where: str) -> None:
 @pytest.mark.parametrize("name", ["frontier", "draft", "grow"])
 def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In choosing its nodes, in growing its tree, in making its message."""
-    quiet, _ = play(Drafter(ToyProposer(), incarnation=1, width=64))
+    quiet, _ = play(DraftWorker(ToyProposer(), incarnation=1, width=64))
     original = getattr(DraftSession, name)
 
     def raising(self: DraftSession, *arguments: Any) -> Any:
@@ -107,7 +106,7 @@ def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch:
         return original(self, *arguments)
 
     monkeypatch.setattr(DraftSession, name, raising)
-    drafter = Drafter(ToyProposer(), incarnation=1, width=64)
+    drafter = DraftWorker(ToyProposer(), incarnation=1, width=64)
     drafts, _ = play(drafter)
 
     assert drafts == {**quiet, BAD: []}
@@ -116,7 +115,7 @@ def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch:
 
 def test_a_device_in_error_ends_the_drafter() -> None:
     with pytest.raises(EngineLostError, match="CUDA error"):
-        play(Drafter(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
+        play(DraftWorker(Failing("expand", EngineLostError("CUDA error")), incarnation=1))
 
 
 # --- in the verifier's own process
@@ -130,23 +129,23 @@ class FailingChains(ToyChains):
         super().__init__(proposer)
         self.where = where
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
         if self.where == "start" and BAD in session_ids:
             raise OverflowError("too large")
-        super().start(session_ids, depth, width)
         self.begun_for = session_ids
+        return super().start(session_ids, depth, width)
 
-    def finish(self) -> Chains:
-        chains = super().finish()
-        if self.where == "finish" and BAD in self.begun_for:
+    def collect(self) -> Chains:
+        chains = super().collect()
+        if self.where == "collect" and BAD in self.begun_for:
             raise OverflowError("too large")
         return chains
 
 
-@pytest.mark.parametrize("where", ["start", "finish", "open", "commit"])
+@pytest.mark.parametrize("where", ["start", "collect", "open", "commit"])
 def test_a_colocated_drafter_goes_on_with_the_others(where: str) -> None:
     """All texts are right, and the others are drafted for."""
-    drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
+    drafter = ColocatedSource(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), (drafter,), incarnation=1)
     for i in range(NUM):
         prompt = np.array([i + 1, 2], np.int32)

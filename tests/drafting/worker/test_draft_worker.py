@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from specq.config.sections import DraftConfig
-from specq.drafting import PROPOSERS, ProposerSpec
-from specq.drafting.vocabulary import RetellingProposer
-from specq.processes.draft import build_drafter
+from specq.drafting import DRAFTERS, DrafterSpec
+from specq.drafting.vocabulary import RetellingDrafter
+from specq.processes.draft import build_worker
 from specq.protocol import ConfigError
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams
@@ -28,18 +28,18 @@ class Counting(ToyProposer):
         return super().expand(requests)
 
 
-COUNTING = ProposerSpec(Counting)
+COUNTING = DrafterSpec(Counting)
 
 
 @pytest.fixture(name="drafter")
 def _drafter(monkeypatch):
-    monkeypatch.setitem(PROPOSERS, "counting", f"{__name__}:COUNTING")
-    return build_drafter(DraftConfig(model="tiny", proposer="counting"))
+    monkeypatch.setitem(DRAFTERS, "counting", f"{__name__}:COUNTING")
+    return build_worker(DraftConfig(model="tiny", proposer="counting"))
 
 
 def test_it_has_drafted_in_all_ways_that_differ(drafter):
     """Few and many rows, with and without noise: whatever a GPU compiles for them is compiled."""
-    passes = drafter.proposer.passes
+    passes = drafter.drafter.passes
     assert {0.0, 0.8} == {temperature for _, temperatures in passes for temperature in temperatures}
     for low, high in ((1, 1), (2, 16), (17, 32), (33, 512)):
         assert any(low <= rows <= high for rows, _ in passes), (low, high)
@@ -47,7 +47,7 @@ def test_it_has_drafted_in_all_ways_that_differ(drafter):
 
 def test_nothing_is_left_of_it(drafter):
     """No session, no acceptance statistics, and no pass that the broker would take for work."""
-    assert drafter.proposer.contexts == {}
+    assert drafter.drafter.contexts == {}
     assert (drafter.sessions, drafter.acceptance_stats, drafter.num_passes) == ({}, {}, 0)
     context, params = np.array([5, 6], np.int32), SamplingParams()
     drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=2, params=params, token_ids=context))
@@ -68,9 +68,9 @@ def other_target(tmp_path):
 @pytest.mark.parametrize("vocabulary", ["shared", "text"])
 def test_it_drafts_for_a_target_of_another_vocabulary(vocabulary, other_target):
     """It shows the target's tokenizer, and drafts in its tokens."""
-    drafter = build_drafter(DraftConfig(model="tiny", vocabulary=vocabulary, target=other_target, device="cpu"))
-    assert isinstance(drafter.proposer, RetellingProposer)
-    info = drafter.proposer.info
+    drafter = build_worker(DraftConfig(model="tiny", vocabulary=vocabulary, target=other_target, device="cpu"))
+    assert isinstance(drafter.drafter, RetellingDrafter)
+    info = drafter.drafter.info
     assert (info.tokenizer_hash, info.num_tokens) == (tokenizer_hash(tokenizer_files()["tokenizer.json"]), 350)
     context, params = np.array([1, 40, 50], np.int32), SamplingParams()
     drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=3, params=params, token_ids=context))
@@ -80,7 +80,7 @@ def test_it_drafts_for_a_target_of_another_vocabulary(vocabulary, other_target):
 
 def test_by_default_it_is_refused_and_told_what_is_shared(other_target):
     with pytest.raises(ConfigError) as refused:
-        build_drafter(DraftConfig(model="tiny", target=other_target, device="cpu"))
+        build_worker(DraftConfig(model="tiny", target=other_target, device="cpu"))
     assert "draft model tiny (4096 tokens, tokenizer " in str(refused.value)
     assert "shared drafts only tokens that both have (86% of the target's 350 tokens); text turns its drafts" in str(
         refused.value
@@ -91,19 +91,19 @@ def test_another_vocabulary_needs_the_targets_name():
     with pytest.raises(
         ConfigError, match=r"vocabulary is text, which needs the target's tokenizer: name it by draft\.target"
     ):
-        build_drafter(DraftConfig(model="tiny", vocabulary="text", device="cpu"))
+        build_worker(DraftConfig(model="tiny", vocabulary="text", device="cpu"))
 
 
 @pytest.mark.parametrize("config", [{"model": "tiny", "target": "tiny"}, {"proposer": "ngram", "target": "tiny"}])
 def test_where_none_is_needed_nothing_stands_around_it(config):
-    drafter = build_drafter(DraftConfig(vocabulary="shared", device="cpu", **config))
-    assert not isinstance(drafter.proposer, RetellingProposer)
+    drafter = build_worker(DraftConfig(vocabulary="shared", device="cpu", **config))
+    assert not isinstance(drafter.drafter, RetellingDrafter)
 
 
 def test_a_target_without_a_tokenizer_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}", "utf-8")
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json, so its tokens cannot be compared"):
-        build_drafter(DraftConfig(model="tiny", vocabulary="text", target=str(tmp_path), device="cpu"))
+        build_worker(DraftConfig(model="tiny", vocabulary="text", target=str(tmp_path), device="cpu"))
 
 
 @pytest.mark.parametrize(("width", "least"), [(8, 282), (2, 282), (20, 414)])
@@ -113,7 +113,7 @@ def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(width, least, caps
     with pytest.raises(
         ConfigError, match=rf"tiny has {least - 1} KV slots \(--kv-slots\); give at least {least}, or 0"
     ):
-        build_drafter(DraftConfig(kv_slots=least - 1, **options))
+        build_worker(DraftConfig(kv_slots=least - 1, **options))
     capsys.readouterr()
-    build_drafter(DraftConfig(kv_slots=least, **options))
+    build_worker(DraftConfig(kv_slots=least, **options))
     assert "session_failed" not in "".join(capsys.readouterr())

@@ -180,8 +180,8 @@ def test_a_finished_or_released_session_is_forgotten() -> None:
     assert 7 in drafter.sessions
     drafter.handle(Release(session_id=7, epoch=1))
     assert drafter.sessions == {}
-    assert isinstance(drafter.proposer, ToyProposer)
-    assert drafter.proposer.contexts == {}
+    assert isinstance(drafter.drafter, ToyProposer)
+    assert drafter.drafter.contexts == {}
 
 
 def test_a_failed_pass_forgets_its_sessions() -> None:
@@ -192,7 +192,7 @@ def test_a_failed_pass_forgets_its_sessions() -> None:
             raise EngineError("no KV slots")
 
     drafter = make_drafter()
-    drafter.proposer, full = Full(), drafter.proposer
+    drafter.drafter, full = Full(), drafter.drafter
     assert isinstance(full, ToyProposer)
     assert drafter.step() == []
     assert drafter.sessions == {}
@@ -282,7 +282,7 @@ def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
             ]
 
     drafter = make_drafter(speculation=SSD, max_tokens=1000)
-    drafter.proposer = proposer = Doubtful()
+    drafter.drafter = proposer = Doubtful()
     proposer.open(7, np.array(PROMPT, np.int32), SamplingParams())
     (draft,) = passes(drafter, 3)
     assert (draft.base_len, len(draft.token_ids)) == (3, 0)
@@ -318,7 +318,7 @@ def test_candidates_are_drafted_as_one_tree() -> None:
 def test_candidates_are_drawn_with_their_own_temperature() -> None:
     """The proposer is opened with what the job asks for its candidates; the rest as the job has it."""
     drafter = make_drafter(speculation=Speculation(candidate_temp=0.5, candidate_top_p=0.9))
-    proposer = drafter.proposer
+    proposer = drafter.drafter
     assert isinstance(proposer, ToyProposer)
     assert (proposer.params[7].temperature, proposer.params[7].top_p) == (0.5, 0.9)
     assert proposer.params[7].max_tokens == 100

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting import Children, Expansion
-from specq.drafting.interface import chain_by_passes
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting import Children, Drafter, Expansion
+from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyProposer, toy_text
@@ -24,13 +23,15 @@ class ChainingProposer(ToyProposer):
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
         self.depths.append(depth)
-        return chain_by_passes(self, requests, depth)
+        return Drafter.expand_chain(self, requests, depth)
 
 
-def make_chaining(speculation: Speculation | None = None, max_tokens: int = 100) -> tuple[Drafter, ChainingProposer]:
+def make_chaining(
+    speculation: Speculation | None = None, max_tokens: int = 100
+) -> tuple[DraftWorker, ChainingProposer]:
     """Return a drafter of chains of four, with one session, and its proposer."""
     proposer = ChainingProposer()
-    drafter = Drafter(proposer, incarnation=1, fan_out=3, chain=4)
+    drafter = DraftWorker(proposer, incarnation=1, fan_out=3, chain=4)
     drafter.handle(
         Assign(
             session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens),

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from specq.config.sections import DraftConfig
-from specq.drafting.worker.drafter import Drafter
+from specq.drafting.worker.worker import DraftWorker
 from specq.processes import draft
 from specq.protocol import Heartbeat, Hello, Message, Welcome
 from specq.testing.fake_broker import FakeBroker
@@ -27,7 +27,7 @@ def test_it_gives_way_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> 
         return []
 
     with FakeBroker(answer) as broker:
-        drafter = Drafter(ToyProposer(toy_info()), incarnation=1)
+        drafter = DraftWorker(ToyProposer(toy_info()), incarnation=1)
         loop = draft.DrafterLoop(DraftConfig(broker=broker.address, nice=5), drafter, "d")
         monkeypatch.setattr(draft, "give_way", lambda nice: given.append((nice, loop.link.num_welcomes)))
 

@@ -46,7 +46,7 @@ long trees_select(const Trees *t, long num, const int32_t *sessions, long lane_i
         double promise = keep(t, lane_known(t, sessions[s], (int32_t)lane_id), size, parents + begin, scores + begin, least,
                               places, &num_kept);
         if (!num_kept) {
-            int32_t *num_declined = t->num_declined[sessions[s]] + lane_id - LEAST_OWN_LANE;
+            int32_t *num_declined = t->num_declined[sessions[s]] + lane_id - FIRST_OWN_LANE;
             *num_declined = (int32_t)((*num_declined + 1) % rarity);
             if (*num_declined) continue;
             places[0] = 0;

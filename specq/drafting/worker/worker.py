@@ -1,4 +1,4 @@
-"""A draft worker without its sockets: verdicts in, drafts out, one proposer inside.
+"""A draft worker without its sockets: verdicts in, drafts out, one drafter inside.
 
 For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
 pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits
@@ -20,22 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import (
-    CONTEXT,
-    ActivationReader,
-    ChainProposer,
-    Children,
-    Expansion,
-    Proposer,
-    expand_chain,
-    level_ids,
-)
+from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter, level_ids
 from specq.drafting.worker.acceptance_stats import AcceptanceStats
 from specq.drafting.worker.draft_nodes import DraftNode
 from specq.drafting.worker.session import DraftSession
 from specq.protocol import (
     CAPABILITIES,
-    NO_ACTIVATIONS,
     Activations,
     Assign,
     Clock,
@@ -76,12 +66,12 @@ class _Chosen(NamedTuple):
 _Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
 
 
-class Drafter:
-    """Sessions, a proposer, and the loop's body between them."""
+class DraftWorker:
+    """Sessions, a drafter, and the loop's body between them."""
 
     def __init__(
         self,
-        proposer: Proposer,
+        drafter: Drafter,
         *,
         incarnation: int,
         width: int = 8,
@@ -90,12 +80,12 @@ class Drafter:
         chain: int = 1,
     ) -> None:
         """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to
-        `max_ahead` tokens deep. `chain`: how many levels are drafted below each node at once, if the proposer has
+        `max_ahead` tokens deep. `chain`: how many levels are drafted below each node at once, if the drafter has
         chains."""
-        self.proposer, self.incarnation = proposer, incarnation
+        self.drafter, self.incarnation = as_drafter(drafter), incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
-        self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
-        self._reader = proposer if isinstance(proposer, ActivationReader) else None
+        self.chain = chain if self.drafter.has_chains else 1
+        self._reads_states = bool(self.drafter.activations.layers)
         self.sessions: dict[int, DraftSession] = {}
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
@@ -137,7 +127,7 @@ class Drafter:
         self.sessions.pop(session.session_id, None)
         self.tracer.end(session.session_id)
         with Faults().of(session, "closed"):
-            self.proposer.close(session.session_id)
+            self.drafter.close(session.session_id)
 
     def _assign(self, message: Assign) -> None:
         if not 0 < message.prompt_len <= len(message.token_ids):
@@ -152,13 +142,13 @@ class Drafter:
         if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
             return
         if known is not None:
-            self.proposer.close(message.session_id)
+            self.drafter.close(message.session_id)
         acceptance_stats = self.acceptance_stats.setdefault(message.params.strategy, AcceptanceStats())
         session = DraftSession(
             message, acceptance_stats, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain
         )
         self.sessions[message.session_id] = session
-        self.proposer.open(message.session_id, message.token_ids, session.params, message.owner)
+        self.drafter.open(message.session_id, message.token_ids, session.params, message.owner)
         if message.trace:
             self.tracer.open(message.session_id)
             self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
@@ -179,7 +169,7 @@ class Drafter:
         del self.sessions[session.session_id]
         self._note(session.session_id, trace_events.RELEASED, session.length)
         self.tracer.end(session.session_id)
-        self.proposer.close(session.session_id)
+        self.drafter.close(session.session_id)
 
     def _verdicts(self, message: Verdicts) -> None:
         """Take each verdict of a step; raises ProtocolError for the first that cannot be taken, when all others are."""
@@ -206,22 +196,22 @@ class Drafter:
         if 0 <= known < len(message.token_ids):  # otherwise it is old, or there is a gap that the broker will fill
             fresh = message.token_ids[known:]
             path = session.commit(fresh.tolist())
-            self.proposer.commit(session.session_id, fresh, path)
+            self.drafter.commit(session.session_id, fresh, path)
         session.adjust(message)
 
     def _activations(self, message: Activations) -> None:
         session = self.sessions.get(message.session_id)
         if session is None or (session.epoch, session.lane) != (message.epoch, message.lane):
             return
-        if self._reader is None:
+        if not self._reads_states:
             raise ProtocolError("this drafter reads no hidden states")
-        asked, width = self._reader.activations, self._reader.width
+        asked, width = self.drafter.activations, self.drafter.width
         if (message.tap_layers, message.tap_form, message.width) != (asked.layers, asked.form, width):
             raise ProtocolError(
                 f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; this drafter reads layers "
                 f"{asked.layers} in {asked.form}, {width} a row"
             )
-        self._reader.observe(message.session_id, message.first, message.rows())
+        self.drafter.observe(message.session_id, message.first, message.rows())
 
     @property
     def has_work(self) -> bool:
@@ -238,7 +228,7 @@ class Drafter:
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
         """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a
         session that waits for an answer, if need be an empty one."""
-        if self._reader is not None and not session.is_answer and not self._reader.knows(session.session_id):
+        if self._reads_states and not session.is_answer and not self.drafter.knows(session.session_id):
             return iter(())
         return session.frontier()
 
@@ -278,7 +268,7 @@ class Drafter:
         counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
         requests = [self._request(session, node, depth * width) for session, node in pairs]
-        answers = expand_chain(self.proposer, requests, depth)
+        answers = self.drafter.expand_chain(requests, depth)
         grown = [
             (node, list(zip(levels, level_ids(request, depth), own, strict=False)))
             for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
@@ -318,12 +308,12 @@ class Drafter:
 
     def hello(self, name: str) -> Hello:
         """Return what the broker must know of this drafter."""
-        asked = NO_ACTIVATIONS if self._reader is None else self._reader.activations
+        asked = self.drafter.activations
         return Hello(
             role="draft",
             name=name,
             incarnation=self.incarnation,
-            model=self.proposer.info,
+            model=self.drafter.info,
             tap_layers=asked.layers,
             tap_form=asked.form,
             tap_window=asked.window,
@@ -347,7 +337,7 @@ class Drafter:
 
 
 def _check_tokens(token_ids: Int32Array) -> None:
-    """Raise ProtocolError for negative ids; proposers cope with tokens that only the target has."""
+    """Raise ProtocolError for negative ids; drafters cope with tokens that only the target has."""
     if len(token_ids) and token_ids.min() < 0:
         raise ProtocolError("token ids below 0")
 

@@ -1,4 +1,4 @@
-"""`counting`: a proposer for targets that count by ones."""
+"""`counting`: a drafter for targets that count by ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Children, Expansion, ProposerSpec
+from specq.drafting import CONTEXT, Children, Drafter, DrafterSpec, Expansion
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
-CONTEXT = -1
 INFO = ModelInfo(
     name="counting",
     fingerprint="counting",
@@ -24,8 +23,8 @@ INFO = ModelInfo(
 )
 
 
-class CountingProposer:
-    """Fulfils `specq.drafting.Proposer`."""
+class CountingDrafter(Drafter):
+    """Drafts the number that follows."""
 
     def __init__(self, model: str = "", **_shared: Any) -> None:
         self.info = INFO
@@ -52,4 +51,4 @@ class CountingProposer:
         return Children(np.array([token][:count], np.int32), np.array([-0.1][:count], np.float32))
 
 
-COUNTING = ProposerSpec(CountingProposer, needs_model=False)
+COUNTING = DrafterSpec(CountingDrafter, needs_model=False)

@@ -1,0 +1,121 @@
+"""The sessions of a verifier for which chains are drafted: those that the chain drafter knows, those that need chains in
+a round, and how long these may be.
+
+A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. For one that is
+refused nothing is drafted until it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+
+from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad
+from specq.drafting.interface import ChainDrafter
+from specq.drafting.worker import drafting_params
+from specq.protocol import BoolArray, EngineLostError, IntpArray
+from specq.runtime import Faults, traced
+from specq.verifier.sources import NONE, Rounds, Session, promised
+
+log = structlog.get_logger(__name__)
+
+
+class ChainSessions:
+    """Sessions at a chain drafter. `known`, `refused`: by id; `gone`: those that have been closed since the last
+    round."""
+
+    def __init__(self, chains: ChainDrafter) -> None:
+        self._chains = chains
+        self.known: dict[int, Session] = {}
+        self.refused: dict[int, Session] = {}
+        self.gone: list[int] = []
+
+    def open(self, session: Session) -> bool:
+        """Open a session that is new; return whether that went well."""
+        faults = Faults()
+        self.known[session.session_id] = session
+        with faults.of(session, "drafted for"):
+            params = drafting_params(session.params, session.speculation)
+            self._chains.open(session.session_id, np.array(session.token_ids, np.int32), params, session.owner)
+        return session not in faults
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session, which was closed."""
+        self.refused[session.session_id] = session
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not. The chain drafter, which may be drafting for it now, does so between two
+        rounds."""
+        self.refused.pop(session.session_id, None)
+        if self.known.pop(session.session_id, None) is not None:
+            self.gone.append(session.session_id)
+
+    def drop_gone(self) -> None:
+        """Let the chain drafter forget those that are gone, between two rounds."""
+        for session_id in self.gone:
+            self._chains.close(session_id)
+        self.gone.clear()
+
+    def commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
+        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one;
+        return how much of it the chains had foreseen."""
+        ids = [session.session_id for session in rounds.sessions]
+        try:
+            return self._chains.commit(ids, rounds.num_tokens, rounds.token_ids)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            log.warning("draft_contexts_failed", num_sessions=len(ids), **traced(error))
+        found: IntpArray = np.zeros(len(ids), np.intp)
+        for i, done in enumerate(rounds):
+            with faults.of(done.session, "drafted for"):
+                found[i] = self._chains.commit([ids[i]], rounds.num_tokens[i : i + 1], done.token_ids)[0]
+        return found
+
+
+def without_leads(sessions: Sequence[Session], enough: Callable[[], float]) -> tuple[Sequence[Session], OtherLoad]:
+    """Return the sessions whose trees by other drafters promise fewer tokens than are enough, or which are synchronous;
+    and what the others add to the step."""
+    if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
+        return sessions, NO_LOAD
+    left, rows, tokens, least = [], 0, 0.0, enough()
+    for session in sessions:
+        tokens_promised = _promised(session) if session.num_live else 0.0
+        if tokens_promised < least or session.waits:
+            left.append(session)
+        else:
+            rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
+    return left, OtherLoad(rows, tokens)
+
+
+def _promised(session: Session) -> float:
+    """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
+    with Faults().of(session, "drafted for"):
+        return float(promised([session])[0])
+    return 0.0
+
+
+def rooms_for_chains(sessions: Sequence[Session]) -> IntpArray:
+    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It
+    is 0 or less where there is no room, no chains are taken, or the session is closed."""
+    if not sessions:
+        return np.zeros(0, np.intp)
+    trees, places = sessions[0].trees, _places(sessions)
+    rooms: IntpArray = np.minimum(trees.longest_chain[places], trees.limit[places] - trees.length[places] - 1).astype(
+        np.intp
+    )
+    rooms[places == NONE] = 0
+    return rooms
+
+
+def chosen(sessions: Sequence[Session], is_chosen: BoolArray) -> Sequence[Session]:
+    """Return some of the sessions; the same object if it is all of them."""
+    if np.count_nonzero(is_chosen) == len(sessions):
+        return sessions
+    return [sessions[i] for i in np.flatnonzero(is_chosen).tolist()]
+
+
+def _places(sessions: Sequence[Session]) -> IntpArray:
+    return np.array([session.place for session in sessions], np.intp)

@@ -1,0 +1,77 @@
+"""Drafters of packages that were written for the version before, in which nothing was derived from: this module goes
+with the next version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specq.drafting.interface import Children, Drafter, Expansion
+from specq.protocol import Float32Array, Int32Array, SamplingParams
+
+
+def as_drafter(made: Any) -> Drafter:
+    """Return a drafter as it is; what only has the methods of one, as one."""
+    return made if isinstance(made, Drafter) else FormerDrafter(made)
+
+
+class FormerDrafter(Drafter):
+    """Drafts by the methods of a proposer, of which all but four may be missing."""
+
+    def __init__(self, proposer: Any) -> None:
+        self.proposer, self.info = proposer, proposer.info
+        if hasattr(proposer, "activations"):
+            self.activations, self.width = proposer.activations, proposer.width
+
+    @property
+    def maker(self) -> Any:
+        """See `Drafter`."""
+        return getattr(self.proposer, "maker", None)
+
+    @maker.setter
+    def maker(self, maker: Any) -> None:
+        self.proposer.maker = maker
+
+    @property
+    def has_chains(self) -> bool:
+        """See `Drafter`."""
+        return bool(getattr(self.proposer, "has_chains", False))
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
+        """See `Drafter`."""
+        self.proposer.open(session_id, token_ids, params, owner)
+
+    def close(self, session_id: int) -> None:
+        """See `Drafter`."""
+        self.proposer.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """See `Drafter`."""
+        self.proposer.commit(session_id, token_ids, path)
+
+    def rewind(self, session_id: int, length: int) -> bool:
+        """See `Drafter`."""
+        has_rewind = hasattr(self.proposer, "rewind")
+        if has_rewind:
+            self.proposer.rewind(session_id, length)
+        return has_rewind
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """See `Drafter`."""
+        found: list[Children] = self.proposer.expand(requests)
+        return found
+
+    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
+        """See `Drafter`."""
+        if depth == 1 or not self.has_chains:
+            return super().expand_chain(requests, depth)
+        found: list[list[Children]] = self.proposer.expand_chain(requests, depth)
+        return found
+
+    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
+        """See `Drafter`."""
+        self.proposer.observe(session_id, first, states)
+
+    def knows(self, session_id: int) -> bool:
+        """See `Drafter`."""
+        return not self.activations.layers or bool(self.proposer.knows(session_id))
