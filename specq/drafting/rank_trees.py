@@ -126,7 +126,8 @@ def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
     deepest = max(paths, key=len, default=())
     if len(deepest) > most:
         raise ConfigError(
-            f"target.heads_tree has the path {list(deepest)}, which is {len(deepest)} deep; {why}, so paths may have {most} ranks at most"
+            f"target.heads_tree has the path {list(deepest)}, which is {len(deepest)} deep; {why}, so paths may have "
+            f"{most} ranks at most"
         )
     return paths
 

@@ -1,4 +1,5 @@
-"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs whenever there is something to draft."""
+"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs whenever there is something to
+draft."""
 
 from __future__ import annotations
 

@@ -26,21 +26,19 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, Tracer
 from specq.verification import Judgements
-from specq.verifier.control.bursts import is_burst
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
 from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.window import is_burst
 from specq.verifier.inbox import VerifierInbox
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step.commit import commit
+from specq.verifier.step.commit import Rounds, commit, in_one
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep, StepsInFlight
-from specq.verifier.step.meter import Moments, StepMeter, verifier_metrics
-from specq.verifier.step.planner import StepPlanner
-from specq.verifier.step.rounds import Rounds, in_one
-from specq.verifier.step.shares import Shares
-from specq.verifier.step.tracing import trace_close, trace_step
+from specq.verifier.step.meter import Moments, StepMeter, trace_close, trace_step, verifier_metrics
+from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.plan import StepPlanner
 from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdicts_of
 from specq.verifier.trees import DraftTrees
 

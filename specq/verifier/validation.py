@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specq.verifier.core import Verifier
-from specq.verifier.sessions.lifecycle import HAVE_ENDED, IN_ENGINE, SessionState
-from specq.verifier.sessions.session import Session
+from specq.verifier.sessions.session import HAVE_ENDED, IN_ENGINE, Session, SessionState
 
 
 def validate(verifier: Verifier) -> None:

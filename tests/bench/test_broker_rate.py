@@ -54,7 +54,8 @@ def test_clients_count_tokens_in_their_place():
 @pytest.mark.parametrize(
     "frames",
     [
-        together([1, 0], [TOKEN] * 4), together([0, 0], [TOKEN, TOKEN + 1]), together([0, 0], [TOKEN] * 3, num_tokens=[1, 1]),
+        together([1, 0], [TOKEN] * 4), together([0, 0], [TOKEN, TOKEN + 1]), together([0, 0], [TOKEN] * 3,
+        num_tokens=[1, 1]),
         encode(Failed(job_id=FIRST_JOB, code="engine", reason="it broke")),
     ],
 )  # fmt: skip

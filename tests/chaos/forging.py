@@ -27,7 +27,8 @@ from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from specq.verification import STRATEGIES
 
 KEYS = ("session_id", "job_id")
-JUNK = (None, True, -1, 2**31, 2**63, 2**64, 10**400, -(2**63), 1e-320, 1e308, float("nan"), float("inf"), "", "x" * 3000, [],
+JUNK = (None, True, -1, 2**31, 2**63, 2**64, 10**400, -(2**63), 1e-320, 1e308, float("nan"), float("inf"), "",
+    "x" * 3000, [],
         [None], [[]], {}, {"a": {"b": [1]}}, "Infinity", -0.0, 0.5)  # fmt: skip
 OBJECTS = ({}, {"hits": 3}, {"hits": "x"}, {"rounds": 2**63 - 1, "positions": [[1, -2], "x"]}, {"a": {"b": {}}})
 METRICS = (

@@ -1,5 +1,5 @@
-"""Random schedules of faults under a virtual clock: a few here, thousands in `make chaos`. Each planted bug is caught by
-one: the seeds below do; if the code moves on and they no longer do, others must."""
+"""Random schedules of faults under a virtual clock: a few here, thousands in `make chaos`. Each planted bug is caught
+by one: the seeds below do; if the code moves on and they no longer do, others must."""
 
 from __future__ import annotations
 

@@ -231,8 +231,10 @@ def line(role: str, found: dict[str, Any]) -> str:
     """Return a role's line of the table."""
     jobs, dropped = found["jobs"], found["broker_counts"]
     return (
-        f"{role:20} sent {found['sent']:7} in {found['seconds']:6} s | jobs beside {jobs['jobs']}, lost {jobs['lost']}, "
-        f"wrong {jobs['wrong']}, all on after {found['settled_s']} s | dead {', '.join(found['dead']) or 'none'} | growth MiB {found['growth_mib']} | broker {dropped} "
+        f"{role:20} sent {found['sent']:7} in {found['seconds']:6} s | jobs beside {jobs['jobs']}, lost "
+        f"{jobs['lost']}, "
+        f"wrong {jobs['wrong']}, all on after {found['settled_s']} s | dead {', '.join(found['dead']) or 'none'} | "
+        f"growth MiB {found['growth_mib']} | broker {dropped} "
         f"{found['trouble']}"
     )
 

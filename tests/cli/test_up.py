@@ -31,7 +31,8 @@ def test_up_takes_what_says_what_drafts_in_the_verifier(given):
     options = ("--lookahead", "--lookahead-window", "7", "--shared-tokens", "1000", "--heads", "smollm2")
     assert run("up", "--model", "tiny", *options, "--prompt-lookup", "none", "--drafts", "always").exit_code == 0
     wanted = TargetConfig(
-        model="tiny", lookahead=True, lookahead_window=7, shared_tokens=1000, heads="smollm2", prompt_lookup="none", drafts="always",
+        model="tiny", lookahead=True, lookahead_window=7, shared_tokens=1000, heads="smollm2", prompt_lookup="none",
+        drafts="always",
     )  # fmt: skip
     assert given[0].target == wanted
 

@@ -1,5 +1,5 @@
-"""The lines of prompts files: how they are read, completed in order, written, and left to the broker; requests by job id
-that nobody answers."""
+"""The lines of prompts files: how they are read, completed in order, written, and left to the broker; requests by job
+id that nobody answers."""
 
 import json
 import threading

@@ -142,8 +142,10 @@ class Hostile:
             encode(replace(draft, token_ids=-1 - ids)),
             encode(replace(draft, parent_ids=draft.first_id + np.arange(len(ids), dtype=np.int32))),
             encode(replace(draft, scores=np.full(len(ids), np.nan, np.float16))),
-            encode(replace(draft, token_ids=ids[:1].repeat(2), parent_ids=draft.parent_ids[:1].repeat(2), scores=draft.scores[:1].repeat(2))),
-            encode(replace(draft, q_size=1, q_ids=ids[:1], q_weights=np.zeros(1, np.uint16), q_rows=np.zeros(len(ids), np.int32))),
+            encode(replace(draft, token_ids=ids[:1].repeat(2), parent_ids=draft.parent_ids[:1].repeat(2),
+            scores=draft.scores[:1].repeat(2))),
+            encode(replace(draft, q_size=1, q_ids=ids[:1], q_weights=np.zeros(1, np.uint16), q_rows=np.zeros(len(ids),
+            np.int32))),
             encode(replace(draft, lane=draft.lane + 1)),
             encode(replace(draft, base_len=draft.base_len + 1)),
         ]  # fmt: skip

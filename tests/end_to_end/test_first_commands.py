@@ -1,5 +1,5 @@
-"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`; and
-the lines of docs/security.md that set keys up."""
+"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`;
+and the lines of docs/security.md that set keys up."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ def send_drafts(flood: Flood, to: Assign, base_len: int) -> None:
         parents[0] = -1
         tokens = np.random.default_rng(number).integers(1, 50, size)
         draft = Draft(
-            session_id=to.session_id, epoch=to.epoch, lane=to.lane ^ (number % 5 == 1), base_len=base_len, first_id=first,
+            session_id=to.session_id, epoch=to.epoch, lane=to.lane ^ (number % 5 == 1), base_len=base_len,
+            first_id=first,
             token_ids=tokens, parent_ids=parents, scores=np.zeros(size),
         )  # fmt: skip
         key, header, *arrays = encode(draft)

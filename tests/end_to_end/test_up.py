@@ -167,7 +167,8 @@ def test_who_gives_way_does_so_to_other_sessions_too():
     not."""
     code = (
         "import sys, time; from specq.runtime.usage import apply_cpu, available_cores, give_way\n"
-        "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"
+        "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = "
+        "float(sys.stdin.readline())\n"
         "before = time.process_time()\n"
         "while time.monotonic() < end: pass\n"
         "print(time.process_time() - before)"
@@ -197,7 +198,8 @@ def test_who_gives_way_does_so_to_other_sessions_too():
 def test_all_threads_of_a_process_give_way():
     """A draft worker gives way when it is ready: the threads that then compute are there already."""
     code = (
-        "import os, threading; from pathlib import Path; from specq.runtime.usage import give_way; hold = threading.Event()\n"
+        "import os, threading; from pathlib import Path; from specq.runtime.usage import give_way; hold = "
+        "threading.Event()\n"
         "[threading.Thread(target=hold.wait, daemon=True).start() for _ in range(3)]; give_way(7)\n"
         "print(*(os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path('/proc/self/task').iterdir()))"
     )
@@ -223,7 +225,8 @@ def test_a_worker_that_is_started_by_itself_says_on_a_terminal_what_it_does(
 def test_sigterm_stops_all(spawn, free_address):
     """SIGTERM to a group's process ends it with status 0, and its broker with it."""
     code = (
-        "import sys; from specq.config.loading import *; from specq.processes import up; up.members = lambda config, extra: "
+        "import sys; from specq.config.loading import *; from specq.processes import up; up.members = lambda config, "
+        "extra: "
         "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
     )
     process = spawn("-c", code, free_address, program=(sys.executable,))

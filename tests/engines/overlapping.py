@@ -58,7 +58,8 @@ def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
     params = SamplingParams(
         temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
-        frequency_penalty=penalty * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5, 2.0),) * (session_id % 3 == 2),
+        frequency_penalty=penalty * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5,
+        2.0),) * (session_id % 3 == 2),
     )  # fmt: skip
     return Open(
         session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,

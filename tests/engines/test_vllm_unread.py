@@ -107,8 +107,12 @@ def test_texts_are_the_targets_own(
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "rows are fed with other tokens": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.places_of", other_places),
-    "rows are fed with none": lambda patch: patch.setattr("specq.engines.vllm.patches.token_injection.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)),
+    "rows are fed with other tokens": lambda patch: patch.setattr(
+        "specq.engines.vllm.patches.token_injection.places_of", other_places
+    ),
+    "rows are fed with none": lambda patch: patch.setattr(
+        "specq.engines.vllm.patches.token_injection.is_handle", lambda tokens: np.zeros(len(tokens), np.bool_)
+    ),
     "handles are judged": lambda patch: patch.setattr(StepBatch, "known", lambda self: self),
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""A gateway in front of the small broker, and clients of it. Both are shared by the tests of a module; a test that counts
-what its gateway has done, or gives it options, starts its own (`tests.gateway.serving.running`)."""
+"""A gateway in front of the small broker, and clients of it. Both are shared by the tests of a module; a test that
+counts what its gateway has done, or gives it options, starts its own (`tests.gateway.serving.running`)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def drafts(made: object) -> list[tuple[list[int], list[int]]]:
     worker = DraftWorker(made, incarnation=1, chain=4)  # type: ignore[arg-type]
     worker.handle(
         Assign(
-            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(), token_ids=np.array([5, 6, 7], np.int32)
+            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(), token_ids=np.array([5, 6, 7],
+            np.int32)
         )
     )  # fmt: skip
     if worker.drafter.activations.layers:

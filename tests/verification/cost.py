@@ -67,7 +67,8 @@ def record(sessions, strategy, sampler, forward_ms, judge_ms, judgements, **more
         else ""
     )
     tell(
-        f"{name} forward {forward_ms:8.3f} ms  judging {judge_ms:7.3f} ms  {share:6.1%}{behind}  {accepted:.1f} accepted"
+        f"{name} forward {forward_ms:8.3f} ms  judging {judge_ms:7.3f} ms  {share:6.1%}{behind}  {accepted:.1f} "
+        f"accepted"
     )
     return {"sessions": sessions, "strategy": strategy, "sampler": sampler, "forward_ms": round(forward_ms, 4),
             "judge_ms": round(judge_ms, 4), "share": round(share, 4), "accepted": accepted, **more}  # fmt: skip

@@ -9,7 +9,7 @@ from specq.protocol import EngineError, EngineLostError, Fault, Judgement
 from specq.runtime import Faults
 from specq.verification import Judgements
 from specq.verifier.step.commit import commit
-from specq.verifier.step.shares import NO_SHARES
+from specq.verifier.step.node_choice import NO_SHARES
 from tests.each import each
 
 

@@ -74,7 +74,8 @@ def case(entropy):
         world = World(
             int(rng.integers(2**31)), vocab=3 + int(rng.random() < 0.2), sibling_group=sibling_group, depth=depth,
             num_lanes=1 + int(rng.random() < 0.2), num_points=int(rng.integers(0, 3)),
-            points_first=rng.random() < 0.7, chosen=chosen, score=rng.choice(["honest", "own", "any"]), sharpness=rng.uniform(0.5, 4),
+            points_first=rng.random() < 0.7, chosen=chosen, score=rng.choice(["honest", "own", "any"]),
+            sharpness=rng.uniform(0.5, 4),
         )  # fmt: skip
         if 1 < np.prod([num_draws(world, lane) for lane in range(world.num_lanes)]) <= MOST_DRAWS:
             break

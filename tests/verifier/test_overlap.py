@@ -26,10 +26,11 @@ from specq.verification import StepBatch
 from specq.verifier import core
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
-from specq.verifier.sessions import kv_admission
+from specq.verifier.sessions import open_sessions as kv_admission
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet
-from specq.verifier.step import in_flight, plan, planner
+from specq.verifier.step import in_flight
+from specq.verifier.step import plan as planner
 from specq.verifier.step.in_flight import StepsInFlight
 from tests.verifier.random_service import FailingLater, serve
 
@@ -98,7 +99,7 @@ def _looks_at_all(shares: Any, *arguments: Any, commit: Any = core.commit, **_op
     return commit(shares, *arguments)
 
 
-def _next_ones(chunks: Any, before: Any, fed_by: Any = plan._fed_by) -> Any:
+def _next_ones(chunks: Any, before: Any, fed_by: Any = planner._fed_by) -> Any:
     found = fed_by(chunks, before)
     return None if found is None else np.where(found > 0, found - 1, found)
 
@@ -130,7 +131,7 @@ def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> An
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
-    "a session is fed with another's token": (plan, "_fed_by", _next_ones),
+    "a session is fed with another's token": (planner, "_fed_by", _next_ones),
     "a step behind one that failed is not discarded": (StepsInFlight, "_discard_behind", _keeps_those_behind),
     "sessions of a discarded step are not as they were": (StepsInFlight, "_discard_behind", _forgets_starts),
     "any step is followed": (StepsInFlight, "can_follow", lambda self, step: self._engine.overlaps and step.parts),

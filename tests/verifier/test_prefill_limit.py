@@ -80,7 +80,8 @@ class Service:
         session_id = len(self.texts)
         prompt = TEXT.prompt(session_id, prompt_len)
         message = Open(
-            session_id=session_id, epoch=1, prompt_len=prompt_len, tokens_left=num_tokens, params=SamplingParams(ignore_eos=True),
+            session_id=session_id, epoch=1, prompt_len=prompt_len, tokens_left=num_tokens,
+            params=SamplingParams(ignore_eos=True),
             token_ids=prompt,
         )  # fmt: skip
         assert self.verifier.handle(message, self.machine.now) == []

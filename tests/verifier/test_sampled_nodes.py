@@ -116,7 +116,8 @@ def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_draw
         weights = rng.integers(1, 65536, (1, 20)).astype(np.uint16)
         drawn = draw_children(ids, weights, 4, rng)
         draft = Draft(
-            session_id=7, epoch=1, lane=0, base_len=3, first_id=0, token_ids=np.append(drawn.token_ids[0], 60).astype(np.int32),
+            session_id=7, epoch=1, lane=0, base_len=3, first_id=0, token_ids=np.append(drawn.token_ids[0],
+            60).astype(np.int32),
             parent_ids=np.full(5, -1, np.int32), scores=np.log(rng.random(5)).astype(np.float16), q_size=20,
             q_ids=ids[0], q_weights=weights[0], q_rows=np.array([0, 0, 0, 0, -1], np.int32),
         )  # fmt: skip

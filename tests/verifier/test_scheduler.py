@@ -12,9 +12,8 @@ from specq.protocol import COLOCATED_LANE
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
 from specq.verifier.sessions.session import Session
-from specq.verifier.step.node_choice import FLOOR, best_count
+from specq.verifier.step.node_choice import FLOOR, ScheduledSession, best_count
 from specq.verifier.step.plan import plan
-from specq.verifier.step.shares import ScheduledSession
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import candidates, commit, graft, make_draft, make_session, observe
 

@@ -11,7 +11,7 @@ from specq.protocol import Close, Open, SamplingParams
 from specq.testing.late import LateEngine
 from specq.testing.toy import toy_info
 from specq.verifier import StepCurve, Verifier
-from specq.verifier.sessions.lifecycle import TRANSITIONS, SessionEvent, SessionState, after
+from specq.verifier.sessions.session import TRANSITIONS, SessionEvent, SessionState, after
 from specq.verifier.validation import validate
 
 

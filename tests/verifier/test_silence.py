@@ -28,7 +28,8 @@ class Service:
     def __init__(self, step_ms: dict[int, float], slower: float) -> None:
         self.machine = Machine()
         target = TimedTarget(
-            self.machine, [(rows, slower * ms) for rows, ms in step_ms.items()], overlaps=False, launch_s=0.0, collect_s=0.0
+            self.machine, [(rows, slower * ms) for rows, ms in step_ms.items()], overlaps=False, launch_s=0.0,
+            collect_s=0.0
         )  # fmt: skip
         curve = StepCurve(SIZES, [seconds / slower for seconds in target.step_times(SIZES)])
         self.verifier = Verifier(target, curve, incarnation=1, max_sessions=64, max_uncommitted=1 << 30)
@@ -44,7 +45,8 @@ class Service:
     def open(self, first_id: int, count: int, prompt_len: int, num_tokens: int = 16) -> None:
         for session_id in range(first_id, first_id + count):
             message = Open(
-                session_id=session_id, epoch=1, prompt_len=prompt_len, tokens_left=num_tokens, params=SamplingParams(ignore_eos=True),
+                session_id=session_id, epoch=1, prompt_len=prompt_len, tokens_left=num_tokens,
+                params=SamplingParams(ignore_eos=True),
                 token_ids=TEXT.prompt(session_id, prompt_len),
             )  # fmt: skip
             assert self.verifier.handle(message, self.machine.now) == []

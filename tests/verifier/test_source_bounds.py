@@ -3,8 +3,7 @@
 import pytest
 
 from specq.protocol import EAGLE, SUFFIX
-from specq.verifier.control.source_bounds import ROUNDS, SourceBounds
-from specq.verifier.control.source_yields import Yield
+from specq.verifier.control.source_yields import ROUNDS, SourceBounds, Yield
 
 
 def seen(num_sessions, *rounds, step_s=1.0):

@@ -15,7 +15,7 @@ from specq.verifier.control.source_yields import Yield, leanest, promise
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.control.window import Window
 from specq.verifier.core import Verifier
-from specq.verifier.step.rounds import NO_ROUNDS
+from specq.verifier.step.commit import NO_ROUNDS
 
 TICK_S = 1e-6
 STEP = Yield(0.1, 3.0)  # of which 0.01 s and a token are the target's own

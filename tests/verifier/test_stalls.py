@@ -10,8 +10,8 @@ import pytest
 
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, NO_TAP, SUFFIX, SUFFIX_LANE, Tap
-from specq.verifier.control.stalls import MOST, UsualSteps
 from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.window import MOST, UsualSteps
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedStep, TimedTarget
 
 PLAIN, DRAFTED = frozenset[str](), frozenset({COLOCATED})

@@ -7,7 +7,7 @@ import numpy as np
 from specq.protocol import Open, SamplingParams, trace_events
 from specq.testing.toy import ToyEngine
 from specq.verifier import StepCurve, Verifier
-from specq.verifier.step import tracing
+from specq.verifier.step import meter as tracing
 
 NUM, TRACED, PROMPT = 6, 4, [5, 2, 3, 4]
 

@@ -92,7 +92,8 @@ def of_arrays(**changes: Any) -> Verdicts:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"epochs": [1]}, {"num_tokens": [1, 1]}, {"num_tokens": [1, 2**31 - 1]}, {"origins": [2]}, {"mask": []}, {"node_lanes": [0, 0]},
+        {"epochs": [1]}, {"num_tokens": [1, 1]}, {"num_tokens": [1, 2**31 - 1]}, {"origins": [2]}, {"mask": []},
+        {"node_lanes": [0, 0]},
         {"seen": [0]}, {"num_nodes": [1, 1]}, {"session_ids": [1, 2, 3]},
     ],
     ids=str,

@@ -355,7 +355,8 @@ def test_sessions_of_one_prompt_wait_for_none_of_it_that_they_cannot_share(lengt
     for num_before in (0, 9):  # nothing of the prompt has KV; then some has
         for i in range(9):
             message = Open(
-                session_id=num_before + i, epoch=1, prompt_len=length, tokens_left=60, params=SamplingParams(), token_ids=np.arange(length, dtype=np.int32) % 50,
+                session_id=num_before + i, epoch=1, prompt_len=length, tokens_left=60, params=SamplingParams(),
+                token_ids=np.arange(length, dtype=np.int32) % 50,
             )  # fmt: skip
             verifier.handle(message, 0.0)
         engine.num_rows.clear()

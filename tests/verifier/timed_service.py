@@ -49,7 +49,8 @@ from specq.verifier.trees import NEXT_IDS
 
 TEXT = StubText()
 INFO = ModelInfo(
-    name="timed", fingerprint="timed", dtype="none", engine="stub", vocab_size=TEXT.vocab_size, num_tokens=TEXT.vocab_size,
+    name="timed", fingerprint="timed", dtype="none", engine="stub", vocab_size=TEXT.vocab_size,
+    num_tokens=TEXT.vocab_size,
     eos_ids=(0,), max_length=1_000_000, tokenizer_hash="timed", kv_slots=10_000_000,
 )  # fmt: skip
 
@@ -263,7 +264,8 @@ class TimedSource(DraftSource):
     uses_scratch = True
 
     def __init__(
-        self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4, num_scratch: int = 0,
+        self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4,
+        num_scratch: int = 0,
         begin_s: float = 0.0, *, session_s: float = 0.0, is_priced: bool = False,
     ) -> None:  # fmt: skip
         self.name, self._lane = name, lane  # type: ignore[misc]
@@ -383,7 +385,8 @@ class TimedService:
 
     def __init__(
         self, target: TimedTarget, sources: Iterable[DraftSource], *, mode: str = "async", loop_s: float = 0.0,
-        session_loop_s: float = 0.0, prompt_len: int = 100, num_tokens: int = 128, far: FarDrafters | None = None, **options: Any,
+        session_loop_s: float = 0.0, prompt_len: int = 100, num_tokens: int = 128, far: FarDrafters | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
         self.machine, self.mode = target.machine, mode

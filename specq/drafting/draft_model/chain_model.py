@@ -112,7 +112,8 @@ class _Begun:
 
 
 class ChainModel(ChainDrafter):
-    """Drafts chains with a draft model, or with the contexts of one that drafts trees for other sessions. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
+    """Drafts chains with a draft model, or with the contexts of one that drafts trees for other sessions. Arguments as
+    in `specq.engines.torch.loading.load`, but `threads` and
     `helper_cores` as of the engine; `distribution_size` and `rng` as in
         `specq.drafting.draft_model.children.ChildMaker`."""
 

@@ -1,5 +1,5 @@
-"""The sessions of a verifier for which chains are drafted: those that the chain drafter knows, those that need chains in
-a round, and how long these may be.
+"""The sessions of a verifier for which chains are drafted: those that the chain drafter knows, those that need chains
+in a round, and how long these may be.
 
 A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. For one that is
 refused nothing is drafted until it is closed.

@@ -1,5 +1,5 @@
-"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `DraftWorker` that a draft worker
-runs.
+"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `DraftWorker` that a draft
+worker runs.
 
 A job with `tree`, `num_candidates` or fixed fan-outs says what is drafted for it, whatever that costs; so there is
 nothing to choose here. Each step asks for the whole tree: a pass a level. What follows the verdict's path is kept, as

@@ -63,7 +63,8 @@ def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_ch
         raise ConfigError(f"{heads} holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own")
     if contexts.token_ids is not None or contexts.num_masks:
         raise ConfigError(
-            f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of a small target"
+            f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of "
+            f"a small target"
         )
     source = Medusa(
         load_heads(heads, str(resolve_checkpoint(model)), info, device), min(info.vocab_size, info.num_tokens)

@@ -118,7 +118,8 @@ def eagle_shape(heads: Path) -> EagleShape:
     )
     if shape.num_attention_heads % shape.num_key_value_heads or shape.head_dim % 2:
         raise ConfigError(
-            f"{heads / 'config.json'}: {shape.num_attention_heads} attention heads of size {shape.head_dim} cannot share "
+            f"{heads / 'config.json'}: {shape.num_attention_heads} attention heads of size {shape.head_dim} cannot "
+            f"share "
             f"{shape.num_key_value_heads} key-value heads"
         )
     return shape
@@ -130,7 +131,8 @@ def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
     layers = shape.layers or default_layers(num_layers)
     if max(layers) >= num_layers:
         raise ConfigError(
-            f"this EAGLE-3 head reads the hidden states behind layers {', '.join(map(str, layers))}; the target has only layers 0 to "
+            f"this EAGLE-3 head reads the hidden states behind layers {', '.join(map(str, layers))}; the target has "
+            f"only layers 0 to "
             f"{num_layers - 1}"
         )
     return layers
@@ -141,7 +143,8 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     of them."""
     if num_layers < LEAST_LAYERS:
         raise ConfigError(
-            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs {LEAST_LAYERS} at least"
+            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs "
+            f"{LEAST_LAYERS} at least"
         )
     return 1, num_layers // 2 - 1, num_layers - 4
 

@@ -230,7 +230,8 @@ class FusedTrees:
             0 if self._names is None else len(self._names), self._network.num_tokens, self.nodes.shape[2],
             self._num_slots, self._first_node, self._first_slot, depth, self._seen.chunk, num_above, num_ranked,
             num_ranked_nodes, kept, num_next, self._num_levels, NODES_PAD=_padded(num_ranked_nodes, USUAL_NODES),
-            KEPT_PAD=_padded(kept, USUAL_KEPT), NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path, NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
+            KEPT_PAD=_padded(kept, USUAL_KEPT), NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path,
+            NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
             IS_FIRST=depth == 0, num_warps=4,
         )  # fmt: skip
         self._num_rows, self._depth = num_next, depth + 1

@@ -94,12 +94,14 @@ def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, ob
         )
     if shape.tokenizer_hash and (shape.num_tokens, shape.tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
         raise ConfigError(
-            f"{directory}: this head was trained for another tokenizer ({shape.num_tokens} tokens, {shape.tokenizer_hash[:12]}..) "
+            f"{directory}: this head was trained for another tokenizer ({shape.num_tokens} tokens, "
+            f"{shape.tokenizer_hash[:12]}..) "
             f"than that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
         )
     if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
         raise ConfigError(
-            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has {info.num_tokens}, in a matrix of "
+            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
+            f"{info.num_tokens}, in a matrix of "
             f"{info.vocab_size} rows"
         )
 
@@ -113,7 +115,8 @@ def _token_ids(directory: Path, shape: eagle_form.EagleShape, tensors: Tensors, 
     ids = np.arange(len(offsets)) + offsets.numpy().astype(np.int64)
     if ids[0] < 0 or ids[-1] >= shape.vocab_size or np.any(ids[1:] <= ids[:-1]):
         raise ConfigError(
-            f"{directory}: {eagle_form.TO_TARGET} must give tokens that ascend within the vocabulary, 0 to {shape.vocab_size - 1}"
+            f"{directory}: {eagle_form.TO_TARGET} must give tokens that ascend within the vocabulary, 0 to "
+            f"{shape.vocab_size - 1}"
         )
     known = tensors.get(eagle_form.FROM_TARGET)
     if known is not None and not np.array_equal(np.flatnonzero(known.numpy()), ids):
@@ -132,7 +135,8 @@ def _network(
         embedding = input_matrix(target)
     if embedding.shape[1] != shape.hidden_size or len(embedding) < info.num_tokens:
         raise ConfigError(
-            f"{target} has an embedding of shape {tuple(embedding.shape)}; this head, which has none of its own, needs columns of size "
+            f"{target} has an embedding of shape {tuple(embedding.shape)}; this head, which has none of its own, needs "
+            f"columns of size "
             f"{shape.hidden_size}"
         )
     num_columns = info.num_tokens if token_ids is None else len(token_ids)

@@ -40,7 +40,8 @@ def _make(
 ) -> Drafter:
     if not target:
         raise ConfigError(
-            "the eagle3 proposer reads a target's hidden states: name it by draft.target, as the verifier does by target.model"
+            "the eagle3 proposer reads a target's hidden states: name it by draft.target, as the verifier does by "
+            "target.model"
         )
     from specq.drafting.eagle3.loading import load_eagle
     from specq.drafting.eagle3.remote import EagleTrees

@@ -21,7 +21,8 @@ class DraftNode:
     """
 
     __slots__ = (
-        "children", "distribution", "expanded", "log_reach_prob", "node_id", "parent", "position", "predicted", "rank", "score",
+        "children", "distribution", "expanded", "log_reach_prob", "node_id", "parent", "position", "predicted", "rank",
+        "score",
         "token", "wire_id",
     )  # fmt: skip
 

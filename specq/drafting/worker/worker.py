@@ -208,7 +208,8 @@ class DraftWorker:
         asked, width = self.drafter.activations, self.drafter.width
         if (message.tap_layers, message.tap_form, message.width) != (asked.layers, asked.form, width):
             raise ProtocolError(
-                f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; this drafter reads layers "
+                f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; "
+                f"this drafter reads layers "
                 f"{asked.layers} in {asked.form}, {width} a row"
             )
         self.drafter.observe(message.session_id, message.first, message.rows())

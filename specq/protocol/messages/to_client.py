@@ -58,8 +58,8 @@ class JobInfo(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobList(Message):
-    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.reports.ListedJob`; answers `ListJobs` of this
-    skip."""
+    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.reports.ListedJob`; answers `ListJobs` of
+    this skip."""
 
     TYPE: ClassVar[str] = "job_list"
     skip: Count = 0
@@ -72,7 +72,8 @@ class Tokens(Message):
 
     base_len    generated tokens before these (the prompt not counted)
     origins u8[m]   where each token comes from, as codes of `specq.protocol.origins`
-    finish      a finish reason or ""; stats come with the last message (names of `specq.broker.state.transcript.JobStats`)
+    finish      a finish reason or ""; stats come with the last message (names of
+                `specq.broker.state.transcript.JobStats`)
     logprobs, top_ids, top_logprobs   as in `Verdict`
     rounds i32[3n], rejected i32[4d], rejected_probs f32[d]   if the job asks to be explained, as far as that is still
     known: rounds

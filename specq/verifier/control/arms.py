@@ -24,8 +24,7 @@ from typing import Any
 
 from specq.protocol import REMOTE
 from specq.verifier.control.load_level import LoadLevel
-from specq.verifier.control.source_bounds import SourceBounds
-from specq.verifier.control.source_yields import Arm, Yields
+from specq.verifier.control.source_yields import Arm, SourceBounds, Yields
 from specq.verifier.control.window import Window
 
 # Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many

@@ -5,17 +5,17 @@ from __future__ import annotations
 from specq.engines import Engine
 from specq.protocol import REMOTE
 from specq.verifier.control.arms import MOST_ROUND_TRIP_S, Arms
-from specq.verifier.control.bursts import Bursts
 from specq.verifier.control.early_steps import EarlySteps
 from specq.verifier.control.prefill_limit import PrefillLimit
 from specq.verifier.control.round_trips import RoundTrips
 from specq.verifier.control.source_yields import Yields
 from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.window import Bursts
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet
+from specq.verifier.step.commit import Rounds
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep
-from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.shares import Shares
+from specq.verifier.step.node_choice import Shares
 
 # A step says something of the sources of drafts if it computes so few rows of prompts; or if these take no more than
 # such a part of its seconds, since where sessions come all the time each step has some.

@@ -23,8 +23,7 @@ from specq.verifier.control.waiting import Waiting
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.in_flight import InFlightStep
-from specq.verifier.step.node_choice import are_worth_waiting_for
-from specq.verifier.step.shares import Shares
+from specq.verifier.step.node_choice import Shares, are_worth_waiting_for
 
 
 class EarlySteps:

@@ -5,7 +5,7 @@ differ in one source, those of one source, and that of none; and the one without
 than they take, which is tried first. An arm that adds a source must gain by more than a standard error, so that of arms
 that are nearly equal the one with fewer sources is used. One that differs in several is tried later, and not at all for
 a while if what is known of each of them says that it loses; so is one that promises a loss at best
-(`specq.verifier.control.source_bounds`). Where drafts are right less often than they were, what trials have said of
+(`specq.verifier.control.source_yields`). Where drafts are right less often than they were, what trials have said of
 arms that may be better now is forgotten (`specq.verifier.control.traffic`), and since that may be one hard passage of a
 text, the next trial awaits the window after it; an arm that is given up for one trial alone is tried again soon. A
 trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says how soon it
@@ -23,11 +23,9 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from specq.verifier.control.challenger import FIRST_PATIENCE, MOST_OF_LOSERS, TRIALS_COST, Challenger, affordable
-from specq.verifier.control.source_bounds import SourceBounds
-from specq.verifier.control.source_yields import NOTHING, Arm, Yield, Yields, leanest, promise
-from specq.verifier.control.stalls import UsualSteps
+from specq.verifier.control.source_yields import NOTHING, Arm, SourceBounds, Yield, Yields, leanest, promise
 from specq.verifier.control.traffic import Traffic
-from specq.verifier.control.window import WINDOW_S, Window
+from specq.verifier.control.window import WINDOW_S, UsualSteps, Window
 
 log = structlog.get_logger(__name__)
 

@@ -25,7 +25,7 @@ import numpy as np
 from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, IntpArray
 from specq.verification import ends_of, places_in_runs
 from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.step.shares import Shares
+from specq.verifier.step.node_choice import Shares
 
 MAX_SLOWDOWN = 1.8
 # Seconds that a step may take in any case; times as long as one without prompts and nodes, so that the weights are read

@@ -11,7 +11,7 @@ import numpy as np
 from specq.protocol import LANES, LEAST_OWN_LANE, REMOTE, Int64Array, UInt8Array
 from specq.verifier.control.source_yields import Yield
 from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.step.rounds import Rounds
+from specq.verifier.step.commit import Rounds
 
 LANES_OF = {REMOTE: slice(LEAST_OWN_LANE)} | {name: slice(lane, lane + 1) for name, lane in LANES.items()}
 NO_NODES: Int64Array = np.zeros((256, 2), np.int64)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from specq.verifier.control.patience import Patience
 from specq.verifier.control.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
+from specq.verifier.control.window import Patience
 
 # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is
 # certain

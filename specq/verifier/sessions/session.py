@@ -5,10 +5,22 @@ sessions at once; the attributes here read and write the same places.
 
 Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no
 model. How drafts come onto the tree is in `specq.verifier.sessions.grafting`.
+
+The states of a session at a verifier, and which event leads from which to which.
+
+A session waits until there is room for its context in the engine, runs there, and ends once. Where room is short it is
+evicted, and waits again; one that has ended keeps its KV until the broker closes it, or until others need the room. A
+session that failed is closed.
+
+Rule: `Session.note` is the only place that changes a state; an event that the table does not have is a bug, and raises.
+Whether a session takes part in the next step is no state: it follows from its counts
+(`specq.verifier.sessions.open_sessions`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Self
 
 import numpy as np
@@ -30,8 +42,52 @@ from specq.protocol import (
 from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
 from specq.verifier.sessions.history import Past
-from specq.verifier.sessions.lifecycle import HAVE_ENDED, IN_ENGINE, SessionEvent, SessionState, after
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
+
+
+class SessionState(StrEnum):
+    """Where a session stands."""
+
+    WAITING = "waiting"  # not in the engine: it is new, or was evicted
+    RUNNING = "running"  # in the engine
+    ENDED = "ended"  # it has a finish reason, and its KV
+    FREED = "freed"  # it has a finish reason, and no KV
+    CLOSED = "closed"  # the verifier has no more of it
+
+
+class SessionEvent(StrEnum):
+    """What happens to a session."""
+
+    ADMITTED = "admitted"  # it was opened in the engine
+    EVICTED = "evicted"  # it was closed in the engine to make room
+    FINISHED = "finished"  # a step came to the end of its text
+    CLOSED = "closed"  # by the broker, or since it failed
+
+
+Ways = Mapping[SessionEvent, SessionState]
+
+_CLOSES: Ways = {SessionEvent.CLOSED: SessionState.CLOSED}
+TRANSITIONS: Mapping[SessionState, Ways] = {
+    SessionState.WAITING: {SessionEvent.ADMITTED: SessionState.RUNNING, **_CLOSES},
+    SessionState.RUNNING: {
+        SessionEvent.EVICTED: SessionState.WAITING,
+        SessionEvent.FINISHED: SessionState.ENDED,
+        **_CLOSES,
+    },
+    SessionState.ENDED: {SessionEvent.EVICTED: SessionState.FREED, **_CLOSES},
+    SessionState.FREED: _CLOSES,
+    SessionState.CLOSED: {},
+}
+IN_ENGINE = frozenset({SessionState.RUNNING, SessionState.ENDED})
+HAVE_ENDED = frozenset({SessionState.ENDED, SessionState.FREED})
+
+
+def after(state: SessionState, event: SessionEvent) -> SessionState:
+    """Return the state that an event leads to; AssertionError for one that cannot happen in this state."""
+    following = TRANSITIONS[state].get(event)
+    assert following is not None, f"a session that is {state} cannot be {event}"
+    return following
+
 
 SYNC_PATIENCE = 3  # heartbeats
 
@@ -58,7 +114,7 @@ class ArrayField:
 class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner.
 
-    state         see `specq.verifier.sessions.lifecycle`; finish: the reason why it has ended, once it has
+    state         see `specq.verifier.sessions.session`; finish: the reason why it has ended, once it has
     kv_len        tokens whose KV is there
     owner         whose sessions share KV and texts with it
     cached_tokens of the prompt's tokens, how many had KV when it was first opened in the engine; None: it was not yet

@@ -11,8 +11,8 @@ in the verifier. To add one: a file with a class derived from `DraftSource` and 
 `specq.testing.conformance.sources`.
 """
 
-from specq.verifier.control.patience import Patience
 from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.window import Patience
 from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.sessions.session import Session, longest_chain
 from specq.verifier.sources.interface import (
@@ -27,8 +27,8 @@ from specq.verifier.sources.interface import (
 )
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.sources.unread import UnreadLayout, hung_unread, may_be_unread, put_tokens
+from specq.verifier.step.commit import Round, Rounds
 from specq.verifier.step.node_choice import FLOOR, promised
-from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.step.verdicts import verdict_of
 from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 

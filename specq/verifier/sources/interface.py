@@ -24,8 +24,8 @@ from specq.verification import ends_of
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
-from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.shares import Shares
+from specq.verifier.step.commit import Rounds
+from specq.verifier.step.node_choice import Shares
 
 UNBOUNDED = 1 << 30
 

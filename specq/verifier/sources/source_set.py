@@ -29,8 +29,8 @@ from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.sources.mailbox import Mailbox, MailTime
-from specq.verifier.step.rounds import Rounds
-from specq.verifier.step.shares import Shares
+from specq.verifier.step.commit import Rounds
+from specq.verifier.step.node_choice import Shares
 
 log = structlog.get_logger(__name__)
 

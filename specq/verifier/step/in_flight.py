@@ -26,9 +26,8 @@ import structlog
 from specq.engines import Computed, Engine, Launched, is_apart, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
-from specq.verifier.sessions.kv_admission import Prefill
-from specq.verifier.sessions.open_sessions import JIT, SYNC
-from specq.verifier.step.shares import Shares
+from specq.verifier.sessions.open_sessions import JIT, SYNC, Prefill
+from specq.verifier.step.node_choice import Shares
 
 log = structlog.get_logger(__name__)
 

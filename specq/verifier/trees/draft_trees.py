@@ -88,7 +88,7 @@ class Operations(Protocol):
         least: float,
     ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
         """Return (sizes, token_ids, parents, scores): what is to be hung of drafts in one lane, one for each session;
-        see `reference_select`.
+        see `reference_choice`.
 
         sizes i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES; token_ids, parents, scores [nodes]: parents
         come before children and

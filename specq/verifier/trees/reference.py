@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, UInt8Array
-from specq.verifier.trees import reference_choice, reference_commit, reference_graft, reference_select
+from specq.verifier.trees import reference_choice, reference_commit, reference_graft
 from specq.verifier.trees.arrays import NONE, Arrays
 
 
@@ -70,7 +70,7 @@ class ReferenceTrees:
         kept, kept_parents, kept_sizes = list[int](), list[int](), list[int]()
         for session, end, size, promise in of_each:
             own = slice(end - size, end)
-            found = reference_select.select(
+            found = reference_choice.select(
                 self._trees, session, lane_id, parents[own].tolist(), scores[own].tolist(), promise, rarity, least
             )
             places = {node: place for place, node in enumerate(found)}

@@ -470,7 +470,8 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     lines = DeviceLines(None, sum(shape), grown.parents.reshape(-1))
     drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
     layout, likely = UnreadLayout.of(shape), 0.9 ** np.arange(1, 13)
-    other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)), is_measured=True)  # fmt: skip
+    other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)),
+    is_measured=True)  # fmt: skip
     graft_batch(other, 0.0)
     graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
     forgotten = int(depths.argmax())

@@ -213,7 +213,8 @@ def test_best_first_takes_the_likeliest_nodes_and_those_above_them() -> None:
 def test_what_heads_do_not_know_is_not_drafted() -> None:
     """Fewer tokens than the tree has ranks, and tokens that the sampler rules out."""
     tree = tree_for(Speculation(tree=((0, 0), (1, 1), (2,))), 2)
-    scores = np.log(np.array([[[0.6, 0.4], [1.0, 0.0]]], np.float32), out=np.full((1, 2, 2), -np.inf, np.float32), where=np.array([[[True, True], [True, False]]]))  # fmt: skip
+    scores = np.log(np.array([[[0.6, 0.4], [1.0, 0.0]]], np.float32), out=np.full((1, 2, 2), -np.inf, np.float32),
+    where=np.array([[[True, True], [True, False]]]))  # fmt: skip
     nodes = tree.scores(scores)
     assert paths_of(tree, tree.likeliest(tree.reach(nodes), 99, -9.0)[0]) == [(0,), (1,), (0, 0), (1, 0)]
 

@@ -30,7 +30,8 @@ def verdict(
 ) -> Verdict:
     """Return a verdict that commits tokens; `used`: how many nodes it verified."""
     return Verdict(
-        session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens, np.int32),
+        session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens,
+        np.int32),
         node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
     )  # fmt: skip
 

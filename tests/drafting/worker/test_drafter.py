@@ -435,7 +435,8 @@ def test_a_step_is_its_verdicts_one_by_one() -> None:
     ids = np.array(toy_text(PROMPT, 2), np.int32)
     step = Verdicts(
         session_ids=np.array([99, 7]), epochs=np.array([1, 1]), base_lens=np.array([3, 3]), num_tokens=np.array([1, 2]),
-        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, *ids]), origins=np.full(3, 2),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, *ids]),
+        origins=np.full(3, 2),
         min_accept_prob=200,
     )  # fmt: skip
     step = decode(encode(step))
@@ -463,7 +464,8 @@ def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: 
     monkeypatch.setattr(DraftSession, "learn", failing)
     step = Verdicts(
         session_ids=np.array([8, 7]), epochs=np.array([1, 1]), base_lens=np.array([2, 3]), num_tokens=np.array([1, 1]),
-        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, 5]), origins=np.full(2, 2),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, 5]),
+        origins=np.full(2, 2),
     )  # fmt: skip
     with pytest.raises(ProtocolError, match="a verdict could not be handled: AssertionError"):
         drafter.handle(decode(encode(step)))

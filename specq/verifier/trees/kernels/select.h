@@ -1,4 +1,4 @@
-/* What of drafted trees is hung; `specq.verifier.trees.reference_select` explains the rules. */
+/* What of drafted trees is hung; `specq.verifier.trees.reference_choice` explains the rules. */
 #pragma once
 #include "trees.h"
 
