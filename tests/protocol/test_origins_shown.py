@@ -7,7 +7,8 @@ from pathlib import Path
 
 from specq.chat.pen import MARKS
 from specq.doctor.prediction import NAMES, WORKER
-from specq.protocol.origins import LANES, LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
+from specq.protocol.origins import LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
+from specq.verifier.control.source_clock import LANES_OF
 from tests.each import each
 
 SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]
@@ -25,7 +26,7 @@ def test_chat_page_and_doctor_use_it(origin: str) -> None:
 def test_each_source_has_a_name_and_nothing_else_has_one() -> None:
     """By what tokens say of their origin, and by what verifiers count. A worker has its own row; plain decoding and the
     target's own tokens are no drafts."""
-    assert set(SHOWN) == {*SOURCES, *LANES}
+    assert set(SHOWN) == {*SOURCES, *LANES_OF}
     assert NAMES[WORKER] == "one draft worker"
     assert not {PLAIN, OWN} & set(SHOWN)
     assert SHOWN[LOOKUP] == SHOWN["suffix"]
