@@ -17,6 +17,7 @@ from tests.verifier.services.texts import Texts
 from tests.verifier.timed_service import INFO, Machine
 
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+OF_REPEATS = 10_000  # between the seeds of two repeats: more than there are services
 CORRECTION = -1  # as in `Judgements`
 
 
@@ -43,7 +44,8 @@ class FlyingStep:
 
 
 class ServiceEngine:
-    """Fulfils `OverlappingEngine`. `slowdown` says at a launch by what factor drafters slow the step."""
+    """Fulfils `OverlappingEngine`. `slowdown` says at a launch by what factor drafters slow the step; repeats differ in
+    the jitter of steps."""
 
     max_chain = num_tap_layers = 0
     takes_unread = is_helped = False
@@ -52,10 +54,12 @@ class ServiceEngine:
     info = INFO
     free_slots = 10_000_000
 
-    def __init__(self, service: Service, machine: Machine, texts: Texts, slowdown: Callable[[], float]) -> None:
+    def __init__(
+        self, service: Service, machine: Machine, texts: Texts, slowdown: Callable[[], float], repeat: int
+    ) -> None:
         self._own, self._machine, self._texts, self._slowdown = service.machine, machine, texts, slowdown
         self.overlaps = self._own.overlaps
-        self._random = Random(service.seed)
+        self._random = Random(service.seed + OF_REPEATS * repeat)
         self._stall_s = STALL_STEPS * self._own.plain_s(service.phases[0].num_sessions)
         self._stalls = service.stall_times
 

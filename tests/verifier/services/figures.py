@@ -34,9 +34,11 @@ class Fixed:
 class Row:
     """A phase of a service.
 
-    controller   its tokens a second in the phase, but for the time in which more sessions begin or end
-    later        the same without the first FIRST_S of the service
-    followed_s, followed_steps   until the controller has FOLLOWED of the best rate for a while; -1: not in this phase
+    rates        tokens a second of the controller in the phase, of each repeat, but for the time in which more sessions
+                 begin or end
+    later        their mean without the first FIRST_S of the service
+    followed_s, followed_steps   until the controller has FOLLOWED of the best rate for a while, median of the repeats;
+                 -1: not in this phase
     """
 
     seed: int
@@ -47,24 +49,33 @@ class Row:
     plain: float
     best: str
     best_rate: float
-    controller: float
+    rates: tuple[float, ...]
     later: float
     followed_s: float
     followed_steps: int
 
+    @property
+    def controller(self) -> float:
+        """Return its mean tokens a second."""
+        return sum(self.rates) / len(self.rates)
 
-def judge(service: Service, fixed: list[Fixed] | None = None, choice: Choice | None = None) -> list[Row]:
+
+def judge(
+    service: Service, fixed: list[Fixed] | None = None, choice: Choice | None = None, repeats: int = 1
+) -> list[Row]:
     """Return the rows of a service. `fixed`: what is known of its fixed choices; `choice`: the controller that is
     judged, None for the verifier's own."""
     known = fixed or all_fixed(service)
-    log = Serving(service, choice).serve(service.starts[-1])
-    return [_row(service, i, one, log) for i, one in enumerate(known)]
+    logs = [Serving(service, choice, repeat=i).serve(service.starts[-1]) for i in range(repeats)]
+    return [_row(service, i, one, logs) for i, one in enumerate(known)]
 
 
-def _row(service: Service, number: int, fixed: Fixed, log: Log) -> Row:
+def _row(service: Service, number: int, fixed: Fixed, logs: list[Log]) -> Row:
     begin, end = service.starts[number], service.starts[number + 1]
     first = begin + min(_settling_s(service, number), (end - begin) / 3)
-    seconds, steps = followed(log, begin, end, FOLLOWED * fixed.rate, is_in_waves=service.arrivals in WAVES)
+    is_in_waves, rate = service.arrivals in WAVES, FOLLOWED * fixed.rate
+    reached = [followed(log, begin, end, rate, is_in_waves=is_in_waves) for log in logs]
+    seconds, steps = sorted(reached, key=lambda one: one[0] if one[0] >= 0 else end)[len(reached) // 2]
     return Row(
         seed=service.seed,
         phase=number,
@@ -74,8 +85,8 @@ def _row(service: Service, number: int, fixed: Fixed, log: Log) -> Row:
         plain=round(fixed.plain, 2),
         best=fixed.best,
         best_rate=round(fixed.rate, 2),
-        controller=round(log.rate(first, end), 2),
-        later=round(log.rate(max(first, FIRST_S), end), 2),
+        rates=tuple(round(log.rate(first, end), 2) for log in logs),
+        later=round(sum(log.rate(max(first, FIRST_S), end) for log in logs) / len(logs), 2),
         followed_s=round(seconds, 2),
         followed_steps=steps,
     )
@@ -154,7 +165,8 @@ def as_columns(rows: list[Row]) -> dict[str, Any]:
 
 def from_columns(read: Mapping[str, Any]) -> list[Row]:
     """Return the rows of `as_columns`."""
-    return [Row(**dict(zip(read["columns"], row, strict=True))) for row in read["rows"]]
+    named = [dict(zip(read["columns"], row, strict=True)) for row in read["rows"]]
+    return [Row(**{**values, "rates": tuple(values["rates"])}) for values in named]
 
 
 def fixed_of(rows: list[Row]) -> Callable[[int], list[Fixed]]:

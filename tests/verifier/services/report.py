@@ -22,6 +22,7 @@ def summary(rows: Sequence[Row], before: Sequence[Row] = ()) -> str:
         _line("phase: controller / plain, after 2 s", [row.later / row.plain for row in rows]),
         _line("service: controller / best fixed", [*_of_services(rows, "best_rate").values()]),
         _line("service: controller / plain, after 2 s", [*_of_services(rows, "plain").values()]),
+        *_noise(rows),
         *_changes(rows),
         "",
         *_worst(rows),
@@ -49,6 +50,19 @@ def _of_services(rows: Sequence[Row], beside: str) -> dict[int, float]:
         own[row.seed] = own.get(row.seed, 0.0) + rate * row.seconds
         other[row.seed] = other.get(row.seed, 0.0) + getattr(row, beside) * row.seconds
     return {seed: own[seed] / other[seed] for seed in own}
+
+
+def _noise(rows: Sequence[Row]) -> list[str]:
+    """Return what chance does: one repeat beside the mean of the others."""
+    num_repeats = len(rows[0].rates)
+    totals: dict[int, list[float]] = {}
+    for row in rows:
+        own = totals.setdefault(row.seed, [0.0] * num_repeats)
+        totals[row.seed] = [total + rate * row.seconds for total, rate in zip(own, row.rates, strict=True)]
+    if num_repeats < 2:
+        return []
+    others = [one * (num_repeats - 1) / (sum(own) - one) for own in totals.values() for one in own]
+    return [_line("service: one repeat / the others", others)]
 
 
 def _changes(rows: Iterable[Row]) -> list[str]:

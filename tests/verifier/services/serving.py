@@ -57,9 +57,10 @@ class Log(NamedTuple):
 
 class Serving:
     """A verifier and all around it. `choice`: what drafts, always; None: the verifier's controller decides. `phase`:
-    the number in the whole service of the first phase, which says which texts there are."""
+    the number in the whole service of the first phase, which says which texts there are; `repeat`: which of the runs
+    that differ in nothing but the jitter of steps."""
 
-    def __init__(self, service: Service, choice: Choice | None = None, phase: int = 0) -> None:
+    def __init__(self, service: Service, choice: Choice | None = None, phase: int = 0, repeat: int = 0) -> None:
         self._service, self._choice, self._first_phase = service, choice, phase
         self.machine, self._texts, self._traffic = Machine(), Texts(service), Traffic(service)
         self._foresights = [
@@ -69,7 +70,7 @@ class Serving:
         ]
         self._remote = next((RemoteDrafters(one) for one in self._foresights if one.own.name == REMOTE), None)
         sources = [self._source(one) for one in self._foresights if one.own.name != REMOTE]
-        self._engine = ServiceEngine(service, self.machine, self._texts, self._slowdown)
+        self._engine = ServiceEngine(service, self.machine, self._texts, self._slowdown, repeat)
         self.verifier = Verifier(
             self._engine, self._engine.curve(), sources, incarnation=1, max_sessions=256,
             measures_drafts=choice is None,
