@@ -11,5 +11,6 @@
     figures, report   rates in each phase beside plain decoding and the best fixed choice, and a table of many
 
 Rules: a verifier is told and asked by messages and settings alone, so that any controller can be judged. The same seed
-gives the same figures. A controller that tries things out is lucky or not, so a service is repeated. What fixed choices bring does not depend on the controller: `--before` takes it from there.
+gives the same figures. A controller that tries things out is lucky or not, so each service is repeated with another
+jitter. What fixed choices bring does not depend on the controller: `--before` takes it from earlier figures.
 """

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from specq.drafting.draft_model.chains import Chains
-from specq.drafting.draft_model.source import ColocatedDrafter
+from specq.drafting import ChainDrafter, Chains, Pending
+from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import (
     COLOCATED,
     COLOCATED_LANE,
@@ -99,8 +99,8 @@ def drafted_chains(
     return [batch_of_chains(sessions, lane, tokens, np.full(len(ids), depth), scores, is_measured=knows_chances)]
 
 
-class ModelChains:
-    """A draft model on the target's device; fulfils `ChainSource`. What it has not computed of a context takes longer."""
+class ModelChains(ChainDrafter):
+    """A draft model on the target's device; what it has not computed of a context takes longer."""
 
     info = INFO
 
@@ -109,8 +109,6 @@ class ModelChains:
         self._lengths: IntpArray = np.zeros(NUM_ROWS, np.intp)
         self._computed: IntpArray = np.zeros(NUM_ROWS, np.intp)  # tokens that have KV
         self._num_right: IntpArray = np.zeros(NUM_ROWS, np.intp)  # of the last chain
-        self._done_at = 0.0
-        self._chains = Chains(np.zeros((0, 0, 1), np.int32), np.zeros((0, 0, 1), np.float32), [])
 
     def level_curve(self) -> StepCurve:
         """Return the seconds of a level by the number of sessions."""
@@ -118,15 +116,15 @@ class ModelChains:
         return StepCurve(sizes, [self._own.draft_s(size, 1) for size in sizes])
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
         row = session_id % NUM_ROWS
         self._lengths[row], self._computed[row], self._num_right[row] = len(token_ids), 0, 0
 
     def close(self, session_id: int) -> None:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """See `ChainSource`."""
+        """See `ChainDrafter`."""
         rows = np.array(session_ids, np.intp) % NUM_ROWS
         followed: IntpArray = np.minimum(num_tokens, self._num_right[rows])
         self._num_right[rows] = 0
@@ -134,26 +132,24 @@ class ModelChains:
         self._computed[rows] += followed
         return followed
 
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
-        """See `ChainSource`."""
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
+        """See `ChainDrafter`."""
         ids = [*session_ids]
         rows = np.array(ids, np.intp) % NUM_ROWS
         lengths = self._lengths[rows]
         behind = int(np.maximum(lengths - self._computed[rows] - 2, 0).sum())
         seconds = self._own.draft_s(len(ids), depth) + behind * self._own.context_ms / 1000
-        self._done_at = self.foresight.machine.launch(seconds)
+        done_at = self.foresight.machine.launch(seconds)
         self._computed[rows] = lengths
         tokens, self._num_right[rows] = self.foresight.draft(ids, lengths.tolist(), depth)
         scores = np.broadcast_to(self.foresight.claims(depth)[:, None], (*tokens.shape, 1))
-        self._chains = Chains(tokens[:, :, None], scores, [()] * len(ids))
+        chains = Chains(tokens[:, :, None], scores, [()] * len(ids))
 
-    def on_device(self) -> None:
-        """See `ChainSource`."""
+        def collect() -> Chains:
+            self.foresight.machine.wait(done_at)
+            return chains
 
-    def finish(self) -> Chains:
-        """See `ChainSource`."""
-        self.foresight.machine.wait(self._done_at)
-        return self._chains
+        return Pending(collect)
 
 
 class FixedModel(DraftSource):
@@ -166,6 +162,7 @@ class FixedModel(DraftSource):
         self._chains, self._depth = chains, depth
         self._known = set[int]()
         self._begun: list[Session] = []
+        self._pending: Pending[Chains]  # of these
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """See `DraftSource`."""
@@ -175,7 +172,7 @@ class FixedModel(DraftSource):
                 self._known.add(session.session_id)
                 self._chains.open(session.session_id, np.array(session.token_ids, np.int32), session.params)
         if self._begun:
-            self._chains.start([one.session_id for one in self._begun], self._depth, 1)
+            self._pending = self._chains.start([one.session_id for one in self._begun], self._depth, 1)
         return bool(self._begun)
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
@@ -183,7 +180,7 @@ class FixedModel(DraftSource):
         begun, self._begun = self._begun, []
         if not begun:
             return ()
-        chains, foresight = self._chains.finish(), self._chains.foresight
+        chains, foresight = self._pending.collect(), self._chains.foresight
         scores = np.broadcast_to(np.log(np.maximum(foresight.chances(self._depth), 1e-3)), chains.scores.shape[:2])
         counts = np.full(len(begun), self._depth)
         return [batch_of_chains(begun, COLOCATED_LANE, chains.token_ids[:, :, 0], counts, scores, is_measured=True)]
@@ -196,15 +193,15 @@ class FixedModel(DraftSource):
             self._chains.commit([ids[i] for i in known], rounds.num_tokens[known], rounds.token_ids)
 
 
-def draft_model(foresight: Foresight) -> ColocatedDrafter:
+def draft_model(foresight: Foresight) -> ColocatedSource:
     """Return a draft model as a verifier has it."""
     chains = ModelChains(foresight)
-    return ColocatedDrafter(chains, chains.level_curve(), fan_out=1, chain=foresight.own.depth)
+    return ColocatedSource(chains, chains.level_curve(), fan_out=1, chain=foresight.own.depth)
 
 
 class RemoteDrafters:
-    """Draft workers. They answer a verdict by a chain unless they are busy, or it asks for silence; each drafts for some
-    of the sessions. What there is no time to receive is dropped, as by the worker's loop."""
+    """Draft workers. They answer a verdict by a chain unless they are busy, or it asks for silence; each drafts for
+    some of the sessions. What there is no time to receive is dropped, as by the worker's loop."""
 
     def __init__(self, foresight: Foresight) -> None:
         self._foresight, self._own = foresight, foresight.own

@@ -74,6 +74,9 @@ class ServiceEngine:
     def close(self, session_id: int) -> None:
         """See `Engine`."""
 
+    def shutdown(self) -> None:
+        """See `Engine`."""
+
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """See `Engine`."""
         return [self._own.profile * self._own.step_s(size) for size in sizes]

@@ -18,8 +18,12 @@ def summary(rows: Sequence[Row], before: Sequence[Row] = ()) -> str:
     """Return a table; `before`: rows of another controller, with which these are compared service by service."""
     lines = [f"{len({row.seed for row in rows})} services, {len(rows)} phases", "", _header()]
     lines += [
-        _line("phase: controller / best fixed", [row.controller / row.best_rate for row in rows]),
         _line("phase: controller / plain, after 2 s", [row.later / row.plain for row in rows]),
+        _line("phase: controller / best fixed", _to_best(rows)),
+        _line("  where plain decoding is best", _to_best(row for row in rows if row.best == "plain")),
+        _line(
+            "  where drafts bring half as much again", _to_best(row for row in rows if row.best_rate > 1.5 * row.plain)
+        ),
         _line("service: controller / best fixed", [*_of_services(rows, "best_rate").values()]),
         _line("service: controller / plain, after 2 s", [*_of_services(rows, "plain").values()]),
         *_noise(rows),
@@ -36,9 +40,15 @@ def _header() -> str:
 
 
 def _line(name: str, values: Sequence[float]) -> str:
+    if not values:
+        return f"{name:40}  none"
     found = [*np.quantile(values, QUANTILES), float(np.mean(values))]
     counts = [sum(value < bound for value in values) for bound in BOUNDS]
     return f"{name:40}" + "".join(f"{one:8.3f}" for one in found) + "".join(f"{one:8d}" for one in counts)
+
+
+def _to_best(rows: Iterable[Row]) -> list[float]:
+    return [row.controller / row.best_rate for row in rows]
 
 
 def _of_services(rows: Sequence[Row], beside: str) -> dict[int, float]:

@@ -138,9 +138,10 @@ class Serving:
         machine.work(0.3 * (self._service.machine.host_ms + self._service.machine.session_ms * num_open) / 1000)
         if self._remote is not None:
             self._remote.deliver(verifier, machine)
-        verdicts = list(verifier.step(machine))
+        reports = list(verifier.step(machine))
+        verdicts = [one for one in reports if isinstance(one, Verdict)]
+        assert len(verdicts) == len(reports), "a session failed"
         for verdict in verdicts:
-            assert isinstance(verdict, Verdict), "a session failed"
             self._take(verdict)
         last, busy, tokens, rounds = self._log[-1]
         tokens += sum(len(one.token_ids) for one in verdicts)
