@@ -178,7 +178,6 @@ def _checked_parallel(model: str) -> str:
     if model and draft_form.num_places(Path(resolve_model(model, "draft"))) == 1:
         raise ConfigError(
             f"{model} is not a parallel draft model: its config.json has no num_places of 2 or more; give it by "
-            f"--draft, or train "
-            "one (specq train parallel)"
+            f"--draft, or train one (specq train parallel)"
         )
     return model

@@ -151,8 +151,7 @@ def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Pro
         if len(own) < least * limit:
             raise ConfigError(
                 f"{dataset} has {len(own)} prompts; {limit} for each repetition and for warming up are "
-                f"{least * limit}: "
-                f"lower --limit or --repeats"
+                f"{least * limit}: lower --limit or --repeats"
             )
     found: list[list[Prompt]] = [[] for _ in range(min(map(len, groups.values())) // limit)]
     for own in groups.values():

@@ -208,8 +208,7 @@ def owner(model: Path, shape: DraftShape) -> tuple[Path, DraftShape]:
     if found is None or found.shared or any(getattr(found, name) != getattr(shape, name) for name in same):
         raise ConfigError(
             f"{model / 'config.json'}: this draft model has the embedding and the head of the one in {place} "
-            f"(`shared`), where there is none of "
-            "its sizes that has them itself"
+            f"(`shared`), where there is none of its sizes that has them itself"
         )
     return place, found
 

@@ -221,8 +221,7 @@ def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: i
     if len(layers) != num_layers or any(said[name] != count for name, count in found.items()):
         raise ConfigError(
             f"{file.path} does not fit its own metadata: {num_layers} layers of {num_heads} heads, {num_kv_heads} of "
-            f"keys, of "
-            f"{head_dim} values; its tensors are of {len(layers)} layers, "
+            f"keys, of {head_dim} values; its tensors are of {len(layers)} layers, "
             f"{', '.join(f'{k} of {v} rows' for k, v in found.items())}"
         )
 

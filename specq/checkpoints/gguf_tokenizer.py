@@ -80,8 +80,7 @@ def _rule(file: GgufFile) -> _Rule:
     if kind != _KIND:
         raise ConfigError(
             f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not "
-            f"llama, t5 "
-            "(SentencePiece), bert (WordPiece), rwkv"
+            f"llama, t5 (SentencePiece), bert (WordPiece), rwkv"
         )
     if not isinstance(name, str) or name not in RULES:
         raise ConfigError(

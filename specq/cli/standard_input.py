@@ -20,8 +20,7 @@ import click
 FIRST_S = 5.0  # for the first byte to come
 _NOTHING_CAME = (
     "specq: nothing came on standard input within {:g} s; going on without it (- in the question waits for it, < "
-    "/dev/null says that "
-    "nothing will come)"
+    "/dev/null says that nothing will come)"
 )
 
 

@@ -103,8 +103,7 @@ def submit(
             _progress(prompts, stream=stream) as bar,
         ):
             write = _Writer(file.write, bar, verbose=verbose)
-            num_before = file.num_done
-            write.skip(num_before)
+            write.skip(num_before := file.num_done)
             show = _shower(to_stderr=out == "-") if stream else None
             todo = file.remaining(lines)
             num_failed = run_lines(

@@ -196,8 +196,7 @@ def _check_known(token_ids: Sequence[int], served: ServedModel) -> None:
         text = served.codec.decode([outside], skip_special=False)  # added to the tokenizer without resizing the model
         raise JobError(
             f"the prompt has the token {shown(text)} (id {outside}), which {info.name} does not have: its tokenizer "
-            f"has "
-            f"{info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
+            f"has {info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
         )
 
 

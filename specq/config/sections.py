@@ -60,9 +60,8 @@ def _model() -> str:
 def _vocabulary() -> str:
     return option(
         "same",
-        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that both "
-        "have are "
-        "drafted; text: its drafts are turned into text, and that into tokens of the target",
+        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that "
+        "both have are drafted; text: its drafts are turned into text, and that into tokens of the target",
         choices=VOCABULARIES,
     )
 
@@ -259,8 +258,7 @@ class DraftConfig(Section):
     target: str = option(
         "",
         "the target, named as `model`: vocabulary shared and text need its tokenizer, proposer eagle3 its sizes and "
-        "its embedding; empty: "
-        "unknown",
+        "its embedding; empty: unknown",
     )
     keys: str = _keys()
     name: str = _name()
@@ -356,8 +354,8 @@ def _check_http(section: ServeConfig) -> None:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
             f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, "
-            f"or allow "
-            "it with --insecure of specq serve, or `insecure = true` in [serve] of a --config, which specq up reads too"
+            f"or allow it with --insecure of specq serve, or `insecure = true` in [serve] of a --config, which specq "
+            f"up reads too"
         )
 
 
@@ -373,14 +371,8 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "broker": BrokerConfig,
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "up": UpConfig,
-    "client": ClientConfig,
-    "serve": ServeConfig,
-}
+_ALL = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ClientConfig, ServeConfig)
+SECTIONS: dict[str, type[Section]] = dict(zip(Config.__dataclass_fields__, _ALL, strict=True))
 
 
 def section_name(section: type[Section]) -> str:

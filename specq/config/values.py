@@ -68,9 +68,8 @@ def check_origins(key: str, origins: Collection[str]) -> None:
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"{key} has {origin!r}, which is not an origin; one is http(s)://HOST or http(s)://HOST:PORT, in small "
-                f"letters and without a "
-                "path, or * for all"
+                f"{key} has {origin!r}, which is not an origin; one is http(s)://HOST or http(s)://HOST:PORT, in "
+                f"small letters and without a path, or * for all"
             )
 
 

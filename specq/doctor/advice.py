@@ -85,8 +85,7 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
     if method == PLAIN:
         return (
             f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq "
-            f"measures that in service "
-            f"and switches off what does not pay: {command(at, method)}"
+            f"measures that in service and switches off what does not pay: {command(at, method)}"
         )
     why = f"{NAMES[method]} is predicted to be best, {best.ratio:.1f} times plain decoding"
     also = ', with "lookahead = true" below [target] in FILE' if method == LOOKAHEAD else ""
@@ -97,14 +96,13 @@ def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
     if not at.has_draft:
         yield (
             "There is no draft model, so drafts come only from what texts repeat. A model of a tenth of the target's "
-            "size with the same "
-            "tokenizer usually brings most: --draft-model, or train one (specq train draft all --target MODEL)."
+            "size with the same tokenizer usually brings most: --draft-model, or train one (specq train draft all "
+            "--target MODEL)."
         )
     if at.num_bytes > LARGE_BYTES and not at.has_gpu:
         yield (
             "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 "
-            "reads fewer bytes, "
-            "and drafts bring the more, the longer a step takes."
+            "reads fewer bytes, and drafts bring the more, the longer a step takes."
         )
     if at.has_gpu and at.engine == TORCH:
         how = "ask specq doctor --engine vllm" if at.has_vllm else "install vllm and start from configs/vllm.toml"

@@ -173,11 +173,9 @@ def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = 
     least = least_kv_slots(num_rows, context, num_sessions, block_slots)
     if info.kv_slots < least:
         raise ConfigError(
-            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as memory "
-            f"allows: at "
-            f"start-up, steps of up to {num_rows} rows are timed beside the contexts of {num_sessions} sessions, and a "
-            f"job takes as many "
-            "as its prompt and completion have tokens"
+            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as "
+            f"memory allows: at start-up, steps of up to {num_rows} rows are timed beside the contexts of "
+            f"{num_sessions} sessions, and a job takes as many as its prompt and completion have tokens"
         )
 
 

@@ -90,8 +90,7 @@ def _round(event: Event, _lanes: dict[int, str]) -> str:
     wait, plan, forward, commit = (event[f"{name}_us"] / 1000 for name in ("wait", "plan", "forward", "commit"))
     return (
         f"round from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} "
-        f"drafts; "
-        f"wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
+        f"drafts; wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
     )
 
 

@@ -124,9 +124,9 @@ def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
     least = sum(contexts) + (len(contexts) + WARM_PASSES) * max(config.width, len(contexts))
     if 0 < info.kv_slots < least:
         raise ConfigError(
-            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as memory "
-            f"allows: a session "
-            "takes as many as its prompt and text have tokens, and what is drafted ahead of them"
+            f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as "
+            f"memory allows: a session takes as many as its prompt and text have tokens, and what is drafted ahead of "
+            f"them"
         )
 
 

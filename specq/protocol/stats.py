@@ -112,8 +112,7 @@ class WorkerMetricsBound:
 
     allowed = (
         f"an object of finite 64-bit numbers, lists of them, and objects of these, with at most {MOST_ENTRIES} names "
-        f"and numbers in all, "
-        f"and names of at most {MOST_NAME} characters"
+        f"and numbers in all, and names of at most {MOST_NAME} characters"
     )
 
     def admits(self, value: dict[str, Any]) -> bool:

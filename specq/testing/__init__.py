@@ -1,6 +1,6 @@
 """Toys for tests: of specq itself, and of packages that add to it.
 
-    toy            a target whose next token is a hash, and drafters that know it
+    toy            a target whose next token is a hash; toy_drafters: drafters that know it
     world          a broker, verifiers and drafters in memory under a virtual clock, and one client
     tokenizer      a tiny byte-level tokenizer
     checkpoints    tiny random models of each architecture, and transformers' own answers
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from specq.testing.fake_journal import FakeJournal
     from specq.testing.random_steps import check_against_naive
     from specq.testing.tokenizer import tokenizer_files, tokenizer_json
-    from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, next_token, toy_info, toy_text
+    from specq.testing.toy import ToyEngine, next_token, toy_info, toy_text
+    from specq.testing.toy_drafters import ToyChains, ToyHeads, ToyProposer, ToyTrees
     from specq.testing.waiting import wait_until
     from specq.testing.world import World
 
@@ -53,7 +54,8 @@ _MODULES = {
     "fake_journal": ("FakeJournal",),
     "random_steps": ("check_against_naive",),
     "tokenizer": ("tokenizer_files", "tokenizer_json"),
-    "toy": ("ToyChains", "ToyEngine", "ToyHeads", "ToyProposer", "ToyTrees", "next_token", "toy_info", "toy_text"),
+    "toy": ("ToyEngine", "next_token", "toy_info", "toy_text"),
+    "toy_drafters": ("ToyChains", "ToyHeads", "ToyProposer", "ToyTrees"),
     "waiting": ("wait_until",),
     "world": ("World",),
 }

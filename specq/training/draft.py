@@ -117,8 +117,7 @@ def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_f
     if left or settings.head_dim % 2:
         raise ConfigError(
             f"--hidden-size is {settings.hidden_size} and --head-dim {settings.head_dim}; give an even head size of "
-            f"which the hidden size is a "
-            "multiple"
+            f"which the hidden size is a multiple"
         )
     return draft_form.DraftShape(
         hidden_size=settings.hidden_size,

@@ -59,8 +59,7 @@ def start_eagle(network: EagleNetwork, head: EagleHead, scales: torch.Tensor, pa
     if wrong:
         raise ConfigError(
             f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be "
-            f"trained "
-            f"{getattr(shape, wrong[0])}"
+            f"trained {getattr(shape, wrong[0])}"
         )
     state = head.network.float().state_dict()
     network.load_state_dict(state | {"fc.weight": state["fc.weight"] * scales})

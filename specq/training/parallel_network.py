@@ -103,9 +103,8 @@ def _check_tokenizer(draft: Path, target: Path) -> None:
     own, targets = read_info(draft).tokenizer_hash, read_info(target).tokenizer_hash
     if own != targets:
         raise ConfigError(
-            f"{draft} is for another tokenizer ({own[:12] or 'none'}) than {target} ({targets[:12]}); a parallel draft "
-            f"model starts from a "
-            "draft model of its target's vocabulary"
+            f"{draft} is for another tokenizer ({own[:12] or 'none'}) than {target} ({targets[:12]}); a parallel "
+            f"draft model starts from a draft model of its target's vocabulary"
         )
 
 
@@ -119,8 +118,7 @@ def _check_llama(network: Any, draft: Path) -> None:
     ):
         raise ConfigError(
             f"{draft} is {config.model_type}; a parallel draft model starts from a Llama with plain rotary positions "
-            f"and no biases, such as "
-            "`specq train draft` makes"
+            f"and no biases, such as `specq train draft` makes"
         )
 
 

@@ -20,7 +20,8 @@ from specq.protocol.params import Speculation
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.machine import LineSettings
 from specq.simulate.settings import HostSettings
-from specq.testing.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.toy import VOCAB, ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import World
 
 EVIL = b"evil"

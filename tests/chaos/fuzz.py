@@ -37,7 +37,8 @@ from specq.protocol.messages import (
     Verdicts,
 )
 from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION
-from specq.testing.toy import ToyEngine, ToyProposer, toy_info
+from specq.testing.toy import ToyEngine, toy_info
+from specq.testing.toy_drafters import ToyProposer
 from specq.verifier import StepCurve, Verifier
 from specq.verifier.validation import validate
 

@@ -20,7 +20,7 @@ from specq.drafting import Children, Expansion
 from specq.drafting.worker.worker import DraftWorker
 from specq.processes.draft import DrafterLoop
 from specq.runtime import log
-from specq.testing.toy import ToyProposer
+from specq.testing.toy_drafters import ToyProposer
 from specq.transport import Stop, new_incarnation
 from tests.journal.toy_target import info_with_tokenizer
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq.protocol import Int32Array, Judgement, SessionStep
-from specq.testing.toy import ToyEngine, ToyProposer, next_token
+from specq.testing.toy import ToyEngine, next_token
+from specq.testing.toy_drafters import ToyProposer
 
 STEP_S, ROW_S, PASS_S = 0.03, 0.0002, 0.02
 MOODS, MOOD = 4, 7

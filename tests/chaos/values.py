@@ -232,9 +232,8 @@ def line(role: str, found: dict[str, Any]) -> str:
     jobs, dropped = found["jobs"], found["broker_counts"]
     return (
         f"{role:20} sent {found['sent']:7} in {found['seconds']:6} s | jobs beside {jobs['jobs']}, lost "
-        f"{jobs['lost']}, "
-        f"wrong {jobs['wrong']}, all on after {found['settled_s']} s | dead {', '.join(found['dead']) or 'none'} | "
-        f"growth MiB {found['growth_mib']} | broker {dropped} "
+        f"{jobs['lost']}, wrong {jobs['wrong']}, all on after {found['settled_s']} s | dead "
+        f"{', '.join(found['dead']) or 'none'} | growth MiB {found['growth_mib']} | broker {dropped} "
         f"{found['trouble']}"
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 from specq.drafting import Proposer
 from specq.engines import Engine
 from specq.protocol import Speculation
-from specq.testing.toy import ToyProposer, toy_text
+from specq.testing.toy import toy_text
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import ReceivedText, World
 
 PROMPT = [5, 6, 7]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from specq.protocol import NO_TAP, Cancel, SamplingParams, Submit
-from specq.testing.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.toy import EOS, ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import World
 from tests.each import each
 from tests.end_to_end.pipeline import PROMPT, completed, completed_all, count, finished, started, toys

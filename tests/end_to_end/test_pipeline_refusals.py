@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from specq.protocol import NO_TAP, Draft, EngineError, GetStatus, encode
-from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import CLIENT, World
 from tests.end_to_end.pipeline import PROMPT, finished, started
 

@@ -226,8 +226,7 @@ def test_sigterm_stops_all(spawn, free_address):
     """SIGTERM to a group's process ends it with status 0, and its broker with it."""
     code = (
         "import sys; from specq.config.loading import *; from specq.processes import up; up.members = lambda config, "
-        "extra: "
-        "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
+        "extra: [up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
     )
     process = spawn("-c", code, free_address, program=(sys.executable,))
     said = said_by(process, "Ctrl-C stops all")

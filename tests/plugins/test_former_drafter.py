@@ -12,7 +12,7 @@ from specq.drafting.worker import DraftWorker
 from specq.proposers import ProposerSpec
 from specq.protocol import BF16, NO_ACTIVATIONS, ActivationRequest, Assign, Draft, Float32Array, SamplingParams
 from specq.testing import ProposerConformance
-from specq.testing.toy import ToyProposer
+from specq.testing.toy_drafters import ToyProposer
 
 
 class Before:

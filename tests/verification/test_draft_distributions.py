@@ -17,7 +17,8 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
 from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import DraftDistribution, SessionStep
-from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
+from specq.testing.toy import VOCAB, ToyEngine
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge

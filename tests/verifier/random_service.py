@@ -14,7 +14,8 @@ from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed, Verd
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
-from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.validation import validate

@@ -35,7 +35,8 @@ from specq.protocol import (
     Verdict,
     encode,
 )
-from specq.testing.toy import ToyEngine, ToyProposer, ToyTrees, toy_info, toy_text
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyProposer, ToyTrees
 from specq.testing.world import World
 from specq.verifier import DraftSource, StepCurve, Verifier
 from specq.verifier.sources import activations as module

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.testing.toy import ToyEngine, ToyProposer, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import World
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from tests.verification.test_draft_distributions import (

@@ -8,7 +8,8 @@ import pytest
 
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, COLOCATED_LANE, EAGLE, REMOTE, SUFFIX, SUFFIX_LANE, Open, SamplingParams
-from specq.testing.toy import ToyChains, ToyEngine, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyChains
 from specq.verifier.control.load_level import LoadLevel
 from specq.verifier.control.source_clock import SourceClock, by_lane
 from specq.verifier.control.source_yields import Yield, leanest, promise

@@ -30,7 +30,8 @@ from specq.protocol import (
     Tap,
 )
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
-from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.testing.toy_drafters import ToyChains, ToyHeads, ToyProposer, ToyTrees
 from specq.verification import StepBatch
 from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
 from specq.verifier.sessions.session import Session

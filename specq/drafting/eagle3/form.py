@@ -119,8 +119,7 @@ def eagle_shape(heads: Path) -> EagleShape:
     if shape.num_attention_heads % shape.num_key_value_heads or shape.head_dim % 2:
         raise ConfigError(
             f"{heads / 'config.json'}: {shape.num_attention_heads} attention heads of size {shape.head_dim} cannot "
-            f"share "
-            f"{shape.num_key_value_heads} key-value heads"
+            f"share {shape.num_key_value_heads} key-value heads"
         )
     return shape
 
@@ -132,8 +131,7 @@ def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
     if max(layers) >= num_layers:
         raise ConfigError(
             f"this EAGLE-3 head reads the hidden states behind layers {', '.join(map(str, layers))}; the target has "
-            f"only layers 0 to "
-            f"{num_layers - 1}"
+            f"only layers 0 to {num_layers - 1}"
         )
     return layers
 

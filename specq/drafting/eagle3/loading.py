@@ -95,14 +95,13 @@ def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, ob
     if shape.tokenizer_hash and (shape.num_tokens, shape.tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
         raise ConfigError(
             f"{directory}: this head was trained for another tokenizer ({shape.num_tokens} tokens, "
-            f"{shape.tokenizer_hash[:12]}..) "
-            f"than that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
+            f"{shape.tokenizer_hash[:12]}..) than that of {info.name} ({info.num_tokens}, "
+            f"{info.tokenizer_hash[:12]}..)"
         )
     if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
         raise ConfigError(
             f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
-            f"{info.num_tokens}, in a matrix of "
-            f"{info.vocab_size} rows"
+            f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
         )
 
 
@@ -135,9 +134,8 @@ def _network(
         embedding = input_matrix(target)
     if embedding.shape[1] != shape.hidden_size or len(embedding) < info.num_tokens:
         raise ConfigError(
-            f"{target} has an embedding of shape {tuple(embedding.shape)}; this head, which has none of its own, needs "
-            f"columns of size "
-            f"{shape.hidden_size}"
+            f"{target} has an embedding of shape {tuple(embedding.shape)}; this head, which has none of its own, "
+            f"needs columns of size {shape.hidden_size}"
         )
     num_columns = info.num_tokens if token_ids is None else len(token_ids)
     about = (eagle_form.EMBEDDING, eagle_form.TO_TARGET, eagle_form.FROM_TARGET)

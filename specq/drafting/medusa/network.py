@@ -86,15 +86,14 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
     if shape.tokenizer_hash and (shape.num_tokens, shape.tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
         raise ConfigError(
             f"{directory}: these heads were trained for another tokenizer ({shape.num_tokens} tokens, "
-            f"{shape.tokenizer_hash[:12]}..) "
-            f"than that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
+            f"{shape.tokenizer_hash[:12]}..) than that of {info.name} ({info.num_tokens}, "
+            f"{info.tokenizer_hash[:12]}..)"
         )
     known = ("", info.fingerprint, info.former_fingerprint)
     if info.fingerprint and shape.target_fingerprint not in known:
         raise ConfigError(
             f"{directory}: these heads were trained together with another target (fingerprint "
-            f"{shape.target_fingerprint[:12]}..) than "
-            f"{info.name} ({info.fingerprint[:12]}..); serve that target"
+            f"{shape.target_fingerprint[:12]}..) than {info.name} ({info.fingerprint[:12]}..); serve that target"
         )
     ids, output = _token_ids(tensors), tensors.get(medusa_form.output_name(shape, 0))
     if ids is not None:
@@ -105,8 +104,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
     elif output is not None and not info.num_tokens <= len(output) <= info.vocab_size:
         raise ConfigError(
             f"{directory}: these heads speak of {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "
-            f"of "
-            f"{info.vocab_size} rows"
+            f"of {info.vocab_size} rows"
         )
 
 

@@ -209,8 +209,7 @@ class DraftWorker:
         if (message.tap_layers, message.tap_form, message.width) != (asked.layers, asked.form, width):
             raise ProtocolError(
                 f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; "
-                f"this drafter reads layers "
-                f"{asked.layers} in {asked.form}, {width} a row"
+                f"this drafter reads layers {asked.layers} in {asked.form}, {width} a row"
             )
         self.drafter.observe(message.session_id, message.first, message.rows())
 

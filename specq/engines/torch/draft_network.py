@@ -109,8 +109,7 @@ def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftS
     if token_ids[0] < 0 or token_ids[-1] >= shape.num_tokens or np.any(token_ids[1:] <= token_ids[:-1]):
         raise ConfigError(
             f"{path}: {draft_form.TOKEN_IDS} must ascend within the vocabulary, 0 to {shape.num_tokens - 1}; they "
-            f"range from "
-            f"{token_ids.min()} to {token_ids.max()}"
+            f"range from {token_ids.min()} to {token_ids.max()}"
         )
 
 

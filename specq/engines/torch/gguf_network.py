@@ -77,9 +77,8 @@ def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:
     if wrong:
         name = wrong[0]
         raise ConfigError(
-            f"{path} does not fit its own metadata: {name} has the shape {found.get(name, 'of no tensor')}, and should "
-            f"have "
-            f"{needed.get(name, 'none')} ({len(wrong)} tensors are wrong or missing)"
+            f"{path} does not fit its own metadata: {name} has the shape {found.get(name, 'of no tensor')}, and "
+            f"should have {needed.get(name, 'none')} ({len(wrong)} tensors are wrong or missing)"
         )
 
 

@@ -72,11 +72,9 @@ def reason_against(network: Any, rotated: int = 0) -> str:
             return f"its {_named(network)} cannot be computed: {error}"
         if not (_same(alone, together) and _same(again, together)):
             return (
-                f"its {_named(network)} has other frequencies for longer texts: keys that are kept would not fit. Each "
-                f"position must have "
-                f"the same cosines in all texts of up to max_position_embeddings "
-                f"({network.config.max_position_embeddings}) tokens, as with "
-                f"{', '.join(TABLE_TYPES)}"
+                f"its {_named(network)} has other frequencies for longer texts: keys that are kept would not fit. "
+                f"Each position must have the same cosines in all texts of up to max_position_embeddings "
+                f"({network.config.max_position_embeddings}) tokens, as with {', '.join(TABLE_TYPES)}"
             )
         if rotated and together.shape[-1] != rotated:
             return f"its {_named(network)} gives {together.shape[-1]} cosines for the {rotated} values of a head"

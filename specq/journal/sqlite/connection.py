@@ -132,10 +132,8 @@ def acquire(connection: sqlite3.Connection, journal: Path, opening: Opening) -> 
         former = int(meta.get("fence", 0))
         if _is_locked(_lock_path(journal, former)) and not opening.take_over:
             raise ConfigError(
-                f"it is in use by another broker ({meta.get('owner')}); stop that one, or give this one an address and "
-                f"a journal of its own "
-                "(--bind, --journal). "
-                "If that one hangs, start this one with --take-over"
+                f"it is in use by another broker ({meta.get('owner')}); stop that one, or give this one an address "
+                f"and a journal of its own (--bind, --journal). If that one hangs, start this one with --take-over"
             )
         fence, epoch = former + 1, max(int(meta.get("epoch", 0)), opening.floor)
         offset = go_on(connection, opening.clocks or read_clocks())

@@ -10,7 +10,8 @@ from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import COLOCATED, REMOTE
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyChains, ToyProposer
 from specq.verifier.control.arms import Arms
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier

@@ -21,7 +21,8 @@ from specq.protocol import (
     Speculation,
     Verdict,
 )
-from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyChains, ToyProposer
 from specq.verifier import StepCurve, Verifier
 
 PROMPT, LENGTH = [5, 6, 7], 30

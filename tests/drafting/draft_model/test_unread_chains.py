@@ -14,7 +14,8 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
-from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verification import NO_TOKEN, DeviceTokens, handles
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier

@@ -33,7 +33,8 @@ from specq.protocol import (
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
-from specq.testing.toy import ToyTrees, toy_text
+from specq.testing.toy import toy_text
+from specq.testing.toy_drafters import ToyTrees
 from specq.verifier import Setup, StepCurve, Verifier
 from tests.drafting.medusa.test_medusa import (
     TappedMemoryless,

@@ -33,7 +33,8 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import lines_of
 from specq.testing.late import LateEngine
-from specq.testing.toy import ToyTrees, toy_text
+from specq.testing.toy import toy_text
+from specq.testing.toy_drafters import ToyTrees
 from specq.verification import DeviceLines, DeviceTokens
 from specq.verifier import StepCurve, Verifier
 from specq.verifier.sessions.grafting import DraftBatch, batch_of_chains, graft_batch

@@ -40,7 +40,8 @@ from specq.protocol import (
 )
 from specq.testing.checkpoints_heads import make_heads
 from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
-from specq.testing.toy import ToyEngine, ToyHeads, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyHeads
 from specq.verifier import Setup, StepCurve, Verifier
 from specq.verifier.sources.interface import DraftSource
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares

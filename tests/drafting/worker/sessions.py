@@ -5,7 +5,7 @@ import numpy as np
 from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from specq.testing.toy import ToyProposer
+from specq.testing.toy_drafters import ToyProposer
 
 PROMPT = [5, 6, 7]
 

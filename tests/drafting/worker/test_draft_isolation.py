@@ -16,7 +16,8 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
-from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyChains, ToyProposer
 from specq.verifier.control.step_curve import StepCurve
 from specq.verifier.core import Verifier
 

@@ -11,7 +11,7 @@ from specq.protocol import ConfigError
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams
 from specq.testing.tokenizer import tokenizer_files
-from specq.testing.toy import ToyProposer
+from specq.testing.toy_drafters import ToyProposer
 from specq.text import tokenizer_hash
 
 

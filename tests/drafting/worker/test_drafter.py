@@ -14,7 +14,8 @@ from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
 from specq.protocol.wire import decode, encode
-from specq.testing.toy import VOCAB, ToyProposer, toy_text
+from specq.testing.toy import VOCAB, toy_text
+from specq.testing.toy_drafters import ToyProposer
 from tests.drafting.worker.sessions import PROMPT, make_drafter, passes, verdict
 
 

@@ -8,7 +8,8 @@ from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
-from specq.testing.toy import ToyProposer, toy_text
+from specq.testing.toy import toy_text
+from specq.testing.toy_drafters import ToyProposer
 from tests.drafting.worker.sessions import PROMPT, make_drafter, passes, verdict
 
 

@@ -12,7 +12,8 @@ from specq.drafting.worker.worker import DraftWorker
 from specq.processes import draft
 from specq.protocol import Heartbeat, Hello, Message, Welcome
 from specq.testing.fake_broker import FakeBroker
-from specq.testing.toy import ToyProposer, toy_info
+from specq.testing.toy import toy_info
+from specq.testing.toy_drafters import ToyProposer
 from specq.testing.waiting import wait_until
 
 
