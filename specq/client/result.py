@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -101,9 +102,14 @@ class PieceMaker:
         before: PromptIds = (),
     ) -> None:
         """`before`: the prompt."""
-        self._matcher = StopMatcher(codec, params.stop, params.min_tokens, before)
+        self._text_of = codec, params.stop, params.min_tokens, before
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
+
+    @cached_property
+    def _matcher(self) -> StopMatcher:
+        """Made for the first piece: most who wait for a result ask for none."""
+        return StopMatcher(*self._text_of)
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
