@@ -15,13 +15,13 @@ from bench.figures import Row
 from bench.report import Figure, figure, tell
 from specq.runtime import how_to_install
 
-Measured = dict[str, dict[str, dict[str, Figure]]]  # data set -> RATE or RIGHT, where known -> contestant -> figure
+ByDataset = dict[str, dict[str, dict[str, Figure]]]  # data set -> RATE or RIGHT, where known -> contestant -> figure
 RATE, RIGHT = "tokens/s", "right"
 
 
-def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> Measured:
+def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> ByDataset:
     """Return speed, as `figures` has it, and the share of right answers of each data set, as far as they are known."""
-    found: Measured = {}
+    found: ByDataset = {}
     for name, figures in contestants.items():
         for dataset, own in figures["by_dataset"].items():
             known = found.setdefault(dataset, {})
@@ -32,7 +32,7 @@ def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> Meas
     return found
 
 
-def dataset_figures(measured: Measured) -> dict[str, Figure]:
+def dataset_figures(measured: ByDataset) -> dict[str, Figure]:
     """Return the figures under the names that a report has them by."""
     return {
         f"{dataset} {name} {what}": one
@@ -42,7 +42,7 @@ def dataset_figures(measured: Measured) -> dict[str, Figure]:
     }
 
 
-def dataset_table(measured: Measured, names: Iterable[str]) -> list[Row]:
+def dataset_table(measured: ByDataset, names: Iterable[str]) -> list[Row]:
     """Return a row for each data set and contestant, a header first."""
     header: Row = ("DATA SET", "CONTESTANT", "TOKENS/S", "VS PLAIN", "RIGHT")
     return [header, *((dataset, name, *_cells(known, name)) for dataset, known in measured.items() for name in names)]
@@ -65,7 +65,7 @@ def can_draw() -> bool:
     return True
 
 
-def draw(measured: Measured, report: Path) -> list[Path]:
+def draw(measured: ByDataset, report: Path) -> list[Path]:
     """Write a PNG for each data set beside the report; return the files."""
     from matplotlib.figure import Figure as Canvas
 

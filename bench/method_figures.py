@@ -12,7 +12,7 @@ from typing import Any
 from bench import agreement
 from bench.contestants import LOOKUP, PLAIN
 from bench.figures import Row, figures, of_contestants, or_dash, ratios
-from bench.methods import DRAFT, EVERYTHING, Method
+from bench.methods import DRAFT, EVERYTHING, ServedMethod
 from bench.report import Figure, figure
 from bench.turns import Turn
 
@@ -42,7 +42,7 @@ class MeasuredMethod:
     worker_s: dict[str, float]
 
 
-def cells_of(methods: Sequence[Method], measured: MeasuredMethod, concurrency: int) -> dict[str, dict[str, Any]]:
+def cells_of(methods: Sequence[ServedMethod], measured: MeasuredMethod, concurrency: int) -> dict[str, dict[str, Any]]:
     """Return what was found of each method, by name, as JSON-able values."""
     by_name = of_contestants(measured.turns)
     found = figures(measured.turns, dict.fromkeys(by_name, concurrency))

@@ -67,7 +67,7 @@ class DraftFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ServedMethod:
     """One way to draft.
 
     kind      one of KINDS; `name` says also which heads, where several are of that kind
@@ -98,7 +98,7 @@ class Method:
         return sum(map(weight_bytes, self.weights))
 
 
-def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
+def choose(files: DraftFiles, kinds: Sequence[str]) -> list[ServedMethod]:
     """Return plain decoding and the methods of these kinds, in the order of KINDS; of all kinds where none is named
     and there is what they need. Raises ConfigError for a kind without what it needs, and for files that are something
     else."""
@@ -109,33 +109,33 @@ def choose(files: DraftFiles, kinds: Sequence[str]) -> list[Method]:
     return [method for method in found if not kinds or method.kind in (PLAIN, *kinds)]
 
 
-def config_of(method: Method, target: str) -> Config:
+def config_of(method: ServedMethod, target: str) -> Config:
     """Return the deployment of a method: a broker without a journal, a verifier, and its draft worker if it has one."""
     return deployment(target, method.worker, int(bool(method.worker)), **method.target)
 
 
-def _all(files: DraftFiles) -> Iterator[Method]:
+def _all(files: DraftFiles) -> Iterator[ServedMethod]:
     """Yield all methods that there are files for."""
-    yield Method(PLAIN)
-    yield Method(LOOKUP, {"drafts": "always"})
-    yield Method("suffix", {"drafts": "always", "shared_tokens": files.shared_tokens})
-    yield Method("lookahead", {**ALONE, "lookahead": True})
+    yield ServedMethod(PLAIN)
+    yield ServedMethod(LOOKUP, {"drafts": "always"})
+    yield ServedMethod("suffix", {"drafts": "always", "shared_tokens": files.shared_tokens})
+    yield ServedMethod("lookahead", {**ALONE, "lookahead": True})
     for what, model in (("draft", files.draft), ("parallel", _checked_parallel(files.parallel))):
         if model:
             weights = (Path(resolve_model(model, "draft")),)
-            yield Method(f"{what}-colocated", {**ALONE, "draft_model": model}, weights=weights)
-            yield Method(f"{what}-worker", worker=model, weights=weights)
+            yield ServedMethod(f"{what}-colocated", {**ALONE, "draft_model": model}, weights=weights)
+            yield ServedMethod(f"{what}-worker", worker=model, weights=weights)
     heads = [(_kind_of(Path(resolve_model(name, HEADS))), name) for name in files.heads]
     for kind, name in sorted(heads, key=lambda one: list(KINDS).index(one[0])):
         weights = (Path(resolve_model(name, HEADS)),)
-        yield Method(kind, {**ALONE, "heads": name}, weights=weights)
+        yield ServedMethod(kind, {**ALONE, "heads": name}, weights=weights)
         if kind == EAGLE:
             together = {"drafts": "always", "shared_tokens": files.shared_tokens, "heads": name}
-            yield Method(EAGLE_SUFFIX, together, weights=weights)
+            yield ServedMethod(EAGLE_SUFFIX, together, weights=weights)
     yield _everything(files)
 
 
-def _everything(files: DraftFiles) -> Method:
+def _everything(files: DraftFiles) -> ServedMethod:
     """Return all methods in one deployment: the draft model and the first heads in the verifier's process, and a draft
     worker of the parallel model if there is one."""
     target = {
@@ -146,10 +146,10 @@ def _everything(files: DraftFiles) -> Method:
     }
     models = [resolve_model(name, "draft") for name in (files.draft, files.parallel) if name]
     weights = [*models, *(resolve_model(name, HEADS) for name in files.heads[:1])]
-    return Method(EVERYTHING, target, files.parallel or files.draft, tuple(map(Path, dict.fromkeys(weights))))
+    return ServedMethod(EVERYTHING, target, files.parallel or files.draft, tuple(map(Path, dict.fromkeys(weights))))
 
 
-def _named(methods: list[Method]) -> list[Method]:
+def _named(methods: list[ServedMethod]) -> list[ServedMethod]:
     """Return the methods with their names. Raises ConfigError where two would have one."""
     kinds = [method.kind for method in methods]
     named = [

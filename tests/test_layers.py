@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -223,6 +224,16 @@ def test_torch_stays_where_it_belongs():
         if not place.startswith(HEAVY_HOMES) or place in TABLES:
             heavy[place] = HEAVY & {module.partition(".")[0] for module in _found(path).imports}
     assert {place: found for place, found in heavy.items() if found} == {}
+
+
+def test_no_public_class_has_the_name_of_another():
+    """The former package's aliases aside, a name that is read anywhere means one thing."""
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_modules_form_no_circle():

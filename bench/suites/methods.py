@@ -31,7 +31,7 @@ from bench.method_figures import (
     ratio_text,
     to_best,
 )
-from bench.methods import KINDS, SHARED_TOKENS, DraftFiles, Method, choose, config_of
+from bench.methods import KINDS, SHARED_TOKENS, DraftFiles, ServedMethod, choose, config_of
 from bench.report import Report, show, tell
 from bench.scenario import Settings
 from bench.step_split import StepSplit
@@ -161,7 +161,7 @@ def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Pro
 
 
 def measure_methods(
-    methods: Sequence[Method], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion],
+    methods: Sequence[ServedMethod], settings: Settings, warming: Sequence[Portion], prompts: Sequence[Portion],
     settle_s: float,
     deployments: Deployments, tell: Tell,
 ) -> MeasuredMethod:  # fmt: skip
@@ -190,11 +190,11 @@ def measure_methods(
     return MeasuredMethod(turns, {name: split.figures() for name, split in splits.items()}, worker_s)
 
 
-def _config(method: Method, target: str, _draft: str) -> Any:
+def _config(method: ServedMethod, target: str, _draft: str) -> Any:
     return config_of(method, target)
 
 
-def _contestant(method: Method, servers: Servers) -> Specq:
+def _contestant(method: ServedMethod, servers: Servers) -> Specq:
     workers = {name: pid for name, pid in servers.pids().items() if name.startswith("draft")}
     return Specq(method.name, servers.client, options={"mode": method.mode, "tenant": ""}, pids=workers)
 

@@ -20,7 +20,7 @@ import structlog
 from specq.broker.gate import Gate, Revocation
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.reports import Reports
+from specq.broker.jobs.reports import StatusReports
 from specq.broker.jobs.verdicts import VerdictHandler
 from specq.broker.state.ledger import Ledger, restored
 from specq.broker.state.memory import GRACE_S, BrokerClock, BrokerSettings, BrokerState, Effect, FindFinished, Send
@@ -105,7 +105,7 @@ class Broker:
         self.unserved = Unserved(self.state, weights_wait_s)
         self.delivery, self.gate = Delivery(self.state), Gate(self.state)
         self.intake = Intake(self.state, self.placement, self.delivery)
-        self.tokenizers, self.reports = Tokenizers(self.state), Reports(self.state)
+        self.tokenizers, self.reports = Tokenizers(self.state), StatusReports(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
         self.activations = ActivationRelay(self.state)
         self.verdicts = VerdictHandler(self.state, self.placement, self.intake, self.delivery)

@@ -50,7 +50,7 @@ _NORMS = ("input", "post_attention")
 
 
 @dataclass(frozen=True, slots=True)
-class DraftShape:
+class DraftModelShape:
     """What config.json says besides its model_type."""
 
     hidden_size: int
@@ -95,13 +95,13 @@ class DraftShape:
         }
 
 
-def draft_shape(model: Path) -> DraftShape | None:
+def draft_shape(model: Path) -> DraftModelShape | None:
     """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""
     if not model.is_dir() or (said := read_json(model, "config.json")).get("model_type") != MODEL_TYPE:
         return None
     said = {"num_places": 1, "shared": "", **said}
-    found = {field.name: _value(model, field.name, str(field.type), said) for field in fields(DraftShape)}
-    shape = DraftShape(**found)
+    found = {field.name: _value(model, field.name, str(field.type), said) for field in fields(DraftModelShape)}
+    shape = DraftModelShape(**found)
     _check(model, shape)
     return shape
 
@@ -135,7 +135,7 @@ def _value(model: Path, key: str, kind: str, said: dict[str, Any]) -> Any:
     return value
 
 
-def _check(model: Path, shape: DraftShape) -> None:
+def _check(model: Path, shape: DraftModelShape) -> None:
     """Raise ConfigError for sizes that contradict one another."""
     if not shape.head_size <= shape.num_tokens <= shape.vocab_size:
         raise ConfigError(
@@ -151,7 +151,7 @@ def _check(model: Path, shape: DraftShape) -> None:
         raise ConfigError(f"{model / 'config.json'}: num_places is {shape.num_places}; at most {MOST_PLACES} are known")
 
 
-def matrix_shapes(shape: DraftShape) -> dict[str, tuple[int, int]]:
+def matrix_shapes(shape: DraftModelShape) -> dict[str, tuple[int, int]]:
     """Return the matrices by name, each [rows, columns]; each has scales, too."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     heads, kv_heads = (num * shape.head_dim for num in (shape.num_attention_heads, shape.num_key_value_heads))
@@ -173,13 +173,13 @@ def matrix_shapes(shape: DraftShape) -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def norm_names(shape: DraftShape) -> list[str]:
+def norm_names(shape: DraftModelShape) -> list[str]:
     """Return the names of the norms, float32 [hidden_size] each."""
     each = [f"model.layers.{i}.{name}_layernorm.weight" for i in range(shape.num_hidden_layers) for name in _NORMS]
     return [*each, "model.norm.weight"]
 
 
-def tensor_forms(shape: DraftShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+def tensor_forms(shape: DraftModelShape) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the number format and the shape of each tensor in the file."""
     forms: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, (rows, columns) in matrix_shapes(shape).items():
@@ -197,7 +197,7 @@ def is_shared(tensor: str) -> bool:
     return tensor == TOKEN_IDS or tensor.removesuffix(SCALE) in SHARED
 
 
-def owner(model: Path, shape: DraftShape) -> tuple[Path, DraftShape]:
+def owner(model: Path, shape: DraftModelShape) -> tuple[Path, DraftModelShape]:
     """Return the directory that has a model's embedding and head, and what its config.json says; ConfigError if it
     cannot have them."""
     if not shape.shared:

@@ -31,7 +31,7 @@ from specq.client.events import (
     TokenizerReady,
     TraceReport,
 )
-from specq.client.pending import OpenRequests, Pending, Stops, own_job, search
+from specq.client.pending import OpenRequests, PendingRequest, Stops, own_job, search
 from specq.client.tokenizer_files import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
 from specq.protocol import (
@@ -119,7 +119,7 @@ class ClientCore:
     def submit_detached(self, job: Submit, now: float) -> None:
         """Leave a job to the broker: JobTaken or RequestFailed with its id."""
         self._stops.forget(job.job_id)
-        self._requests.queue(job.job_id, Pending(lambda: job, self._patience), now)
+        self._requests.queue(job.job_id, PendingRequest(lambda: job, self._patience), now)
 
     def find(self, job_id: int, now: float, *, until_end: bool) -> None:
         """Look up a job, if `until_end` until it has ended: FoundJob, or RequestFailed if the broker is gone."""
@@ -127,7 +127,7 @@ class ClientCore:
 
     def list_jobs(self, limit: int, skip: int, now: float) -> None:
         """Ask for a page of jobs: JobPage or RequestFailed with the key LISTING."""
-        self._requests.ask(LISTING, Pending(lambda: ListJobs(limit=limit, skip=skip), self._patience), now)
+        self._requests.ask(LISTING, PendingRequest(lambda: ListJobs(limit=limit, skip=skip), self._patience), now)
 
     def cancel(self, job_id: int, now: float) -> None:
         """Stop a job that still runs; it ends with what it has."""
@@ -159,18 +159,18 @@ class ClientCore:
                 `AwaitedModel` when it comes to that; None: for a broker `timeout_s`, for a verifier VERIFIER_WAIT_S
         """
         self._pieces.clear()
-        request = Pending(lambda: FetchTokenizer(model=model), self._patience)
+        request = PendingRequest(lambda: FetchTokenizer(model=model), self._patience)
         request.broker_until = now + (wait_s or 0.0)
         request.verifier_until = now + (VERIFIER_WAIT_S if wait_s is None else wait_s)
         self._requests.ask(TOKENIZER, request, now)
 
     def get_status(self, now: float, num_sessions: int = 0) -> None:
         """Ask for the broker's state, with so many of the busiest sessions."""
-        self._requests.ask(STATUS, Pending(lambda: GetStatus(sessions=num_sessions), self._patience), now)
+        self._requests.ask(STATUS, PendingRequest(lambda: GetStatus(sessions=num_sessions), self._patience), now)
 
     def get_trace(self, job_id: int, now: float) -> None:
         """Ask what happened to a job; 0: to the last one. TraceReport or RequestFailed with the key TRACE."""
-        self._requests.ask(TRACE, Pending(lambda: GetTrace(job_id=job_id), self._patience), now)
+        self._requests.ask(TRACE, PendingRequest(lambda: GetTrace(job_id=job_id), self._patience), now)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class ClientCore:
             return self._fail(message.job_id, "lost", "the broker told two different stories of this job")
         return self._extend(request, message, num_known, now)
 
-    def _extend(self, request: Pending, message: Tokens, num_known: int, now: float) -> list[Event]:
+    def _extend(self, request: PendingRequest, message: Tokens, num_known: int, now: float) -> list[Event]:
         """Take the tokens beyond the first `num_known`, and the end if it is there."""
         transcript, end = request.transcript, list[Event]()
         if transcript is None:
@@ -301,7 +301,9 @@ class ClientCore:
             return end
         return [replace(new, ends=True), *end] if end else [new]
 
-    def _finish(self, request: Pending, message: Tokens, transcript: ReceivedTranscript, now: float) -> list[Event]:
+    def _finish(
+        self, request: PendingRequest, message: Tokens, transcript: ReceivedTranscript, now: float
+    ) -> list[Event]:
         if message.finish == "error":
             request.doomed, request.sent = True, now
             return []
@@ -337,7 +339,7 @@ class ClientCore:
         self._requests.send_waiting(now)
         return events + given_up
 
-    def _send_again(self, request: Pending, now: float) -> list[Event]:
+    def _send_again(self, request: PendingRequest, now: float) -> list[Event]:
         """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to
         it."""
         if self._heard is not None or now >= request.broker_until:
@@ -346,13 +348,13 @@ class ClientCore:
         self._requests.outbox.append(GetStatus())
         return self._waits(request, f"a broker at {self.address}")
 
-    def _wanted_verifier(self, request: Pending) -> str:
+    def _wanted_verifier(self, request: PendingRequest) -> str:
         """Return which verifier the tokenizer waits for."""
         asked = request.message()
         of_model = f" of model {asked.model!r}" if isinstance(asked, FetchTokenizer) and asked.model else ""
         return f"a verifier{of_model} to register with the broker at {self.address}"
 
-    def _waits(self, request: Pending, what: str, reason: str = "") -> list[Event]:
+    def _waits(self, request: PendingRequest, what: str, reason: str = "") -> list[Event]:
         """Report what the tokenizer waits for, once, and again where the broker has another reason: it serves others
         now."""
         if request.waits_for == (what, reason):

@@ -21,7 +21,7 @@ MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wai
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingRequest:
     """A request that waits for its answer; `started` and `sent` are infinite until it is sent.
 
     Of a job, there are three kinds: one that is submitted and waited for (`own_job`), one that is looked up (`search`),
@@ -93,17 +93,17 @@ class Pending:
         return "lost", f"the broker at {address} has been silent for {timeout_s:g} s"
 
 
-def own_job(job: Submit, patience: float, now: float, *, keep_running: bool = False) -> Pending:
+def own_job(job: Submit, patience: float, now: float, *, keep_running: bool = False) -> PendingRequest:
     """Return the request for a job that is submitted and waited for."""
     transcript = ReceivedTranscript(now, logprobs=LogprobRecord(job.params.logprobs))
     message = lambda: replace(job, have=len(transcript.token_ids))  # noqa: E731 - what it has grows
-    return Pending(message, patience, transcript, is_own=True, keep_running=keep_running)
+    return PendingRequest(message, patience, transcript, is_own=True, keep_running=keep_running)
 
 
-def search(job_id: int, patience: float, now: float, *, until_end: bool) -> Pending:
+def search(job_id: int, patience: float, now: float, *, until_end: bool) -> PendingRequest:
     """Return the request for a job that is looked up by its id."""
     transcript = ReceivedTranscript(now)
-    return Pending(
+    return PendingRequest(
         lambda: Follow(job_id=job_id, have=len(transcript.token_ids)), patience, transcript, until_end=until_end
     )
 
@@ -152,7 +152,7 @@ class Turns:
         self._unanswered.discard(job_id)
 
 
-class OpenRequests(dict[int | str, Pending]):
+class OpenRequests(dict[int | str, PendingRequest]):
     """Requests for jobs (by job id) wait for their turn; others (by name) are sent at once."""
 
     def __init__(self) -> None:
@@ -160,13 +160,13 @@ class OpenRequests(dict[int | str, Pending]):
         self._turns = Turns()
         self.outbox: list[Message] = []
 
-    def ask(self, key: int | str, request: Pending, now: float) -> None:
+    def ask(self, key: int | str, request: PendingRequest, now: float) -> None:
         """Send a request at once."""
         self[key] = request
         request.started = request.sent = now
         self.outbox.append(request.message())
 
-    def queue(self, job_id: int, request: Pending, now: float) -> None:
+    def queue(self, job_id: int, request: PendingRequest, now: float) -> None:
         """Send a request for a job when its turn comes."""
         self[job_id] = request
         self._turns.add(job_id)

@@ -25,8 +25,8 @@ from specq.demo.figures import (
     PLAIN,
     SPECQ,
     WAYS,
-    Measured,
     Speed,
+    Turns,
     are_same,
     conclusion,
     table,
@@ -140,15 +140,13 @@ def ways(full: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[st
     return {PLAIN: way(alone, "plain"), LOOKUP: way(alone, "async"), SPECQ: way(full, "async")}
 
 
-def measure(
-    complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int
-) -> list[Measured]:
+def measure(complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int) -> list[Turns]:
     """Return, for each prompt, the results of each way. The ways take turns, and so do the prompts."""
     click.echo(
         f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times "
         f"...\n"
     )
-    measured: list[Measured] = [{name: [] for name in complete} for _ in prompts]
+    measured: list[Turns] = [{name: [] for name in complete} for _ in prompts]
     for number in range(WARM_UPS + repeats):
         for (_, prompt), results in zip(prompts, measured, strict=True):
             for name, run in complete.items():
@@ -157,7 +155,7 @@ def measure(
     return measured
 
 
-def report(prompts: list[tuple[str, str]], measured: list[Measured], what_drafts: str, others: float | None) -> bool:
+def report(prompts: list[tuple[str, str]], measured: list[Turns], what_drafts: str, others: float | None) -> bool:
     """Print a line for each prompt, what all of it comes to, and what to run next; return whether all texts are the
     same."""
     num_turns = len(measured[0][SPECQ])

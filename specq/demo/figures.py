@@ -26,7 +26,7 @@ AS_FAST = 0.05  # a ratio that is no further from 1 in any turn is none that a u
 BUSY_CORES = 0.1  # of others, from which on they are to blame
 MOST_USED = 0.2  # of the processors, by others: beyond that "as fast" is not believed
 
-Measured = dict[str, list[Result]]  # way -> the results of a prompt, one a turn
+Turns = dict[str, list[Result]]  # way -> the results of a prompt, one a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Speed:
     rates: dict[str, list[float]]
 
     @classmethod
-    def of(cls, measured: list[Measured]) -> Speed:
+    def of(cls, measured: list[Turns]) -> Speed:
         """Return what the turns were: all tokens of a turn over all of its seconds."""
         turns = range(len(measured[0][PLAIN]))
         return cls({way: [_rate([results[way][turn] for results in measured]) for turn in turns] for way in WAYS})
@@ -97,25 +97,25 @@ def _why(others: float | None, num_cores: int) -> str:
     return f"this machine is too busy (other processes used {others:.1f} of its {num_cores} cores during the turns)"
 
 
-def table(names: list[str], measured: list[Measured]) -> str:
+def table(names: list[str], measured: list[Turns]) -> str:
     """Return a line for each prompt, and one for all of them together."""
     rows = [_row(name, results) for name, results in zip(names, measured, strict=True)]
     num_tokens = sum(len(results[SPECQ][0].token_ids) for results in measured)
     return columns([HEADER, *rows, ("all", num_tokens, *_rated(Speed.of(measured)), "", "", "", "")])
 
 
-def are_same(results: Measured) -> bool:
+def are_same(results: Turns) -> bool:
     """Return whether all runs of a prompt gave the same token ids."""
     return len(_digests(results)) == 1
 
 
-def _digests(results: Measured) -> set[str]:
+def _digests(results: Turns) -> set[str]:
     """Return a short hash of the token ids of each run: one, if speculation changes nothing."""
     runs = (result.token_ids for each in results.values() for result in each)
     return {sha256(json.dumps(token_ids).encode()).hexdigest()[:8] for token_ids in runs}
 
 
-def _row(name: str, results: Measured) -> tuple[object, ...]:
+def _row(name: str, results: Turns) -> tuple[object, ...]:
     """Return the figures of one prompt; rounds and acceptance are the medians of specq."""
     stats = [result.stats for result in results[SPECQ]]
     return (

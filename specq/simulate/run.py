@@ -17,7 +17,7 @@ from specq.simulate.settings import NetworkSettings, Scenario, TrafficSettings
 from specq.simulate.stub_text import Choices, RecordedGuesses, RecordedText, StubGuesses, StubText, Texts
 from specq.simulate.stubs import TimedEngine, TimedProposer
 from specq.simulate.traffic import CLIENT, Users
-from specq.simulate.world import World
+from specq.simulate.world import SimulatedWorld
 from specq.verifier import step_curves
 
 _BOOT_S = 1.0  # workers register before the first job comes
@@ -47,7 +47,7 @@ class Simulation:
         self.scenario, self._choices = scenario, choices
         traffic, network = scenario.traffic, scenario.network
         self.text = RecordedText(texts, traffic.seed) if texts else StubText(traffic.seed)
-        self.world = World(
+        self.world = SimulatedWorld(
             seed=traffic.seed,
             host=scenario.host,
             machine=scenario.machine,

@@ -30,7 +30,7 @@ from specq.protocol import (
 )
 from specq.simulate.settings import Scenario, TrafficSettings
 from specq.simulate.stub_text import StubText
-from specq.simulate.world import World
+from specq.simulate.world import SimulatedWorld
 
 CLIENT = b"users"
 _TOKENS = array_frame(Tokens, "token_ids")
@@ -52,7 +52,7 @@ class JobRecord:
 class Users:
     """Submit jobs as the scenario says: `sessions` at a time, or `jobs_per_s`."""
 
-    def __init__(self, world: World, scenario: Scenario, text: StubText) -> None:
+    def __init__(self, world: SimulatedWorld, scenario: Scenario, text: StubText) -> None:
         self.world, self.text = world, text
         self.num_tokens = 0  # heard so far
         self.jobs: dict[int, JobRecord] = {}  # in flight

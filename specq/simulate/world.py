@@ -25,7 +25,7 @@ NEAR = LineSettings(delay_s=0.0001)
 Hear = Callable[[Frames], None]
 
 
-class World:
+class SimulatedWorld:
     """`queue` has the clock. Lines are given where a worker or client is added: one each way."""
 
     def __init__(

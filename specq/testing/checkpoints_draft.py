@@ -15,7 +15,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from specq.checkpoints import draft_form
 
 VOCAB = 99
-MADE = draft_form.DraftShape(
+MADE = draft_form.DraftModelShape(
     hidden_size=48,
     intermediate_size=72,
     num_hidden_layers=2,
@@ -34,7 +34,7 @@ MADE = draft_form.DraftShape(
 PARALLEL = replace(MADE, num_places=4)
 
 
-def make_draft(directory: Path, shape: draft_form.DraftShape = MADE, seed: int = 0) -> Path:
+def make_draft(directory: Path, shape: draft_form.DraftModelShape = MADE, seed: int = 0) -> Path:
     """Write a random model, with weights large enough to matter; return its directory."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -95,7 +95,7 @@ def places_logits(directory: Path, context: list[int], num_places: int) -> torch
     return logits
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: draft_form.DraftShape) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: draft_form.DraftModelShape) -> torch.Tensor:
     dim = shape.head_dim
     q, k, v = (x.view(len(x), -1, dim).transpose(0, 1) for x in (q, k, v))  # [heads, length, head_dim]
     frequencies = shape.rope_theta ** (-torch.arange(0, dim, 2) / dim)

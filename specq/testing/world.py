@@ -35,7 +35,7 @@ from specq.protocol import (
 )
 from specq.simulate.machine import LineSettings
 from specq.simulate.settings import HostSettings
-from specq.simulate.world import World as SimulatedWorld
+from specq.simulate.world import SimulatedWorld
 from specq.testing.toy import ToyEngine
 from specq.testing.toy_drafters import ToyProposer
 from specq.verifier import StepCurve, Verifier

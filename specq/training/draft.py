@@ -110,7 +110,7 @@ def frequent_tokens(rollouts: Rollouts, count: int) -> Int32Array:
     return chosen
 
 
-def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_form.DraftShape:
+def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_form.DraftModelShape:
     """Return the shape of the draft for a target."""
     tokenizer = load_tokenizer_files(settings.target)["tokenizer.json"]
     heads, left = divmod(settings.hidden_size, settings.head_dim)
@@ -119,7 +119,7 @@ def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_f
             f"--hidden-size is {settings.hidden_size} and --head-dim {settings.head_dim}; give an even head size of "
             f"which the hidden size is a multiple"
         )
-    return draft_form.DraftShape(
+    return draft_form.DraftModelShape(
         hidden_size=settings.hidden_size,
         intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.num_layers,

@@ -40,7 +40,7 @@ class FactorisedEmbedding(nn.Module):
         return torch.where((token_ids >= vocab)[..., None], masks.to(words.dtype), words)
 
 
-def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
+def build_draft(shape: draft_form.DraftModelShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
     """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on
     its leading principal directions."""
     body = shape.llama_config() | {"vocab_size": 8}  # of embedding and head, which are replaced
@@ -74,7 +74,7 @@ def principal(embeddings: torch.Tensor, width: int) -> torch.Tensor:
     return functional.pad(embeddings @ directions.T, (0, width - len(directions)))
 
 
-def save_draft(network: LlamaForCausalLM, shape: draft_form.DraftShape, token_ids: Int32Array, out: Path) -> None:
+def save_draft(network: LlamaForCausalLM, shape: draft_form.DraftModelShape, token_ids: Int32Array, out: Path) -> None:
     """Write a network in 8 bits, as `specq.checkpoints.draft_form` says."""
     tensors = {} if shape.shared else {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
     matrices = draft_form.matrix_shapes(shape)

@@ -31,7 +31,7 @@ class ParallelDraft(NamedTuple):
     """A network, and what is said of it; token_ids i32[columns]: those of its head."""
 
     network: LlamaForCausalLM
-    shape: draft_form.DraftShape
+    shape: draft_form.DraftModelShape
     token_ids: Int32Array
 
 
@@ -130,9 +130,9 @@ def _factors(words: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     return words @ directions.T, directions.T.contiguous()
 
 
-def _shape(network: Any, head_size: int, tokenizer: tuple[int, str]) -> draft_form.DraftShape:
+def _shape(network: Any, head_size: int, tokenizer: tuple[int, str]) -> draft_form.DraftModelShape:
     config, embedding = network.config, network.model.embed_tokens
-    return draft_form.DraftShape(
+    return draft_form.DraftModelShape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_hidden_layers,

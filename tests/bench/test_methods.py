@@ -16,7 +16,7 @@ from bench.method_figures import (
     method_table,
     to_best,
 )
-from bench.methods import KINDS, DraftFiles, Method, choose, config_of
+from bench.methods import KINDS, DraftFiles, ServedMethod, choose, config_of
 from bench.scenario import Completion
 from bench.suites.methods import portions
 from bench.turns import Turn
@@ -212,7 +212,7 @@ def measured():
         for name, rate in rates.items()
     ]
     steps = {name: steps_of(10, forward=2.0, host=1.0) for name in rates}
-    return [Method(name, name=name) for name in rates], MeasuredMethod(turns, steps, {})
+    return [ServedMethod(name, name=name) for name in rates], MeasuredMethod(turns, steps, {})
 
 
 def test_ratios_are_within_a_repetition(measured):

@@ -354,12 +354,12 @@ def test_what_the_device_cannot_draw_goes_level_by_level(wide_heads, params):
 
 
 def test_a_failed_chain_gives_its_slots_back(wide_heads, monkeypatch):
-    from specq.engines.torch.cuda.chain import ChainDrafter
+    from specq.engines.torch.cuda.chain import CudaChainDrafter
 
     draft, _ = make_drafts(wide_heads)
     draft.open(1, random_tokens(np.random.default_rng(10), 9), SamplingParams())
 
-    monkeypatch.setattr(ChainDrafter, "start", Mock(side_effect=RuntimeError("out of memory")))
+    monkeypatch.setattr(CudaChainDrafter, "start", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError):
         draft.expand_chain([Expansion(1, -1, (0, 1, 2))], 3)
     draft.close(1)

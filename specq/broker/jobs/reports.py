@@ -57,7 +57,7 @@ class ListedJob(NamedTuple):
     owner: str
 
 
-class Reports:
+class StatusReports:
     """Handlers of what peers ask about the broker and its jobs, and of the events that they trace."""
 
     def __init__(self, state: BrokerState) -> None:

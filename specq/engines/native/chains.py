@@ -28,7 +28,7 @@ class _Chains(ctypes.Structure):
 
 
 class NativeChainDrafter:
-    """Does what `specq.engines.torch.cuda.chain.ChainDrafter` does, over a native forward; token_ids: as of
+    """Does what `specq.engines.torch.cuda.chain.CudaChainDrafter` does, over a native forward; token_ids: as of
     `LoadedModel`."""
 
     runs_beside_host: ClassVar[bool] = False
@@ -49,8 +49,8 @@ class NativeChainDrafter:
     def start(
         self, logits: npt.ArrayLike, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> Callable[[], tuple[Int32Array, Float32Array]]:
-        """Draft chains; return what gives them. Arguments and result as of `ChainDrafter.start`; logits f32[chains,
-        columns]."""
+        """Draft chains; return what gives them. Arguments and result as of `CudaChainDrafter.start`; logits
+        f32[chains, columns]."""
         columns = self._token_ids
         scored = np.asarray(logits)
         num_columns = min(limit_vocab if columns is None else int(columns.searchsorted(limit_vocab)), scored.shape[1])

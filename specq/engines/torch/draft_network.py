@@ -32,7 +32,7 @@ class SubsetHead(torch.nn.Linear):
         self.token_ids = token_ids
 
 
-def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.device, dtype: torch.dtype) -> Any:
+def load_draft(directory: Path, shape: draft_form.DraftModelShape, device: torch.device, dtype: torch.dtype) -> Any:
     """Load the model; it computes in `dtype`. Raises ConfigError for weights that do not fit `shape`."""
     tensors = _read_all(directory, shape)
     token_ids = tensors[draft_form.TOKEN_IDS].numpy()
@@ -50,7 +50,7 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
     return network.train(mode=False)
 
 
-def draft_blocks(directory: Path, shape: draft_form.DraftShape) -> dict[str, BlockWeight]:
+def draft_blocks(directory: Path, shape: draft_form.DraftModelShape) -> dict[str, BlockWeight]:
     """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those
     whose rows are whole blocks."""
     tensors = _read_all(directory, shape)
@@ -72,7 +72,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
     return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1).numpy())
 
 
-def _read_all(directory: Path, shape: draft_form.DraftShape) -> _Tensors:
+def _read_all(directory: Path, shape: draft_form.DraftModelShape) -> _Tensors:
     """Read the weights, and what another model has of them."""
     tensors = _read(directory / draft_form.WEIGHTS, shape)
     place, of_owner = draft_form.owner(directory, shape)
@@ -82,7 +82,7 @@ def _read_all(directory: Path, shape: draft_form.DraftShape) -> _Tensors:
     return tensors | {name: tensor for name, tensor in theirs.items() if draft_form.is_shared(name)}
 
 
-def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
+def _read(path: Path, shape: draft_form.DraftModelShape) -> _Tensors:
     """Read the file; it must have exactly the tensors that `shape` asks for."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}, which holds the weights of a draft model of this form")
@@ -105,7 +105,7 @@ def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
     return tensors
 
 
-def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftShape) -> None:
+def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftModelShape) -> None:
     if token_ids[0] < 0 or token_ids[-1] >= shape.num_tokens or np.any(token_ids[1:] <= token_ids[:-1]):
         raise ConfigError(
             f"{path}: {draft_form.TOKEN_IDS} must ascend within the vocabulary, 0 to {shape.num_tokens - 1}; they "
@@ -113,7 +113,7 @@ def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftS
         )
 
 
-def _values(tensors: _Tensors, shape: draft_form.DraftShape) -> _Tensors:
+def _values(tensors: _Tensors, shape: draft_form.DraftModelShape) -> _Tensors:
     """Return the weights by transformers' names, in float32."""
     found = {name: tensors[name] for name in draft_form.norm_names(shape)}
     for name in draft_form.matrix_shapes(shape):

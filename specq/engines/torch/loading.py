@@ -184,16 +184,16 @@ def runs_triton(device: torch.device) -> bool:
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
     """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
-    `specq.engines.torch.cuda.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids:
-    as of `LoadedModel`; a GPU's takes a column's number for its token."""
+    `specq.engines.torch.cuda.chain.CudaChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels.
+    token_ids: as of `LoadedModel`; a GPU's takes a column's number for its token."""
     if isinstance(forward, NativeTorchForward):
         return NativeChainDrafter(forward.native, token_ids)
     if token_ids is not None or find_spec("triton") is None:
         return None
-    from specq.engines.torch.cuda.chain import ChainDrafter
+    from specq.engines.torch.cuda.chain import CudaChainDrafter
     from specq.engines.torch.cuda.forward import FusedForward
 
-    return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
+    return CudaChainDrafter(forward) if isinstance(forward, FusedForward) else None
 
 
 def pick_device(device: str) -> torch.device:

@@ -37,7 +37,7 @@ MAX_COUNT = 8
 ALL = 1 << 30
 
 
-class ChainDrafter:
+class CudaChainDrafter:
     """Drafts chains with one fused model.
 
     runs_beside_host  whether `start` returns before the chains are there, so that the host is free meanwhile
