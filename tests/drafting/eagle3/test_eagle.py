@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specq.config import TargetConfig
-from specq.drafting import make_sources
+from specq.drafting import Pending, make_sources
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
@@ -165,7 +165,7 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
     asked: list[TreeRequest] = []
 
     class Asked(ToyTrees):
-        def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+        def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
             asked.extend(requests)
             return super().start(requests)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specq.config import TargetConfig, read_tree
-from specq.drafting import make_sources
+from specq.drafting import Pending, make_sources
 from specq.drafting.medusa import source as module
 from specq.drafting.medusa.drafter import Medusa
 from specq.drafting.medusa.interface import HiddenRow
@@ -368,13 +368,13 @@ class FixedHeads:
     def __init__(self, order: Sequence[int]) -> None:
         self.order = np.array(order, np.int32)
 
-    def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Callable[[], Any]:
+    def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Pending[Any]:
         from specq.drafting.medusa.interface import Ranked
 
         own = self.order[:count]
         token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))
         scores = np.broadcast_to(np.log(np.full(len(own), 0.3, np.float32)), token_ids.shape)
-        return lambda: Ranked(token_ids, scores)
+        return Pending(lambda: Ranked(token_ids, scores))
 
 
 @pytest.mark.slow
