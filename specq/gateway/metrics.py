@@ -1,14 +1,11 @@
 """What the gateway counts, for Prometheus: requests and their times; and beside it what its broker reports of the
 pipeline.
 
-Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. To add a metric: a
-line here, or in `specq.gateway.metrics`, and one in docs/observability.md.
+To add a metric: of the pipeline a line in `TABLE`, of the gateway one beside its other counters; and one in
+docs/observability.md. What is read of a report is in `specq.gateway.report_series`.
 
-The metrics of the pipeline behind the gateway, of a report of its broker: one table.
-
-To add one: a line here, and one in docs/observability.md. What is read of a report is in `specq.gateway.report_series`.
-Names follow Prometheus' conventions; those that begin with `vllm:` are what vLLM has, for tools that read it, as far as
-they mean the same here.
+Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. Those that begin with
+`vllm:` are what vLLM has, for tools that read it, as far as they mean the same here.
 """
 
 from __future__ import annotations

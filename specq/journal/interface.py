@@ -156,14 +156,14 @@ class Journal(Protocol):
         """Open a journal, make it if there is none, and become its owner.
 
         Raises ConfigError if it cannot be used, is of a later version, or belongs to a living broker (unless
-        `take_over`).
+        `take_over`): then the message says "in use by another broker", names the owner, and `--take-over`.
         """
 
     def write(self, records: Sequence[Record]) -> None:
         """Journal a group of records, whole or not at all, in their order.
 
         Raises JournalBusyError if that cannot be done now (the same group may be written later), JournalLostError if
-        the journal has another owner.
+        the journal has another owner ("another broker").
         """
 
     def check(self) -> None:

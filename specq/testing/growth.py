@@ -116,7 +116,7 @@ def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
 
 def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
     """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at
-    deeper levels. See `specq.drafting.DeviceNodes`."""
+    deeper levels. See `specq.drafting.eagle3.interface.DeviceNodes`."""
     num_trees, num_nodes = parents.shape
     found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)
     for tree in range(num_trees):

@@ -43,6 +43,7 @@ class SourceConformance:
         for i in range(3):
             serving.open(i, seed=i, mode=mode, strategy=strategy)
         assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
+        assert not serving.failed
 
     @pytest.mark.parametrize("mode", ["async", "sync", "jit"])
     @pytest.mark.parametrize("strategy", ["deterministic", "probabilistic"])
@@ -54,6 +55,7 @@ class SourceConformance:
         for i in range(3):
             serving.open(i, seed=i, mode=mode, strategy=strategy, **shape)
         assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
+        assert not serving.failed
 
     def test_two_of_a_kind_do_no_harm(
         self, serve: Callable[..., Serving], make_source: Callable[[], DraftSource | None]
@@ -142,7 +144,12 @@ class Serving:
             engine or ToyEngine(), curve, sources, incarnation=1, **{"measures_drafts": False, **options}
         )
         self.texts: dict[int, list[int]] = {}
-        self._feed = feed
+        self._feed, self._given = feed, list(sources)
+
+    @property
+    def failed(self) -> list[str]:
+        """The sources that raised something: a verifier goes on without them."""
+        return [source.name for source in self._given if source not in self.verifier.sources.sources]
 
     def open(
         self,

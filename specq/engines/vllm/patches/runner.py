@@ -2,8 +2,8 @@
 
 vLLM's own sampling and its tables behind it are never reached: `execute_model` leaves logits on the device, which are
 judged here, and the runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device:
-the next step may be launched before this one has answered (`results`), and its rows take their tokens where the judge
-has left them (`token_injection`).
+the next step may be launched before this one has answered (`StepResult`), and its rows take their tokens where the
+judge has left them (`token_injection`).
 
 What a step says, on its way to whoever asks for it.
 """
