@@ -1,7 +1,8 @@
 """Runs generated code with its tests, in a process of its own with limits; never in ours.
 
     processor time, memory, wall-clock time   bounded; its process group is killed in any case
-    files, sockets, processes                 Python's audit hook refuses to write, delete, connect and start any
+    files, sockets, processes                 Python's audit hook refuses to write, delete, connect and start any, as
+                                              far as Python announces it
 
 Rule: this keeps the mistakes of a model from harm. It is no boundary for code that wants to break out.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 CPU_S, WALL_S = 5, 20
@@ -23,8 +25,9 @@ MEMORY_BYTES = 1 << 30
 PASSED = 86  # no status that code ends with by chance, as by `exit()`
 _LIMITS = {"CPU": CPU_S, "AS": MEMORY_BYTES, "FSIZE": 0, "CORE": 0}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_REFUSED = ("os.", "shutil.", "socket.", "subprocess.", "pty.", "signal.")
-_HARMLESS = ("os.listdir", "os.scandir", "os.putenv", "os.unsetenv")  # imports need them
+_REFUSED = ("os.", "shutil.", "socket.", "subprocess.", "pty.", "signal.", "resource.")
+# Imports need these, walking through folders, and loops of asyncio, which connect to nobody.
+_HARMLESS = ("os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "socket.__new__")
 
 
 def passes(program: str) -> bool:
@@ -59,9 +62,10 @@ def _run(program: str) -> None:
     random.seed(0)
     status = 1
     try:
-        code = compile(program, "<generated>", "exec")
+        code = compile(program, "<generated>", "exec", dont_inherit=True)  # not this file's `annotations`
+        module = sys.modules["generated"] = ModuleType("generated")  # dataclasses look it up
         sys.addaudithook(_refuse)
-        exec(code, {"__name__": "generated"})  # noqa: S102 - see above
+        exec(code, vars(module))  # noqa: S102 - see above
         status = PASSED
     finally:
         os._exit(status)

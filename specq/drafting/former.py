@@ -3,16 +3,29 @@ with the next version."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 from specq.drafting.interface import Children, Drafter, Expansion
-from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo, SamplingParams
 
 
 def as_drafter(made: Any) -> Drafter:
-    """Return a drafter as it is; what only has the methods of one, as one."""
-    return made if isinstance(made, Drafter) else FormerDrafter(made)
+    """Return a drafter as it is; what only has the methods of one, as one; ConfigError where it lacks one of them."""
+    if not isinstance(getattr(made, "info", None), ModelInfo):
+        raise ConfigError(
+            f"{type(made).__name__} is no drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
+            "specq.drafting.Drafter"
+        )
+    if isinstance(made, Drafter):
+        return made
+    missing = [method for method in ("open", "close", "commit", "expand") if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(
+            f"{type(made).__name__} is no drafter: it has no `{missing[0]}`; derive it from specq.drafting.Drafter"
+        )
+    return FormerDrafter(made)
 
 
 class FormerDrafter(Drafter):
@@ -20,6 +33,7 @@ class FormerDrafter(Drafter):
 
     def __init__(self, proposer: Any) -> None:
         self.proposer, self.info = proposer, proposer.info
+        self._takes_owner = _takes_owner(proposer.open)
         if hasattr(proposer, "activations"):
             self.activations, self.width = proposer.activations, proposer.width
 
@@ -39,7 +53,7 @@ class FormerDrafter(Drafter):
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """See `Drafter`."""
-        self.proposer.open(session_id, token_ids, params, owner)
+        self.proposer.open(session_id, token_ids, params, *((owner,) if self._takes_owner else ()))
 
     def close(self, session_id: int) -> None:
         """See `Drafter`."""
@@ -75,3 +89,12 @@ class FormerDrafter(Drafter):
     def knows(self, session_id: int) -> bool:
         """See `Drafter`."""
         return not self.activations.layers or bool(self.proposer.knows(session_id))
+
+
+def _takes_owner(open_session: Callable[..., None]) -> bool:
+    """Return whether whose a text is can be said: at first texts had no owners."""
+    try:
+        signature(open_session).bind(0, (), SamplingParams(), "")
+    except TypeError:
+        return False
+    return True

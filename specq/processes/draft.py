@@ -90,10 +90,11 @@ def run(config: DraftConfig) -> int:
 def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: DrafterSpec = DRAFTERS.resolve(config.proposer)
+    if not isinstance(spec, DrafterSpec):
+        raise ConfigError(f"the proposer {config.proposer!r} names no specq.drafting.DrafterSpec, but {spec!r}")
     named = (config.model or default_model()) if spec.needs_model else config.model
-    own = own_options(
-        config, spec.options, DRAFTERS.names()
-    ).arguments()  # a wrong one is said before anything is fetched
+    # A wrong option is said before anything is fetched.
+    own = own_options(config, spec.options, DRAFTERS.names()).arguments()
     tell(f"loading {named if spec.needs_model else config.proposer}")
     model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
     made = spec.make(

@@ -122,6 +122,11 @@ def test_code_is_run_with_its_tests(text, right):
 @pytest.mark.parametrize("code", ["x = 'a' * (3 << 30)", "import sys; sys.exit(86)", "def f(: pass", "input()"])
 def test_what_does_not_come_to_its_end(code):
     assert generated_code.passes("import math, random, numpy\nassert __name__ != '__main__'")
+    assert generated_code.passes(
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nassert P(1).x == 1"
+    )
+    assert generated_code.passes("import asyncio, os\nasyncio.run(asyncio.sleep(0))\nassert list(os.walk('.'))")
+    assert not generated_code.passes("def f(x: Unknown) -> int: return 1")
     assert not generated_code.passes(code)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,16 @@ import pytest
 from specq.drafting import Children, Drafter, Expansion, as_drafter
 from specq.drafting.worker import DraftWorker
 from specq.proposers import ProposerSpec
-from specq.protocol import BF16, NO_ACTIVATIONS, ActivationRequest, Assign, Draft, Float32Array, SamplingParams
+from specq.protocol import (
+    BF16,
+    NO_ACTIVATIONS,
+    ActivationRequest,
+    Assign,
+    ConfigError,
+    Draft,
+    Float32Array,
+    SamplingParams,
+)
 from specq.testing import ProposerConformance
 from specq.testing.toy_drafters import ToyProposer
 
@@ -93,3 +104,33 @@ def test_what_it_has_not_is_as_of_a_drafter_without() -> None:
     assert as_drafter(drafter) is drafter
     assert (drafter.activations, drafter.maker, drafter.has_chains) == (NO_ACTIVATIONS, None, False)
     assert (drafter.rewind(7, 2), drafter.knows(7)) == (False, True)
+
+
+class BeforeOwners(Before):
+    """Written when texts had no owners."""
+
+    def __init__(self, model: str = "") -> None:
+        super().__init__(model)
+        toy_open = self.open
+
+        def opened(session_id: int, token_ids: Sequence[int], params: SamplingParams) -> None:
+            toy_open(session_id, np.array(token_ids, np.int32), params)
+
+        self.open = opened
+
+
+def test_one_that_knows_no_owners_drafts_the_same():
+    assert drafts(BeforeOwners()) == drafts(Before())
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, "NoneType is no drafter: its `info` must be a specq.protocol.ModelInfo"),
+        (SimpleNamespace(info=None), "its `info` must be"),
+        (SimpleNamespace(info=Before().info, open=print, close=print, commit=print), "it has no `expand`"),
+    ],
+)
+def test_what_is_no_drafter_is_named(made: object, said: str):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        as_drafter(made)
