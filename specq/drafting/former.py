@@ -13,13 +13,13 @@ from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo, Sam
 
 def as_drafter(made: Any) -> Drafter:
     """Return a drafter as it is; what only has the methods of one, as one; ConfigError where it lacks one of them."""
+    if isinstance(made, Drafter):
+        return made
     if not isinstance(getattr(made, "info", None), ModelInfo):
         raise ConfigError(
             f"{type(made).__name__} is no drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
             "specq.drafting.Drafter"
         )
-    if isinstance(made, Drafter):
-        return made
     missing = [method for method in ("open", "close", "commit", "expand") if not callable(getattr(made, method, None))]
     if missing:
         raise ConfigError(
