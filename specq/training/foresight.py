@@ -24,11 +24,9 @@ import torch
 from specq.engines import describe
 from specq.protocol import Int32Array, Int64Array, ModelInfo
 from specq.training.chat_prompts import PromptFormat, bench_prompts
-from specq.training.decoding import generate
 from specq.training.draft import keep_report
-from specq.training.progress import Progress
 from specq.training.records import bench_paths
-from specq.training.report import SAMPLED_TEMPERATURE, PlayedRounds, conditions
+from specq.training.report import SAMPLED_TEMPERATURE, PlayedRounds, answer_with_noise, conditions
 from specq.training.settings import RunSettings
 
 UNKNOWN = 1 << 30  # the rank of a token of which nothing is said
@@ -38,28 +36,6 @@ CHAIN, TREE = 1, 10
 Trees = Mapping[str, tuple[int, int | None]]
 TREES: Trees = {"chain": (CHAIN, None), "tree": (TREE, None)}
 SHOWN_RANKS = (1, 3, 10)
-
-
-def answer_with_noise(
-    target: Any, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
-) -> tuple[list[list[int]], torch.Tensor | None]:
-    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose
-    them."""
-    noise = None
-    if temperature > 0:
-        vocab = target.lm_head.weight.shape[0]
-        noise = -torch.empty(len(prompts), num_new, vocab, device=target.device).exponential_().log()
-    answers = generate(
-        target,
-        prompts,
-        num_new=num_new,
-        temperatures=[temperature] * len(prompts),
-        stops=chat.stops,
-        pad_id=chat.stops[0],
-        noise=noise,
-        goes_on=Progress().of_answers(len(prompts), num_new),
-    )
-    return answers, noise
 
 
 def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], noise: torch.Tensor | None) -> Int64Array:
@@ -186,7 +162,7 @@ def measure_ranks(
 ) -> list[Int64Array]:
     """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state
     that made token p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""
-    answers, noise = answer_with_noise(target, prompts, chat, num_new, temperature)
+    answers, noise = answer_with_noise(target, prompts, num_new, temperature, stops=chat.stops, pad_id=chat.stops[0])
     return [
         _ranks(heads, prompt, answer, None if noise is None else temperature * noise[row])
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))

@@ -34,11 +34,11 @@ from specq.training.chat_prompts import PromptFormat, bench_prompts
 from specq.training.distil import RolloutBatch, rollout_batches, send
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, keep_report, load_target
 from specq.training.draft_network import save_draft
-from specq.training.foresight import BEYOND, answer_with_noise, rank_figures, ranks_of, show_figures
+from specq.training.foresight import BEYOND, rank_figures, ranks_of, show_figures
 from specq.training.optimizer import build_optimizers
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft, share
 from specq.training.records import bench_paths
-from specq.training.report import SAMPLED_TEMPERATURE, conditions, count_rounds, draft_hits
+from specq.training.report import SAMPLED_TEMPERATURE, answer_with_noise, conditions, count_rounds, draft_hits
 from specq.training.runs import TrainingRun, depth_weights
 from specq.training.settings import ParallelSettings
 from specq.training.teaching import fill_up, mean_loss, teach
@@ -69,7 +69,9 @@ def _of_benchmark(
     started from."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
-        answers, noise = answer_with_noise(target, prompts, chat, settings.bench_tokens, temperature)
+        answers, noise = answer_with_noise(
+            target, prompts, settings.bench_tokens, temperature, stops=chat.stops, pad_id=chat.stops[0]
+        )
         ranks = [
             place_ranks(draft, prompt, answer, None if noise is None else temperature * noise[row])
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))

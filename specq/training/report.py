@@ -120,18 +120,17 @@ def draft_hits(
     return hits
 
 
-def measure(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
+def answer_with_noise(
+    target: Any,
     prompts: list[list[int]],
-    *,
     num_new: int,
     temperature: float,
+    *,
     stops: Sequence[int],
     pad_id: int,
-    draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
-) -> tuple[dict[str, dict[str, Any]], list[list[int]]]:
-    """Return the figures of one benchmark at one temperature, by how long a chain is, and the target's answers."""
+) -> tuple[list[list[int]], torch.Tensor | None]:
+    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose
+    them."""
     noise = None
     if temperature > 0:
         vocab = target.lm_head.weight.shape[0]
@@ -146,6 +145,22 @@ def measure(
         noise=noise,
         goes_on=Progress().of_answers(len(prompts), num_new),
     )
+    return answers, noise
+
+
+def measure(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    prompts: list[list[int]],
+    *,
+    num_new: int,
+    temperature: float,
+    stops: Sequence[int],
+    pad_id: int,
+    draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
+) -> tuple[dict[str, dict[str, Any]], list[list[int]]]:
+    """Return the figures of one benchmark at one temperature, by how long a chain is, and the target's answers."""
+    answers, noise = answer_with_noise(target, prompts, num_new, temperature, stops=stops, pad_id=pad_id)
     hits = draft_hits(draft, prompts, answers, temperature, noise)
     return {str(length): count_rounds(hits, length).summary() for length in draft_lengths}, answers
 
