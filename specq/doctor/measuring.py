@@ -28,6 +28,7 @@ from specq.protocol import Open
 from specq.runtime import Tell
 from specq.samples import codec_of, load_prompts
 from specq.verifier import DraftSource, StepCurve, Verifier
+from specq.verifier.control.choices import Choice
 
 PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
 STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown
@@ -85,14 +86,13 @@ def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1)
         tell("loading the models, and timing steps and drafts")
         pair = _Pair(build_verifier(asked, "doctor"), prompts)
         try:
-            found = _runs(pair, tell)
+            runs, drafted = _runs(pair, tell)
         finally:
             pair.engine.shutdown()
     has_spare_core = len(here.cores) > 1 and not here.has_gpu and config.draft.model and not options_of(config.draft)
     pass_s = _pass_s(config.draft.model, num_places, other_cores, tell) if has_spare_core else 0.0
-    runs = tuple(run for _, run in found)
     step, unhelped = (scaled(curve, slowness(runs)) for curve in (pair.curve, pair.unhelped))
-    methods = tuple(_method(source, run, runs[0], step) for source, run in found if source is not None)
+    methods = tuple(_method(source, watched, run, runs[0], step) for source, watched, run in drafted)
     costs = Costs(step, unhelped, *host_times(runs[0], runs[1]), pair.level(), pass_s, num_places)
     return MeasuredPair(costs, runs, methods, pair.engine.info.arithmetic)
 
@@ -110,7 +110,7 @@ class _Pair:
 
     def level(self) -> StepCurve | None:
         """Return the seconds of a level of the colocated drafter, by sessions."""
-        return next((one.choice.levels for one in self.sources if isinstance(one, ColocatedSource)), None)
+        return next((one.levels for one in self.sources if isinstance(one, ColocatedSource)), None)
 
     def watched(self, source: DraftSource | None = None) -> Watched:
         """Return a verifier with a source of drafts, or none."""
@@ -130,8 +130,9 @@ class _Pair:
         return [opened(next(self._ids), prompt) for prompt in prompts]
 
 
-def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, WatchedRun]]:
-    """Let all methods complete each prompt in turn, since machines drift."""
+def _runs(pair: _Pair, tell: Tell) -> tuple[tuple[WatchedRun, ...], list[tuple[DraftSource, Watched, WatchedRun]]]:
+    """Let all methods complete each prompt in turn, since machines drift; return all runs, two without drafts first,
+    and those with each source."""
     plain, at_once = pair.watched(), pair.watched()
     drafted = [(source, pair.watched(source)) for source in pair.sources]
     for number, prompt in enumerate(pair.prompts, 1):
@@ -139,18 +140,21 @@ def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, WatchedRun]
         for watched in (plain, *(watched for _, watched in drafted)):
             watched.complete(pair.opened([prompt]))
     at_once.complete(pair.opened(pair.prompts))
-    plainly = [(None, plain.run(PLAIN, 1)), (None, at_once.run(PLAIN, len(pair.prompts)))]
-    return [*plainly, *((source, watched.run(source.name, 1)) for source, watched in drafted)]
+    plainly = plain.run(PLAIN, 1), at_once.run(PLAIN, len(pair.prompts))
+    found = [(source, watched, watched.run(source.name, 1)) for source, watched in drafted]
+    return (*plainly, *(run for _, _, run in found)), found
 
 
-def _method(source: DraftSource, run: WatchedRun, plain: WatchedRun, step: StepCurve) -> PredictedMethod:
-    levels = partial(_levels, source, step) if isinstance(source, ColocatedSource) else None
+def _method(
+    source: DraftSource, watched: Watched, run: WatchedRun, plain: WatchedRun, step: StepCurve
+) -> PredictedMethod:
+    levels = partial(_levels, source, watched.verifier) if isinstance(source, ColocatedSource) else None
     own_s = max(run.own_s - plain.own_s, 0.0)
     return PredictedMethod(run.method, run.rounds, own_s, partial(scratch_rows, source, step), levels)
 
 
-def _levels(source: ColocatedSource, step: StepCurve, num_sessions: int) -> int:
-    return source.choice.best(num_sessions, step)
+def _levels(source: ColocatedSource, verifier: Verifier, num_sessions: int) -> int:
+    return verifier.policy.foresee(Choice(frozenset({source.name})), num_sessions).depth
 
 
 def slowness(runs: Sequence[WatchedRun]) -> float:

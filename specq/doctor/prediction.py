@@ -10,7 +10,7 @@ A round is a step of the target and what comes before it. For n sessions whose r
                method's own time
 
 and d is the depth with the most tokens a second; a colocated draft model's is the one that its own rule chooses for n
-sessions (`specq.drafting.draft_model.round_choice`), by what it learned in the measurement. Tokens and rows come from
+sessions (`specq.verifier.control.policy`), by what was learned in the measurement. Tokens and rows come from
 rounds of the real pair on a few prompts, cut at depth d (`PredictedRounds`), the step curve from steps of so many rows.
 So siblings, and that unlikely nodes are not verified, count as they were measured.
 
@@ -36,6 +36,7 @@ from math import ceil
 import numpy as np
 
 from specq.protocol import COLOCATED, DRAFT_WORKER, LANES, SHOWN
+from specq.verifier.models.goodput import best_by_goodput
 
 PLAIN, WORKER = "plain", "worker"
 NAMES = {
@@ -196,17 +197,20 @@ def beside(method: PredictedMethod, costs: Costs, num_sessions: int) -> tuple[fl
     step."""
     if method.levels is not None:
         depth = method.levels(num_sessions)
-        return _rate(method, costs, num_sessions, depth), depth
+        tokens, seconds = _goodput(method, costs, num_sessions, depth)
+        return tokens / seconds, depth
     depths = range(1, method.rounds.deepest + 1) or (0,)
-    return max((_rate(method, costs, num_sessions, depth), depth) for depth in depths)
+    best, rate = best_by_goodput(*zip(*(_goodput(method, costs, num_sessions, one) for one in depths), strict=True))
+    return rate, depths[best]
 
 
-def _rate(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> float:
+def _goodput(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> tuple[float, float]:
+    """Return the tokens and the seconds of a round."""
     share = method.share(num_sessions)
     rows = num_sessions * (1 + method.scratch(num_sessions))
     tokens = 1 + share * (method.rounds.tokens(depth) - 1)
     step_s = method.rounds.step_s(costs.step, num_sessions, rows, depth, share)
-    return num_sessions * tokens / (step_s + costs.host(num_sessions) + own_s(method, costs, num_sessions, depth))
+    return num_sessions * tokens, step_s + costs.host(num_sessions) + own_s(method, costs, num_sessions, depth)
 
 
 def own_s(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) -> float:

@@ -3,7 +3,7 @@
 Rules: what a configuration says is done as it says. Where it leaves the number of draft workers open, drafts come from
 where they are made fastest: a draft model in the verifier's process, which costs no message and no second process
 beside it, and draft workers on cores that the verifier does not need. Whether each of them pays is then measured
-(`specq.verifier.control.arms`).
+(`specq.verifier.control.policy`).
 
 Everything that keeps the processes of a configuration from starting, found before any of them starts.
 

@@ -13,8 +13,8 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 here opens a socket.
 """
 
-from specq.verifier.control.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSource, Setup
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
 

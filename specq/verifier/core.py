@@ -26,11 +26,11 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, Tracer
 from specq.verification import Judgements
+from specq.verifier.control.bursts import is_burst
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.control.window import is_burst
 from specq.verifier.inbox import VerifierInbox
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
@@ -87,7 +87,7 @@ class Verifier:
             max_prefill_slowdown=max_prefill_slowdown,
             measures_drafts=measures_drafts,
         )
-        self.arms = self.control.arms
+        self.policy = self.control.policy
         self.planner = StepPlanner(
             *(engine, self.sessions, self.sources, self.control),
             max_sessions=max_sessions,
@@ -124,8 +124,8 @@ class Verifier:
         see what they take."""
         if not self._has_begun and not self._is_filling:
             self._has_begun = True
-            self.sources.control(self.arms.looked_at, self.arms.asleep)
-            self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
+            self.sources.control(self.policy.looked_at, self.policy.asleep)
+            self.sources.begin(self._decoding(), self.policy.allowed, self._budget(), now, clock)
 
     def gather(self, now: float) -> float:
         """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put
@@ -174,15 +174,15 @@ class Verifier:
             self._is_filling = False
             self.begin(clock(), clock)
         self._has_begun = False
-        self.sources.control(self.arms.looked_at, self.arms.asleep)
-        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
+        self.sources.control(self.policy.looked_at, self.policy.asleep)
+        self.sources.collect(self._decoding(), self.policy.allowed, self._budget(), clock)
         return self.in_flight.is_open
 
     def _plan(self, began: float, faults: Faults, clock: Callable[[], float]) -> InFlightStep:
         drafted, planner = clock(), self.planner
         shares = planner.plan(self.in_flight.newest, faults)
         counts = self.control.num_met, planner.num_rows, planner.priced
-        return InFlightStep(shares, *counts, self.sources.waited_s, began, drafted, clock())
+        return InFlightStep(shares, *counts, self.sources.waited_s, began, drafted, clock(), self.control.drafting)
 
     def _launch(self, step: InFlightStep, faults: Faults, clock: Callable[[], float]) -> None:
         self.in_flight.launch(step, faults)
@@ -266,7 +266,12 @@ class Verifier:
 
     def _budget(self) -> Budget:
         unread_vocab = 0 if self.in_flight else self.engine.info.vocab_size
-        return Budget(self.curve, self.min_accept_prob, unread_vocab, self.planner.max_step_rows)
+        return Budget(
+            *(self.curve, self.min_accept_prob, unread_vocab, self.planner.max_step_rows),
+            depth=self.policy.depth,
+            promised=self.policy.promised,
+            is_unread=self.policy.is_unread,
+        )
 
     @property
     def max_sessions(self) -> int:
@@ -322,6 +327,6 @@ class Verifier:
             pending=self.sessions.num_running,
             step_ms=min(int(1000 * self.silent_s), MOST_SILENT_MS),
             free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
-            metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
+            metrics=verifier_metrics(self.meter, self.trees, self.sources, self.policy),
             **self.sessions.listed(),
         )

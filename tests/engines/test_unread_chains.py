@@ -24,7 +24,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import SessionStep, Tree
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from specq.verification import DeviceTokens, StepBatch, device_tokens
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine, opened

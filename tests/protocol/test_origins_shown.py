@@ -8,7 +8,7 @@ from pathlib import Path
 from specq.chat.pen import MARKS
 from specq.doctor.prediction import NAMES, WORKER
 from specq.protocol.origins import LOOKUP, ORIGINS, OWN, PLAIN, SHOWN, TARGETS_OWN
-from specq.verifier.control.source_clock import LANES_OF
+from specq.verifier.sources.source_clock import LANES_OF
 from tests.each import each
 
 SOURCES = [name for name in ORIGINS if name not in TARGETS_OWN]

@@ -16,7 +16,7 @@ from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker.worker import DraftWorker
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step import choice_order, node_choice
 from specq.verifier.trees import DraftTrees, reference_graft
 from tests.each import each

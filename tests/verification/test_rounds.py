@@ -12,7 +12,7 @@ import pytest
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
 from specq.testing import exact
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions import grafting
 from specq.verifier.sessions.session import Session
 from specq.verifier.step import node_choice

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.history import Past
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.plan import plan

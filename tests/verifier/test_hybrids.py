@@ -21,7 +21,7 @@ from specq.protocol import (
     SUFFIX,
     SUFFIX_LANE,
 )
-from specq.verifier.control.load_level import AWAKE, MOST_LOOKS, LoadLevel
+from specq.verifier.control.policy import LOOK_STEPS
 from specq.verifier.sessions.grafting import DraftBatch
 from tests.verifier.timed_service import Machine, TimedService, TimedSource, TimedTarget
 
@@ -81,7 +81,7 @@ def test_what_one_load_showed_is_not_tried_again_at_another() -> None:
     """What takes six steps of one session and brings little is silent from the first step of four on."""
     service = service_of("small", (COLOCATED, MEDUSA))
     service.serve(5.0, 1)
-    assert MEDUSA not in service.verifier.arms.allowed
+    assert MEDUSA not in service.verifier.policy.allowed
     served = service.serve(10.0, 4)
     assert served.share(MEDUSA) == 0.0
     assert served.share(COLOCATED) > 0.0
@@ -92,8 +92,8 @@ def test_a_source_of_which_nothing_is_known_drafts_for_one_session_first() -> No
     service = service_of("small", (LOOKAHEAD,))
     service.serve(3.0, 16)
     num_scratch = service.verifier.sources.num_scratch[LOOKAHEAD]
-    assert 0 < num_scratch <= 120 * MOST_LOOKS
-    assert service.verifier.arms.allowed == {REMOTE}
+    assert 0 < num_scratch <= 120 * 3 * LOOK_STEPS
+    assert service.verifier.policy.allowed == {REMOTE}
 
 
 @pytest.mark.parametrize("num_sessions", [1, 4])
@@ -116,16 +116,4 @@ def test_what_will_not_be_tried_for_long_sleeps() -> None:
     """It is given no hidden states."""
     service = service_of("small", ALL)
     service.serve(10.0, 1)
-    assert {EAGLE, MEDUSA, LOOKAHEAD} <= service.verifier.arms.asleep
-
-
-def test_who_sleeps_is_awake_some_windows_before_a_trial() -> None:
-    level, slept = LoadLevel.of(frozenset({EAGLE, SUFFIX}), frozenset({EAGLE})), list[bool]()
-    for challenger in level.challengers.values():
-        challenger.patience = challenger.until_trial = AWAKE + 5
-    while level.trial is None:
-        for _ in range(25):
-            level.window.add(2, 0.02, 1)
-        level.close(frozenset({SUFFIX}))
-        slept.append(EAGLE in level.asleep)
-    assert slept == [True] * 4 + [False] * (AWAKE + 1)
+    assert {EAGLE, MEDUSA, LOOKAHEAD} <= service.verifier.policy.asleep

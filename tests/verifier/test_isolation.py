@@ -23,7 +23,7 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import judge as judging
 from specq.verification.devices import check_alive
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sessions.history import Past
@@ -239,7 +239,7 @@ class BrokenSource(DraftSource):
     """A source of which one call raises."""
 
     name = "broken"
-    uses_scratch = is_priced = True
+    uses_scratch = True
 
     def __init__(self, where: str) -> None:
         def raising(*arguments: object) -> Sequence[DraftBatch]:

@@ -15,8 +15,8 @@ from specq.protocol.wire import decode, encode
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.control.arms import Arms
-from specq.verifier.control.source_clock import LANES_OF
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sources.source_clock import LANES_OF
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.step.commit import NO_ROUNDS
 from specq.verifier.step.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
@@ -176,12 +176,12 @@ def test_the_fullest_heartbeat_arrives():
         for limit in (*histogram.limits, histogram.limits[-1] + 1):
             histogram.observe(limit)
     verifier.trees._closed_verified_at[:] = 2**40
-    verifier.arms = Arms(LANES_OF)
+    verifier.policy = Arms(LANES_OF)
     for load in range(13):
         for _ in range(40):
-            verifier.arms.meet(2**load)
-            verifier.arms.learn(2**load, 100, 0.02, dict.fromkeys(LANES_OF, 1))
-    for level in verifier.arms._levels.values():
+            verifier.policy.meet(2**load)
+            verifier.policy.learn(2**load, 100, 0.02, dict.fromkeys(LANES_OF, 1))
+    for level in verifier.policy._levels.values():
         for challenger in level.challengers.values():
             challenger.learn(-0.1)
 

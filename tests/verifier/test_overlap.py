@@ -24,7 +24,7 @@ from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.verification import StepBatch
 from specq.verifier import core
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions import open_sessions as kv_admission
 from specq.verifier.sessions.open_sessions import OpenSessions
@@ -375,8 +375,8 @@ def test_after_a_burst_drafts_begin_when_the_load_is_known(
     verifier = make_verifier(LateEngine(), sources=[SuffixDecoder()])
     begun, loads = list[int](), list[int]()
     monkeypatch.setattr(verifier.sources, "begin", lambda sessions, *_: begun.append(len(sessions)))
-    meet = verifier.arms.meet
-    monkeypatch.setattr(verifier.arms, "meet", lambda num: loads.append(num) or meet(num))
+    meet = verifier.policy.meet
+    monkeypatch.setattr(verifier.policy, "meet", lambda num: loads.append(num) or meet(num))
     for session_id in range(num_sessions):
         open_session(verifier, session_id, speculation=Speculation())
     step(verifier)
@@ -523,7 +523,7 @@ def test_the_controller_learns_from_whole_steps() -> None:
     open_session(verifier, tokens_left=30, speculation=Speculation(mode="async"))
     learned: list[float] = []
     waited: list[float] = []
-    verifier.arms.learn = lambda *known, **_: learned.append(known[2])  # type: ignore[method-assign]
+    verifier.policy.learn = lambda *known, **_: learned.append(known[2])  # type: ignore[method-assign]
     verifier.curve.learn = lambda rows, seconds, nodes: waited.append(seconds)  # type: ignore[method-assign]
     now = iter(range(10_000))
     ends = []

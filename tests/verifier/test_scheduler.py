@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specq.protocol import COLOCATED_LANE
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.node_choice import FLOOR, ScheduledSession, best_count

@@ -11,7 +11,7 @@ import pytest
 from specq.broker.state.registry import MOST_STEP, Worker
 from specq.protocol import Heartbeat, Hello, Open, SamplingParams
 from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import SLOWER, Verifier
 from tests.verifier.timed_service import INFO, TEXT, Machine, TimedTarget
 

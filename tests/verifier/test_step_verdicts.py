@@ -44,7 +44,7 @@ def make_verifier(**params: Any) -> Verifier:
                 parent_ids=np.array([-1, 0, 1], np.int32), scores=np.full(3, -0.01, np.float16),
             )  # fmt: skip
             verifier.handle(draft, 0.0)
-    assert REMOTE in verifier.arms.allowed
+    assert REMOTE in verifier.policy.allowed
     return verifier
 
 

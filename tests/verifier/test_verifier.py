@@ -30,7 +30,7 @@ from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.token_texts import CHUNK_BYTES, join_chunks
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget
@@ -189,7 +189,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     prompt = np.array(PROMPT * 3, np.int32)
     params = SamplingParams()
     verifier.handle(Open(session_id=7, epoch=1, prompt_len=9, tokens_left=50, params=params, token_ids=prompt), 0.0)
-    verifier.arms.allowed = allowed
+    verifier.policy.allowed = allowed
     (first,) = step(verifier)
     assert (first.min_accept_prob > 1000) == (REMOTE not in allowed)
     session = verifier.sessions[7]
@@ -204,10 +204,10 @@ def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None
     verifier = make_verifier()
     open_session(verifier)
     verifier.handle(chain(toy_text(PROMPT, 1)), 1000.0)
-    assert verifier.arms.round_trip_s == 0.0
+    assert verifier.policy.round_trip_s == 0.0
     verifier.step(lambda: 1000.0)
     verifier.handle(chain([1], base_len=verifier.sessions[7].length, first_id=1), 1000.5)
-    assert verifier.arms.round_trip_s == pytest.approx(0.05)
+    assert verifier.policy.round_trip_s == pytest.approx(0.05)
 
 
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
@@ -492,7 +492,7 @@ def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
     for expected in (True, False):  # its prompt has many rows; then all decode
         step(verifier)
         assert engine.is_helped == expected
-    verifier.arms.allowed = frozenset()
+    verifier.policy.allowed = frozenset()
     step(verifier)
     assert engine.is_helped
     assert verifier.curve is helped
@@ -545,7 +545,7 @@ def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, p
     def learn(*values: float, num_decoding: int, is_crowded: bool) -> None:
         learned.append((*values[:3], num_decoding, is_crowded))
 
-    monkeypatch.setattr(verifier.arms, "learn", learn)
+    monkeypatch.setattr(verifier.policy, "learn", learn)
     monkeypatch.setattr(verifier.control.prefill, "prompts_s", lambda *_, **__: part * learned[0][2])
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
@@ -569,7 +569,7 @@ def test_what_drafts_add_to_a_step_with_a_prompt_counts_against_them(monkeypatch
     engine, learned, now = ToyEngine(), list[float](), count()
     verifier = make_verifier(engine, max_step_rows=128, max_prefill_slowdown=0.0)
     verifier.control.curves = (StepCurve([1, 10, 11, 256], [0.01, 0.01, 0.2, 0.2]),) * 2
-    monkeypatch.setattr(verifier.arms, "learn", lambda *values, **_: learned.append(values[2]))
+    monkeypatch.setattr(verifier.policy, "learn", lambda *values, **_: learned.append(values[2]))
     beside = {1: 0.3}  # seconds of a long prompt, by the rows that it is computed beside
     monkeypatch.setattr(verifier.control.prefill, "prompts_s", lambda _, num_rows, *__, **___: beside[num_rows])
 

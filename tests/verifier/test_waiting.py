@@ -6,8 +6,6 @@ from __future__ import annotations
 import pytest
 
 from specq.verifier.control.round_trips import RoundTrips
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.control.waiting import FEW_STEPS, FIRST_PATIENCE, LEFT_OUT, Waiting
 from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h200_target
 
 
@@ -95,63 +93,9 @@ def learn(waiting: Waiting, num_steps: int, num_more: int = 0, *, are_early: boo
             waiting.learn_waited(8, 8 + num_more, 0.005)
 
 
-def test_steps_wait_where_that_gives_more_tokens_a_second() -> None:
-    """The first ones are a trial. A step that is waited for takes a quarter longer, so it must bring more than a
-    quarter more."""
-    waiting = Waiting()
-    learn(waiting, 20, are_early=True)
-    assert waiting.pays(8)
-    learn(waiting, 20, num_more=2)
-    assert not waiting.pays(8)
-    learn(waiting, 50, num_more=4)  # that is what they brought for which enough was on the trees
-    assert waiting.pays(8)
-
-
-@pytest.mark.parametrize(("num_sessions", "expected"), [(1, FEW_STEPS), (8, LEFT_OUT + 2), (64, LEFT_OUT + 1)])
-def test_a_trial_without_hope_is_short(num_sessions: int, expected: int) -> None:
-    """Once drafts must be there, a step of many sessions says as much as several of a few."""
-    waiting, num_steps = Waiting(), 0
-    for _ in range(20):
-        waiting.learn_early(num_sessions, num_sessions, num_sessions, 0.004, CURVE, are_fed=True)
-    while waiting.pays(num_sessions):
-        waiting.learn_waited(num_sessions, num_sessions, 0.005)
-        num_steps += 1
-    assert num_steps == expected
-
-
-def test_trials_become_rare() -> None:
-    """Steps wait for one after FIRST_PATIENCE, and each time twice as many."""
-    waiting, between = Waiting(), list[int]()
-    learn(waiting, 20, are_early=True)
-    for _ in range(4):
-        learn(waiting, 20)
-        between.append(0)
-        while not waiting.pays(8):
-            learn(waiting, 1, are_early=True)
-            between[-1] += 1
-    assert between == [FIRST_PATIENCE * 2**i for i in range(1, 5)]
-
-
-def test_each_load_is_known_by_itself() -> None:
-    waiting = Waiting()
-    learn(waiting, 20, are_early=True)
-    learn(waiting, 20)
-    assert not waiting.pays(8)
-    assert waiting.pays(64), "a trial"
-
-
-def test_what_an_early_launch_saves_is_the_difference_between_both_kinds_of_steps() -> None:
-    """Of what they take beyond their rows."""
-    waiting, curve = Waiting(), StepCurve([1, 64], [0.004, 0.006])
-    for _ in range(100):
-        curve.learn(1, 0.0055)
-        waiting.learn_early(64, 64, 64, 0.0065, curve, are_fed=False)
-    assert waiting.saved_s(curve) == pytest.approx(0.001, rel=0.01)
-
-
 def test_a_round_trip_ends_with_the_first_draft_that_knows_of_the_commit() -> None:
     """Others are committed meanwhile, and older drafts still come."""
-    trips = RoundTrips(most_s=1.0)
+    trips = RoundTrips()
     trips.commit(7, 10, 1.0)
     trips.commit(7, 11, 1.1)
     assert trips.answer(7, 9, 1.2) is None
@@ -161,7 +105,7 @@ def test_a_round_trip_ends_with_the_first_draft_that_knows_of_the_commit() -> No
 
 
 def test_an_answer_that_never_comes_is_given_up() -> None:
-    trips = RoundTrips(most_s=1.0)
+    trips = RoundTrips()
     trips.commit(7, 10, 1.0)
     trips.commit(8, 10, 2.1)
     assert trips.answer(8, 10, 2.3) == pytest.approx(0.2)

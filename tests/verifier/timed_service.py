@@ -40,7 +40,7 @@ from specq.protocol import (
 from specq.simulate.calibration import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
@@ -266,17 +266,16 @@ class TimedSource(DraftSource):
     def __init__(
         self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4,
         num_scratch: int = 0,
-        begin_s: float = 0.0, *, session_s: float = 0.0, is_priced: bool = False,
+        begin_s: float = 0.0, *, session_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.name, self._lane = name, lane  # type: ignore[misc]
         self._machine, self._seconds, self._chance, self._depth = machine, seconds, chance, depth
         self._num_scratch, self._begin_s, self._session_s = num_scratch, begin_s, session_s
-        self.is_priced = is_priced
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """See `DraftSource`."""
         self._machine.work(self._begin_s if sessions else 0.0)
-        return bool(sessions) and not self.is_priced
+        return bool(sessions) and self.name != SUFFIX
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """See `DraftSource`."""
@@ -438,7 +437,7 @@ class TimedService:
     def _step(self, served: Served) -> int:
         """Serve one step; return how many sessions have come to their end."""
         verifier, machine, num_ended = self.verifier, self.machine, 0
-        before, arm = machine.now, verifier.arms.allowed
+        before, arm = machine.now, verifier.policy.allowed
         verifier.begin(machine.now, machine)
         machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
         if self._far is not None:
@@ -486,7 +485,7 @@ def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: i
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
     chains = TimedChains(machine, levels, chance)
     drafter = ColocatedSource(chains, curve, fan_out=1, chain=chain)
-    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix, is_priced=True)
+    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix)
     service = TimedService(
         target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options
     )

@@ -7,12 +7,11 @@ refused nothing is drafted until it is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import structlog
 
-from specq.drafting.draft_model.round_choice import NO_LOAD, OtherLoad
 from specq.drafting.interface import ChainDrafter
 from specq.drafting.worker import drafting_params
 from specq.protocol import BoolArray, EngineLostError, IntpArray
@@ -75,19 +74,12 @@ class ChainSessions:
         return found
 
 
-def without_leads(sessions: Sequence[Session], enough: Callable[[], float]) -> tuple[Sequence[Session], OtherLoad]:
-    """Return the sessions whose trees by other drafters promise fewer tokens than are enough, or which are synchronous;
-    and what the others add to the step."""
+def without_leads(sessions: Sequence[Session], enough: float) -> Sequence[Session]:
+    """Return the sessions whose trees by other drafters promise fewer tokens than are enough, or which are
+    synchronous."""
     if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
-        return sessions, NO_LOAD
-    left, rows, tokens, least = [], 0, 0.0, enough()
-    for session in sessions:
-        tokens_promised = _promised(session) if session.num_live else 0.0
-        if tokens_promised < least or session.waits:
-            left.append(session)
-        else:
-            rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
-    return left, OtherLoad(rows, tokens)
+        return sessions
+    return [one for one in sessions if one.waits or (_promised(one) if one.num_live else 0.0) < enough]
 
 
 def _promised(session: Session) -> float:

@@ -29,8 +29,6 @@ from specq.drafting.draft_model.offered_chains import (
     distinct,
     draft_of_chain,
 )
-from specq.drafting.draft_model.reading_choice import ReadingChoice
-from specq.drafting.draft_model.round_choice import RoundChoice
 from specq.drafting.draft_model.shaped import ShapedTrees
 from specq.drafting.interface import ChainDrafter, Chains, Pending
 from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE
@@ -63,8 +61,6 @@ log = structlog.get_logger(__name__)
 
 LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
 MANY = 16  # sessions from which levels never have siblings
-# part of a draft's seconds: if the host waits for less of chains that are unread, they may have been there for long
-AWAITED = 0.1
 NO_CHAINS = OfferedChains((), np.zeros(1, np.intp), np.zeros((1, 0), np.float32))
 
 
@@ -75,21 +71,10 @@ class _Begun:
     sessions: list[Session]
     depth: int
     width: int
-    began: float
-    is_usual: bool  # contexts were computed but for the last round's tokens
-    curve: StepCurve  # of the target's steps
-    max_rows: int  # of such a step
 
     @property
     def session_ids(self) -> list[int]:
         return [session.session_id for session in self.sessions]
-
-
-class _Round(NamedTuple):
-    """A round whose step is launched, and how its chains were verified."""
-
-    begun: _Begun
-    is_unread: bool
 
 
 class _Unread(NamedTuple):
@@ -108,12 +93,11 @@ class ColocatedSource(DraftSource):
         `fan_out`
     children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs
         that ask for a shape; None: nothing does;
-    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where that is found
-        to be faster (`reading_choice`).
+    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where the budget
+        says so.
     """
 
     name = COLOCATED
-    is_priced = True
 
     def __init__(
         self,
@@ -128,10 +112,10 @@ class ColocatedSource(DraftSource):
     ) -> None:
         self.chains, self.fan_out, self.shaped, self._is_unread = chains, fan_out, shaped, is_unread
         self._min_accept_prob = 0.0  # as in the last `Budget`
-        self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
+        self.levels, self.most_levels, self._is_one_pass = levels, chain, is_one_pass
+        self.may_be_unread = is_unread is None
         self.calibration = Calibration()
-        self._usual, self._reading = UsualScores(chain, fan_out), ReadingChoice()
-        self._last: _Round | None = None  # of which nothing is known yet
+        self._usual = UsualScores(chain, fan_out)
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
@@ -140,7 +124,15 @@ class ColocatedSource(DraftSource):
         self._offered = NO_CHAINS
         self._begun: _Begun | None = None
         self._pending: Pending[Chains]  # of what was begun
-        self._is_usual = False
+
+    @property
+    def levels_s(self) -> Callable[[int, int], float]:
+        """See `DraftSource`."""
+        return self.draft_s
+
+    def draft_s(self, num_sessions: int, depth: int) -> float:
+        """Return the seconds of a draft, as they were measured at start-up."""
+        return (self.most_levels if self._is_one_pass else depth) * self.levels(num_sessions)
 
     @property
     def has_work(self) -> bool:
@@ -154,33 +146,19 @@ class ColocatedSource(DraftSource):
         self._min_accept_prob = budget.min_accept_prob
         self._sessions.drop_gone()  # before an id that is used again is opened
         has_shapes = self.shaped is not None and self.shaped.begin(sessions)
-        return self._begin_chains(sessions, budget, now) or has_shapes
+        return self._begin_chains(sessions, budget) or has_shapes
 
-    def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+    def _begin_chains(self, sessions: Sequence[Session], budget: Budget) -> bool:
         self._offered = NO_CHAINS
-        self._learn_round(now)
         rooms = rooms_for_chains(sessions)
-        left, other_load = without_leads(chosen(sessions, rooms > 0), lambda: LEAD * self.choice.promise())
-        depth = self.choice.choose(len(left), budget.curve, other_load, budget.max_rows) if left else 0
-        if not depth:
-            left, depth = [session for session in left if session.waits], self.choice.most
+        left = without_leads(chosen(sessions, rooms > 0), LEAD * budget.promised)
         if left != self._all_known:
             left = self._all_known = [session for session in left if self._knows(session)]
-        is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else rooms_for_chains(left).max())
-            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve, budget.max_rows))
+            self._start(_Begun([*left], min(budget.depth, self.most_levels, most), width))
         return self._begun is not None
-
-    def _learn_round(self, now: float) -> None:
-        """Learn what the last step's round has taken, if that had chains: this one begins."""
-        last, self._last = self._last, None
-        if last is None or self._unlearned is None:
-            return
-        num_sessions, (_, rounds, _) = len(last.begun.sessions), self._unlearned
-        seconds = now - last.begun.began - self.choice.draft_s(num_sessions, last.begun.depth)
-        self._reading.learn(num_sessions, seconds, int(rounds.num_tokens.sum()), is_unread=last.is_unread)
 
     def _start(self, begun: _Begun) -> None:
         try:
@@ -211,25 +189,22 @@ class ColocatedSource(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile
         have no effect."""
-        chains = self._collect_chains(budget, clock)
+        chains = self._collect_chains(budget)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
-    def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+    def _collect_chains(self, budget: Budget) -> Sequence[DraftBatch]:
         begun, self._begun = self._begun, None
         unread = None if begun is None else self._batch_of_unread(begun, budget)
-        self._last = None if begun is None else _Round(begun, unread is not None)
         if unread is not None:  # the rest can wait until the step is launched
             return [unread]
         self._learn()
         if begun is None:
             return ()
-        chains = self._finish(begun, clock)
+        chains = self._finish(begun)
         return () if chains is None else self._batches(begun, chains)
 
-    def _finish(self, begun: _Begun, clock: Callable[[], float], *, is_launched: bool = False) -> Chains | None:
-        """Wait for the chains that were begun; None if they could not be drafted. `is_launched`: the step is, which
-        took the host so long that the chains may have been there before."""
-        asked = clock()
+    def _finish(self, begun: _Begun) -> Chains | None:
+        """Wait for the chains that were begun; None if they could not be drafted."""
         try:
             chains = self._pending.collect()
         except EngineLostError:
@@ -238,22 +213,16 @@ class ColocatedSource(DraftSource):
             self._not_drafted(begun.sessions, error)
             return None
         self.num_passes += 1
-        ended = clock()
-        seconds, waited = ended - begun.began, ended - asked
-        if begun.is_usual and (not is_launched or waited >= AWAITED * seconds):
-            self.choice.learn_draft(len(begun.sessions), begun.depth, seconds)
         return chains
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return the chains before the host has read them, where that is possible and found to be faster; see
+        """Return the chains before the host has read them, where that is possible and chosen; see
         `offered_chains`."""
-        if self._is_unread is False or self.chains.info.num_tokens > budget.unread_vocab:
+        is_unread = budget.is_unread if self._is_unread is None else self._is_unread
+        if not is_unread or self.chains.info.num_tokens > budget.unread_vocab:
             return None
         scores = self._usual.of(begun.depth, begun.width)
         if scores is None or not may_be_unread(begun.sessions, begun.width):
-            return None
-        draft_s = self.choice.draft_s(len(begun.sessions), begun.depth)
-        if not (self._is_unread or self._reading.choose(len(begun.sessions), draft_s)):
             return None
         counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
         tokens = self._pending.on_device() if counts.any() else None
@@ -268,7 +237,7 @@ class ColocatedSource(DraftSource):
         self._learn()
         (begun, counts, drafted), self._unread = self._unread, None
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
-        chains, scores = self._finish(begun, clock, is_launched=True), None
+        chains, scores = self._finish(begun), None
         if chains is None:
             values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
         else:
@@ -278,7 +247,6 @@ class ColocatedSource(DraftSource):
             scores = self._scores(chains).swapaxes(0, 1).reshape(-1)
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
         put_tokens(trees, values, scores)
-        self.choice.foresee(len(begun.sessions), begun.curve, begun.max_rows)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""
@@ -356,7 +324,6 @@ class ColocatedSource(DraftSource):
         outcomes = offered.outcomes(rounds, num_followed)
         if len(outcomes.num_judged):
             self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
-            self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -366,7 +333,6 @@ class ColocatedSource(DraftSource):
             return True
         if session.session_id in self._sessions.refused:
             return False
-        self._is_usual = False
         is_known = self._sessions.open(session)
         if not is_known:
             self.refuse(session)

@@ -9,7 +9,7 @@ session's last token are its drafts, at most G of them. There is no draft model 
 
 Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W
 at most; where nothing is free there is none. Whether the rest pays is for the controller to find out
-(`specq.verifier.control.arms`).
+(`specq.verifier.control.policy`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,6 @@ class LookaheadDecoder(DraftSource):
 
     def __init__(self, info: ModelInfo, *, window: int, ngram: int, guesses: int = 0, is_adaptive: bool = True) -> None:
         self.width, self.ngram, self.guesses, self.is_adaptive = window, ngram, guesses or window, is_adaptive
-        self.is_priced = is_adaptive  # there are no more rows than are free
         self._num_tokens, self._end = info.num_tokens, min(info.max_length, info.kv_slots or info.max_length)
         self._num_columns = 0  # of each session in the next step
         self._sessions: dict[int, SessionLookahead | None] = {}  # None: nothing is drafted for this session

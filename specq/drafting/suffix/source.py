@@ -35,7 +35,6 @@ class SuffixDecoder(DraftSource):
 
     name = SUFFIX
     takes_sync = False
-    is_priced = True
 
     def __init__(self, shared_tokens: int = 0) -> None:
         self._texts = make_suffix_texts()  # by the places of their sessions

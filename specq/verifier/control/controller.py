@@ -1,34 +1,46 @@
-"""What the steps of a verifier have said, and what is decided by it, in one object."""
+"""What the steps of a verifier have said, and what is decided by it: which sources draft (`policy`), when the next step
+is launched, how many rows of prompts it has (`prefill_limit`), and whether it is put off for a burst (`bursts`).
+
+A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; one without
+is launched before the last one has ended. Steps wait where sources draft for their sessions. Whether drawn nodes are
+verified must not depend on what hangs from them (decision 0008), so these are waited for in any case. A session whose
+logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host knows its last
+token, so where steps are launched early every second one; all wait for such sessions where that gives more tokens a
+second.
+"""
 
 from __future__ import annotations
 
-from specq.engines import Engine
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.engines import Engine, takes_unread
 from specq.protocol import REMOTE
-from specq.verifier.control.arms import MOST_ROUND_TRIP_S, Arms
-from specq.verifier.control.early_steps import EarlySteps
+from specq.verifier.control.bursts import Bursts
+from specq.verifier.control.choices import Drafting, Step
+from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
 from specq.verifier.control.round_trips import RoundTrips
-from specq.verifier.control.source_yields import Yields
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.control.window import Bursts
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.step_time import Kind, Rows, StepTime
 from specq.verifier.sessions.open_sessions import OpenSessions
+from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
+from specq.verifier.sources.source_clock import judged_of
 from specq.verifier.step.commit import Rounds
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep
 from specq.verifier.step.node_choice import Shares
 
-# A step says something of the sources of drafts if it computes so few rows of prompts; or if these take no more than
-# such a part of its seconds, since where sessions come all the time each step has some.
-MOST_PROMPT_ROWS, MOST_PROMPT_PART = 64, 0.8
+TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that says whether drafts pay
 
 
 class Controller:
     """Learns from the steps of one verifier.
 
-    arms, early, prefill, bursts    which sources are used; which steps are launched early; how many rows of prompts a
-                                    step has; whether it is put off
-    curves    what steps take, without help from other cores and with it
-    num_met   sessions of the load that the arms met last
+    time, policy   what steps take; how they draft
+    prefill, bursts    how many rows of prompts a step has; whether it is put off
+    num_met   sessions of the load that the policy met last
     last_end  of the last step, if there was work to go on with at once
     """
 
@@ -41,51 +53,101 @@ class Controller:
         max_prefill_slowdown: float,
         measures_drafts: bool,
     ) -> None:
+        """`curves`: of steps without help from other cores, and with it."""
         self._engine, self._sources = engine, sources
         self._can_be_helped, self.curves = engine.is_helped, curves
-        names, unpriced = ([one.name for one in found] for found in (sources.sources, sources.unpriced))
-        self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
-        self.early = EarlySteps(engine, sources, self.arms)
+        traits = [source.traits(is_unread_possible=takes_unread(engine)) for source in sources.sources]
+        self.time = StepTime([one.name for one in traits], curves)
+        self.policy = Policy(
+            *(traits, self.time),
+            overlaps=engine.overlaps,
+            first_s=curves[-1].profiled(1),
+            is_measured=measures_drafts,
+        )
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
-        self._round_trips = RoundTrips(MOST_ROUND_TRIP_S)
+        self._round_trips = RoundTrips()
         self.num_met = 0
         self.last_end: float | None = None
+        self.follow_drafting()
+
+    # --- what is decided ----------------------------------------------------------------------------------------------
 
     @property
-    def curve(self) -> StepCurve:
-        """What steps take, with help from other cores or without, as it is now."""
-        return self.curves[self._engine.is_helped or not self._can_be_helped]
+    def is_helped(self) -> bool:
+        """Whether steps are as with help from other cores, as where no engine ever takes any."""
+        return self._engine.is_helped or not self._can_be_helped
+
+    @property
+    def drafting(self) -> Drafting:
+        """How the next step drafts."""
+        policy = self.policy
+        return Drafting(policy.allowed, policy.looked_at, policy.depth, self.is_helped)
+
+    def follow_drafting(self) -> None:
+        """Set what the next step is expected to take by its rows: `curve`."""
+        felt = frozenset(one for one in self.policy.allowed if one != REMOTE or self.policy.uses(REMOTE))
+        self.curve = self.time.curve(Kind(felt, is_helped=self.is_helped))
 
     @property
     def allows_remote(self) -> bool:
         """Whether draft workers are used."""
-        return REMOTE in self.arms.allowed
+        return REMOTE in self.policy.allowed
 
     def awaits(self, shares: Shares) -> bool:
-        """Return whether the next step of these sessions waits until this one has ended."""
-        return self.early.awaits(self.curve, shares)
+        """Return whether the next step of these sessions, none of which is synchronous, waits until this one has
+        ended."""
+        return self._awaits_drafts(shares) or self._awaits_histories(shares)
+
+    def _awaits_drafts(self, shares: Shares) -> bool:
+        if self._sources.are_own_awaited(shares.sessions, self.policy.allowed):
+            return True
+        if self.policy.uses(REMOTE) and shares.modes - {"plain"}:
+            return True
+        trees = shares.sessions[0].trees
+        return bool(np.count_nonzero((trees.num_live[shares.places] > 0) & trees.takes_distributions[shares.places]))
+
+    def _awaits_histories(self, shares: Shares) -> bool:
+        """Return whether it waits for what some have said: half of a token a step is lost of each of these where it
+        does not."""
+        num_shaped = int(np.count_nonzero(shares.sessions[0].trees.needs_history[shares.places]))
+        return num_shaped > 0 and num_shaped / 2 * self.curve(len(shares)) >= len(shares) * self.time.saved_s
+
+    def saved_s(self, sessions: Sequence[Session]) -> float:
+        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before
+        it has ended."""
+        is_early = self._engine.overlaps and not any(session.waits for session in sessions)
+        if not is_early or self.policy.uses(REMOTE):
+            return 0.0
+        return 0.0 if self._sources.are_own_awaited(sessions, self.policy.allowed) else self.time.saved_s
 
     def follow_load(self, sessions: OpenSessions, max_sessions: int) -> None:
-        """Use the sources of drafts that pay with so many sessions; and take help from the cores of drafters only while
-        those are asked for nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever
-        else computes there."""
+        """Draft as it pays with so many sessions; and take help from the cores of drafters only while those are asked
+        for nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes
+        there."""
+        self.policy.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:
             self.num_met = min(num_sessions, max_sessions)
-            self.arms.meet(self.num_met)
+            self.policy.meet(self.num_met)
         if self._can_be_helped:
-            self.arms.hear(self._sources.num_sent)
-            self._engine.is_helped = sessions.has_prompts or not self.arms.uses(REMOTE)
+            self._engine.is_helped = sessions.has_prompts or not self.policy.uses(REMOTE)
+        self.follow_drafting()
 
     def wait_s(self, sessions: OpenSessions, num_running: int, now: float) -> float:
         """Return for how many seconds the next step is put off for the others of a burst; 0: not at all."""
         as_such_s, of_rows_s = self.prefill.parts_s(sessions.num_pending(), self.curve)
         return self.bursts.wait_s(now, num_running, as_such_s) if 2 * of_rows_s < as_such_s else 0.0
 
+    def started(self, step: InFlightStep) -> float:
+        """Return when the device began with a step: when it had ended the one before."""
+        return step.drafted if self.last_end is None else max(step.drafted, self.last_end)
+
+    # --- what is learned ----------------------------------------------------------------------------------------------
+
     def note_draft(self, session_id: int, base_len: int, now: float) -> None:
         """Note that a draft has arrived, perhaps the answer to a commit."""
         took_s = self._round_trips.answer(session_id, base_len, now)
         if took_s is not None:
-            self.arms.learn_round_trip(took_s)
+            self.policy.learn_round_trip(took_s)
 
     def note_commit(self, rounds: Rounds, ended: float) -> None:
         """Note that drafters are about to hear of these rounds."""
@@ -94,45 +156,32 @@ class Controller:
             if drafted is not None:
                 self._round_trips.commit(drafted.session_id, drafted.length, ended)
 
-    def started(self, step: InFlightStep) -> float:
-        """Return when the device began with a step: when it had ended the one before."""
-        return step.drafted if self.last_end is None else max(step.drafted, self.last_end)
-
     def learn(self, collected: CollectedStep, rounds: Rounds) -> None:
         """Learn from a step that came at once after another and went well."""
         step, done, faults, ended, _ = collected
-        yields = self._sources.clock.yields(rounds, step.num_rows, self.curve)
+        waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
-            self._learn(step, rounds, ended - self.last_end, yields)
+            self._learn(step, rounds, ended - self.last_end, waits)
 
-    def _learn(self, step: InFlightStep, rounds: Rounds, seconds: float, yields: Yields) -> None:
-        """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
-        shares, prompts_s = step.shares, 0.0
-        num_rows, num_first = shares.prompts()
-        num_decoding = shares.num_decoding if num_rows else len(shares)
-        is_told = shares.modes in ({"async"}, {"async", "plain"})
-        if is_told and num_rows:
-            prompts_s = self._prompts_s(step, num_rows, num_decoding)
+    def _learn(self, step: InFlightStep, rounds: Rounds, seconds: float, waits: dict[str, float]) -> None:
+        shares, drafting = step.shares, step.drafting
+        num_prompts, num_first = shares.prompts()
+        num_decoding = shares.num_decoding if num_prompts else len(shares)
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
-        self.early.learn(step, len(rounds.token_ids), seconds, self.curve)
-        if is_told and (num_rows <= MOST_PROMPT_ROWS or prompts_s <= MOST_PROMPT_PART * seconds):
-            num_tokens, beyond = max(len(rounds.token_ids) - num_first, 0), max(seconds - prompts_s, 0.0)
-            self.arms.learn(
-                step.num_met,
-                num_tokens,
-                beyond,
-                self._sources.num_added,
-                yields,
-                num_decoding=num_decoding,
-                is_crowded=num_rows > 0,
+        num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.policy.sources}
+        judged = judged_of(rounds, num_rounds)
+        drafted = {name for name, one in judged.items() if one.verified.any()}
+        felt = {name for name in drafting.sources if name != REMOTE or self.policy.uses(REMOTE)}
+        is_unread = shares.batch.drafted is not None
+        kind = Kind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
+        rows = Rows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
+        self.policy.learn(
+            Step(
+                *(kind, rows, drafting.looked_at, drafting.depth, num_decoding),
+                num_tokens=max(len(rounds.token_ids) - num_first, 0),
+                seconds=seconds,
+                waits={name: waits.get(name, 0.0) for name in kind.sources},
+                judged=judged,
+                is_told=shares.modes in TOLD,
             )
-
-    def _prompts_s(self, step: InFlightStep, num_rows: int, num_decoding: int) -> float:
-        """Return what so many rows of prompts would have added to a step in which nothing was drafted: few of them by
-        the profile, many by what was learned of prompts. What they take longer beside a source of drafts counts against
-        that."""
-        if num_rows <= MOST_PROMPT_ROWS:
-            profiled = self.curves[-1].profiled
-            return profiled(num_decoding + num_rows) - profiled(num_decoding)
-        chunks = step.shares.prompt_chunks()
-        return self.prefill.prompts_s(chunks, num_decoding, self.curve, is_late=step.is_late)
+        )

@@ -24,7 +24,7 @@ import numpy as np
 
 from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, IntpArray
 from specq.verification import ends_of, places_in_runs
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step.node_choice import Shares
 
 MAX_SLOWDOWN = 1.8
@@ -140,21 +140,16 @@ class PrefillLimit:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, shares: Shares, num_rows: int, seconds: float, curve: StepCurve, *, is_late: bool) -> None:
-        """Learn from the seconds of a step with so many rows, up to the start of the next. The curve learns from what
-        it can explain: of steps without prompts those that were waited for."""
+        """Learn from the seconds of a step with so many rows, up to the start of the next."""
         num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
         self._num_mixed = self._num_mixed + 1 if num_prefill else 0
         if num_prefill:
             chunks = shares.prompt_chunks()
             self._learn_prompts(chunks, num_rows - num_prefill, num_nodes, seconds, curve, is_late=is_late)
-            if not is_late:
-                curve.learn_slope(num_rows, seconds - float(self._costs[[0, 2]] @ (1.0, _attended(chunks).sum())))
         elif is_late:
             expected = curve(num_rows, num_nodes)
             error = min(max(seconds - expected, -expected), MOST_ERROR * expected) - self._offset_s
             self._offset_s += OFFSET_FADE * error
-        else:
-            curve.learn(num_rows, seconds, num_nodes)
 
     def _learn_prompts(
         self, chunks: Chunks, num_rows: int, num_nodes: int, seconds: float, curve: StepCurve, *, is_late: bool

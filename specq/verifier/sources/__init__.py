@@ -11,8 +11,8 @@ in the verifier. To add one: a file with a class derived from `DraftSource` and 
 `specq.testing.conformance.sources`.
 """
 
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.control.window import Patience
+from specq.verifier.control.choices import SourceTraits
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.sessions.session import Session, longest_chain
 from specq.verifier.sources.interface import (
@@ -43,12 +43,12 @@ __all__ = [
     "DraftSource",
     "DraftTrees",
     "Followed",
-    "Patience",
     "Round",
     "Rounds",
     "Session",
     "Setup",
     "SourceSet",
+    "SourceTraits",
     "StepCurve",
     "UnreadLayout",
     "accepted_paths",

@@ -21,7 +21,9 @@ import numpy as np
 from specq.config import TargetConfig
 from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, SessionRows, StepOutput
 from specq.verification import ends_of
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.control.choices import SourceTraits
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.token_yield import NUM_LEVELS
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.commit import Rounds
@@ -38,12 +40,18 @@ class Budget(NamedTuple):
     unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0:
                      none may
     max_rows         of a step without prompts
+    depth            levels that a source drafts which drafts as many as it is told (`DraftSource.levels_s`)
+    promised         tokens of a round that are expected of all that is drafted
+    is_unread        whether drafts are hung unread where that may be chosen (`DraftSource.may_be_unread`)
     """
 
     curve: StepCurve
     min_accept_prob: float
     unread_vocab: int = 0
     max_rows: int = UNBOUNDED
+    depth: int = NUM_LEVELS
+    promised: float = 0.0
+    is_unread: bool = False
 
 
 class Setup(NamedTuple):
@@ -96,15 +104,26 @@ class DraftSource(ABC):
     layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
-    is_priced     whether a draft takes little, or no more than pays by what was measured at start-up: else the source
-                  is silent until a trial
+    most_levels   levels that it drafts at most
+    may_be_unread whether it may hang its drafts unread, and is told when (`Budget.is_unread`)
     """
 
     name: ClassVar[str]
     layers: tuple[int, ...] = ()
     uses_scratch: ClassVar[bool] = False
     takes_sync: ClassVar[bool] = True
-    is_priced: bool = False
+    most_levels: int = NUM_LEVELS
+    may_be_unread: bool = False
+
+    @property
+    def levels_s(self) -> Callable[[int, int], float] | None:
+        """The seconds of a draft, given sessions and levels, of a source that drafts as many levels as it is told;
+        None: nobody knows."""
+        return None
+
+    def traits(self, *, is_unread_possible: bool) -> SourceTraits:
+        """Return what is known of it before it drafts."""
+        return SourceTraits(self.name, self.levels_s, self.most_levels, self.may_be_unread and is_unread_possible)
 
     @property
     def has_work(self) -> bool:

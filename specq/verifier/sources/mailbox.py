@@ -29,7 +29,6 @@ class Mailbox(DraftSource):
     """Drafts that have arrived, in that order. It refuses nobody: a drafter's next draft may be sound."""
 
     name = REMOTE
-    is_priced = True
 
     def __init__(self) -> None:
         self._drafts: deque[tuple[Session, Draft]] = deque()

@@ -23,12 +23,12 @@ from specq.protocol import (
 )
 from specq.runtime import traced
 from specq.verification import NO_TOKEN, DeviceTokens
-from specq.verifier.control.source_clock import SourceClock
-from specq.verifier.control.source_yields import Arm
+from specq.verifier.control.choices import Sources
 from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.sources.mailbox import Mailbox, MailTime
+from specq.verifier.sources.source_clock import SourceClock
 from specq.verifier.step.commit import Rounds
 from specq.verifier.step.node_choice import Shares
 
@@ -67,8 +67,8 @@ class SourceSet:
         self.waited_s = self.node_s = 0.0
         self._mail_time, self._mail_took_s = MailTime(overlaps=engine.overlaps), 0.0
         self.num_dropped = 0
-        self.looked_at: Arm = frozenset()
-        self.asleep: Arm = frozenset()
+        self.looked_at: Sources = frozenset()
+        self.asleep: Sources = frozenset()
         self.drafted: DeviceTokens | None = None
         self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
@@ -87,8 +87,8 @@ class SourceSet:
     def mail_s(self) -> float:
         return self._mail_time.limit_s
 
-    def control(self, looked_at: Arm, asleep: Arm) -> None:
-        """Take in what the controller says of sources (`specq.verifier.control.arms`)."""
+    def control(self, looked_at: Sources, asleep: Sources) -> None:
+        """Take in what the controller says of sources (`specq.verifier.control.policy`)."""
         self.looked_at, self.asleep = looked_at, asleep
 
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
@@ -97,17 +97,7 @@ class SourceSet:
         is_own = bool(source.layers) and source is not self.mailbox
         return is_own and source.name in self.asleep and not any(session.waits for session in sessions)
 
-    @property
-    def unpriced(self) -> list[DraftSource]:
-        """The sources of which nobody knows what a draft takes."""
-        return [source for source in self.sources if not source.is_priced]
-
-    @property
-    def num_added(self) -> dict[str, int]:
-        """What each source has added to steps in all: nodes and scratch rows."""
-        return {name: count + self.num_scratch[name] for name, count in self.num_sent.items()}
-
-    def are_own_awaited(self, sessions: Sequence[Session], allowed: Arm) -> bool:
+    def are_own_awaited(self, sessions: Sequence[Session], allowed: Sources) -> bool:
         """Return whether the verifier's own sources draft for some of these sessions, none of which is synchronous,
         before each of their steps."""
         are_used = any(source.name in allowed for source in self.sources if source is not self.mailbox)
@@ -140,7 +130,7 @@ class SourceSet:
     def begin(
         self,
         sessions: Sequence[Session],
-        allowed: Arm,
+        allowed: Sources,
         budget: Budget,
         now: float,
         clock: Callable[[], float] | None = None,
@@ -152,7 +142,9 @@ class SourceSet:
         )
         self._began_at = now if any(begun) else None
 
-    def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
+    def collect(
+        self, sessions: Sequence[Session], allowed: Sources, budget: Budget, clock: Callable[[], float]
+    ) -> None:
         """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
         self._take_mail(budget, clock)
         self._ask("collect", lambda source: self._collect(source, sessions, allowed, budget, clock), clock)
@@ -169,7 +161,7 @@ class SourceSet:
         self,
         source: DraftSource,
         sessions: Sequence[Session],
-        allowed: Arm,
+        allowed: Sources,
         budget: Budget,
         clock: Callable[[], float],
     ) -> None:
@@ -181,7 +173,7 @@ class SourceSet:
             self._hang(source, batch, clock())
             self.num_sent[source.name] += len(batch.token_ids)
 
-    def _is_followed(self, source: DraftSource, sessions: Sequence[Session], allowed: Arm) -> bool:
+    def _is_followed(self, source: DraftSource, sessions: Sequence[Session], allowed: Sources) -> bool:
         """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
@@ -206,7 +198,7 @@ class SourceSet:
         self._end_waiting(clock)
         return True
 
-    def _set_scratch(self, sessions: Sequence[Session], allowed: Arm) -> None:
+    def _set_scratch(self, sessions: Sequence[Session], allowed: Sources) -> None:
         """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which
         stand where the text then ended, are gone, whether or not their session decodes now."""
         for session in self._with_scratch:
@@ -279,7 +271,7 @@ class SourceSet:
         if not self._sleeps(source, [session for part in computed for session in part.shares.sessions]):
             source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 
-    def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
+    def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Sources) -> Sequence[Session]:
         """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
         if source.name in allowed - self.looked_at:
             return sessions

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from specq.protocol import (
     CORRECTED,
@@ -19,6 +20,7 @@ from specq.protocol import (
     ORIGIN_CODES,
     ORIGIN_OF_LANE,
     PLAIN,
+    BoolArray,
     EngineLostError,
     Float64Array,
     Int32Array,
@@ -30,16 +32,18 @@ from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs, 
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.trees import NONE, DraftTrees
+from specq.verifier.trees.arrays import FIRST_OWN_LANE, MAX_TABLE_SIZE
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
 
 
+NOT_REACHED: BoolArray = np.zeros(0, np.bool_)
 PLAIN_CODE = ORIGIN_CODES[PLAIN]
 # The columns of `Rounds`.
 OF_SESSIONS = "places", "base_lens", "num_tokens", "num_nodes", "first_arrived"
 OF_TOKENS = "token_ids", "origins"
-OF_NODES = "nodes", "node_ids", "lanes", "is_accepted"
+OF_NODES = "nodes", "node_ids", "lanes", "is_accepted", "levels", "is_reached", "offers"
 
 
 class Round(NamedTuple):
@@ -97,6 +101,7 @@ class Rounds(Sequence[Round]):
         self.origins: UInt8Array = np.empty(len(token_ids), np.uint8)
         self.origins.fill(PLAIN_CODE)
         self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
+        self.levels, self.is_reached, self.offers = NO_TOKENS, NOT_REACHED, NO_TOKENS
         self.first_arrived: Float64Array = np.zeros(len(sessions))
         if len(nodes):
             self._note_nodes(sessions[0].trees)
@@ -131,7 +136,13 @@ class Rounds(Sequence[Round]):
         ends = np.empty(len(self), np.int32)
         ends.fill(NONE)
         ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session the last stays
-        hangs = trees.parent[self.nodes] == ends.repeat(self.num_nodes)
+        parents = trees.parent[self.nodes]
+        self.levels = trees.position[self.nodes] - self.base_lens.repeat(self.num_nodes)
+        marks = trees.mark
+        marks[self.nodes] = self.is_accepted
+        self.is_reached = (parents == NONE) | (marks[parents] == 1)
+        self.offers = offers_of(trees, self.nodes)
+        hangs = parents == ends.repeat(self.num_nodes)
         codes = np.empty(len(self), np.uint8)  # of the target's own tokens
         codes.fill(PLAIN_CODE)
         codes[own.repeat(self.num_nodes)[hangs]] = ORIGIN_CODES[CORRECTED]
@@ -181,6 +192,25 @@ class Rounds(Sequence[Round]):
     def __getitem__(self, index: slice) -> list[Round]: ...
     def __getitem__(self, index: int | slice) -> Round | list[Round]:
         return self._each[index]
+
+
+def bit_of(lanes: npt.ArrayLike) -> IntpArray:
+    """Return the bit of each lane in `Rounds.offers`: the lowest for those of remote drafters."""
+    own = np.asarray(lanes) - FIRST_OWN_LANE
+    found: IntpArray = np.where(own >= 0, 2 << np.maximum(own, 0), 1)
+    return found
+
+
+def offers_of(trees: DraftTrees, nodes: Int32Array) -> Int32Array:
+    """Return the bits of the lanes that have drafted each node, i32[n]."""
+    refs, table_next, found = trees.first_ref[nodes], trees.table_next.reshape(-1), np.zeros(len(nodes), np.int32)
+    while True:
+        named = refs != NONE
+        if not named.any():
+            return found
+        lanes = trees.lane_id[refs // MAX_TABLE_SIZE]
+        found |= np.where(named, bit_of(lanes), 0).astype(np.int32)
+        refs = np.where(named, table_next[refs], NONE)
 
 
 def _explained(nodes: Int32Array, trees: DraftTrees) -> dict[str, Any]:

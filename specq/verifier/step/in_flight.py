@@ -26,6 +26,7 @@ import structlog
 from specq.engines import Computed, Engine, Launched, is_apart, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
+from specq.verifier.control.choices import Drafting
 from specq.verifier.sessions.open_sessions import JIT, SYNC, Prefill
 from specq.verifier.step.node_choice import Shares
 
@@ -43,7 +44,7 @@ class InFlightStep:
     num_met   sessions that there were, those among them that wait for rows of their prompts
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
-    began, drafted, planned     as of `Moments`
+    began, drafted, planned     as of `Moments`; drafting: how it was decided
     is_behind whether it was launched behind another one, which had not ended
     is_late   whether messages may have been handled, or another step ended, before this one was collected
     """
@@ -56,6 +57,7 @@ class InFlightStep:
     began: float
     drafted: float
     planned: float
+    drafting: Drafting
     parts: list[Part] = field(default_factory=list)
     is_behind: bool = False
     is_late: bool = False

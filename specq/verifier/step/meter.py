@@ -28,10 +28,10 @@ from specq.protocol import (
     trace_events,
 )
 from specq.runtime import Tracer
-from specq.verifier.control.arms import Arms
-from specq.verifier.control.source_clock import LANES_OF, by_lane
+from specq.verifier.control.policy import Policy
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
+from specq.verifier.sources.source_clock import LANES_OF, by_lane
 from specq.verifier.step.commit import Round, Rounds
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.trees import DraftTrees
@@ -166,11 +166,11 @@ class StepMeter:
         }
 
 
-def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, arms: Arms) -> dict[str, Any]:
+def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, policy: Policy) -> dict[str, Any]:
     """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.stats`."""
     counts, verified_at = trees.totals()
     others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
-    return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()
+    return counts | by_depth(verified_at) | meter.metrics() | others | policy.metrics()
 
 
 def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:

@@ -26,8 +26,8 @@ import numpy as np
 
 from specq.protocol import MODES, NO_TOKENS, BoolArray, Float64Array, Int32Array, Int64Array, IntpArray, SessionStep
 from specq.verification import StepBatch, ends_of, places_in_runs
-from specq.verifier.control.step_curve import StepCurve
-from specq.verifier.control.waiting import MARGIN
+from specq.verifier.models.goodput import best_by_goodput
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.choice_order import order_of_choice
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
@@ -82,6 +82,11 @@ class Shares(Sequence[ScheduledSession]):
     def _are_prompts(self) -> BoolArray:
         are_prompts: BoolArray = ~self.batch.is_judged | (self.batch.num_tokens > 1)
         return are_prompts
+
+    def num_attended(self) -> int:
+        """Return to how many tokens the rows of prompts attend in all."""
+        starts, sizes = self.prompt_chunks()
+        return int((starts * sizes + sizes * (sizes + 1) // 2).sum())
 
     @property
     def modes(self) -> set[str]:
@@ -222,22 +227,6 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
     return np.bincount(of_sessions, trees.reach_prob[nodes] * is_known, len(places)).astype(np.float64, copy=False)
 
 
-def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: StepCurve, saved_s: float) -> bool:
-    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with
-    more tokens a second than one that begins before the step in flight has ended, given what this one may say of it.
-
-    saved_s   as of `plan`; neither the step that waits nor the one after it saves that
-    """
-    trees, places = drafted[0].trees, [session.place for session in drafted]
-    _, nodes = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
-    beyond = nodes[trees.parent[nodes] != NONE]  # the next token is the step's in flight
-    if not len(beyond):
-        return False
-    tokens = num_sessions + np.cumsum(np.sort(trees.reach_prob[beyond])[::-1])
-    times = curve.times(num_sessions, len(beyond) + 1)
-    return bool((tokens / (times[1:] + saved_s)).max() > MARGIN * num_sessions / (times[0] - saved_s))
-
-
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with
     an order of choice no more than that of the nodes before."""
@@ -287,9 +276,9 @@ def best_count(
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
     times = curve.times(num_rows, min(len(reach_prob), room) + 1)  # [most + 1]
     times[0] -= saved_s
-    goodput = tokens[: len(times)] / times  # [most + 1]
     if not needed.any():
-        return int(np.argmax(goodput))
+        return best_by_goodput(tokens[: len(times)], times)[0]
+    goodput = tokens[: len(times)] / times  # [most + 1]
     for count in np.flatnonzero(goodput[1:] <= goodput[:-1]).tolist():  # where the next node does not pay by itself
         known = reach_prob[count:][needed[count:] <= count][: len(times) - count - 1]
         ahead = (tokens[count] + np.cumsum(known)) / times[count + 1 : count + 1 + len(known)]
@@ -317,14 +306,9 @@ def in_even_chains(
     """
     num_sessions = len(firsts) - 1
     depths = places_in_runs(np.diff(firsts))
-    most, best = 0, num_sessions / (curve(num_sessions) - saved_s)
-    for length, most_sessions in even_chains.items():
-        if num_sessions > most_sessions or num_sessions * length > room:
-            continue
-        is_in = depths < length
-        tokens = num_sessions + float(reach_prob[is_in].sum())
-        goodput = tokens / curve(num_sessions * (1 + length), int(np.count_nonzero(is_in)))
-        if goodput > best:
-            most, best = length, goodput
-    found: BoolArray = depths < most
-    return found
+    lengths = [0, *(n for n, most in even_chains.items() if num_sessions <= most and num_sessions * n <= room)]
+    are_in = [depths < length for length in lengths]
+    tokens = [num_sessions + float(reach_prob[is_in].sum()) for is_in in are_in]
+    rows = [(num_sessions * (1 + n), int(np.count_nonzero(is_in))) for n, is_in in zip(lengths, are_in, strict=True)]
+    seconds = [curve(*one) - saved_s * (not length) for one, length in zip(rows, lengths, strict=True)]
+    return are_in[best_by_goodput(tokens, seconds)[0]]

@@ -34,7 +34,7 @@ from specq.runtime import Faults, in_halves
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.open_sessions import OpenSessions, admit
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
@@ -340,7 +340,7 @@ class StepPlanner:
             before=None if before is None else before.parts[0][0],
             drafted=self._sources.drafted,
             prefill=self._control.prefill,
-            saved_s=self._control.early.saved_s(curve, sessions) if before is None else 0.0,
+            saved_s=self._control.saved_s(sessions) if before is None else 0.0,
         )
         self.num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * curve.slope(planned.num_rows)

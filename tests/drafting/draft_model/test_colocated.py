@@ -13,7 +13,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyChains, ToyProposer
 from specq.verifier.control.arms import Arms
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from tests.verifier.sessions import candidates, live_nodes
@@ -341,9 +341,9 @@ def sources(own: World) -> dict[int, list[int]]:
 def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: str) -> None:
     """The controller that measures it decides; what is drafted is counted for it."""
     own = make()
-    assert COLOCATED in own.verifier.arms.allowed
+    assert COLOCATED in own.verifier.policy.allowed
     open_session(own, mode=mode)
-    own.verifier.arms = Arms([], is_measured=False)
+    own.verifier.policy = Arms([], is_measured=False)
     for _ in range(5):
         turn(own)
     assert bool(own.verifier.sources.num_sent[COLOCATED]) == bool(own.drafter.num_passes) == (mode == "sync")

@@ -17,7 +17,7 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verification import NO_TOKEN, DeviceTokens, handles
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import graft_batch
 from tests.verifier.timed_service import Machine
@@ -215,7 +215,7 @@ def test_a_tree_with_other_nodes_is_read_first() -> None:
     graft_batch(batch_of_unread([session], own, np.array([1]), np.full((1, 1), -0.1, np.float32)), 0.0)
     before = world.chains.num_unread
     world.verifier.sources.collect(
-        [session], world.verifier.arms.allowed, world.verifier._budget(), lambda: 0.0
+        [session], world.verifier.policy.allowed, world.verifier._budget(), lambda: 0.0
     )  # fmt: skip
     assert world.chains.num_unread == before
 

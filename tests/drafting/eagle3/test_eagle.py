@@ -378,7 +378,7 @@ def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str
     head, given = source.head, list[int]()
     assert isinstance(head, ToyTrees)
     for turn in range(30):
-        started.verifier.arms.asleep = frozenset([EAGLE] if 5 <= turn < 15 else [])
+        started.verifier.policy.asleep = frozenset([EAGLE] if 5 <= turn < 15 else [])
         before = head.known(0)
         started.turn()
         given.append(head.known(0) - before)

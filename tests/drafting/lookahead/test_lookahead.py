@@ -137,7 +137,7 @@ def test_a_source_that_is_not_allowed_asks_for_no_rows() -> None:
     source = LookaheadDecoder(toy_info(), window=4, ngram=3, is_adaptive=False)
     serving = Serving([source], lambda verifier: None)
     serving.open(0)
-    serving.verifier.arms.allowed = frozenset()
+    serving.verifier.policy.allowed = frozenset()
     serving.turn()
     assert serving.verifier.sources.num_scratch["lookahead"] == 0
 

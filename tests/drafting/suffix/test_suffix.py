@@ -19,7 +19,7 @@ from specq.drafting.suffix.source import MOST_DEPTH, SuffixDecoder
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch, graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget

@@ -64,7 +64,6 @@ class OwnSource(DraftSource):
     def __init__(self, foresight: Foresight, *, knows_chances: bool) -> None:
         """`knows_chances`: what it claims is the truth, and believed."""
         self.name = foresight.own.name  # type: ignore[misc]
-        self.is_priced = self.name == SUFFIX
         self._foresight, self._knows_chances = foresight, knows_chances
         self._lane = SUFFIX_LANE if self.name == SUFFIX else EAGLE_LANE
 
@@ -156,7 +155,6 @@ class FixedModel(DraftSource):
     """A draft model that always drafts as many tokens, and knows how often they are right."""
 
     name = COLOCATED
-    is_priced = True
 
     def __init__(self, chains: ModelChains, depth: int) -> None:
         self._chains, self._depth = chains, depth

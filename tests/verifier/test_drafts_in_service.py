@@ -22,8 +22,8 @@ from specq.protocol import (
     SUFFIX,
     SUFFIX_LANE,
 )
-from specq.verifier.control.source_clock import SourceClock
-from specq.verifier.control.step_curve import StepCurve
+from specq.verifier.sources.source_clock import SourceClock
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
@@ -149,28 +149,7 @@ def test_what_is_dear_is_dropped_within_two_seconds() -> None:
     best = alone.serve(20.0, 1).rate
     service = everything()
     service.serve(2.0, 1)
-    assert service.verifier.arms.allowed <= {REMOTE, COLOCATED, SUFFIX}
+    assert service.verifier.policy.allowed <= {REMOTE, COLOCATED, SUFFIX}
     served = service.serve(20.0, 1)
     assert served.rate > 0.93 * best
     assert max(served.share(source) for source in (EAGLE, MEDUSA, LOOKAHEAD)) < 0.04
-
-
-def test_a_guess_that_is_wrong_is_not_used() -> None:
-    """What a source is seen to take is not what it costs: here it is believed to be dear, and costs nothing. The trial
-    without it says so."""
-
-    class Dear(TimedSource):
-        def collect(self, *asked: Any) -> Sequence[DraftBatch]:
-            self.source_clock.add(self.name, 0.05)
-            return super().collect(*asked)
-
-        source_clock: SourceClock
-
-    target = TimedTarget(Machine(), [(1, 8.0), (8, 8.5)], overlaps=False, launch_s=0.0, collect_s=0.0)
-    source = Dear(target.machine, EAGLE, EAGLE_LANE, 0.0, 0.8)
-    service = TimedService(target, [source])
-    source.source_clock = service.verifier.sources.clock
-    service.serve(3.0, 1)
-    served = service.serve(10.0, 1)
-    assert service.verifier.arms._levels[0].num_trials > 0
-    assert served.share(EAGLE) > 0.95

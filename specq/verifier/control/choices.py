@@ -1,0 +1,120 @@
+"""What can be chosen of drafts, what is known of each source before, what a step says of it, and how it is told that
+something was decided. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specq.protocol import Float64Array
+from specq.verifier.models.step_time import Kind, Rows
+from specq.verifier.models.token_yield import NUM_LEVELS, Judged
+
+Sources = frozenset[str]
+
+# Why something was decided: a choice is tried, its probe has won or lost, what is in use is worse than a part of it.
+DECISIONS = "probe", "probe_won", "probe_lost", "drafts_fell"
+
+
+class Choice(NamedTuple):
+    """How the next steps draft: by which sources, and whether the drafts are verified before they are read."""
+
+    sources: Sources = frozenset()
+    is_unread: bool = False
+
+    def without(self, source: str) -> Choice:
+        """Return the same without a source."""
+        return self._replace(sources=self.sources - {source}) if source in self.sources else self
+
+    def __str__(self) -> str:
+        return ("+".join(sorted(self.sources)) or "none") + (" unread" if self.is_unread else "")
+
+
+class SourceTraits(NamedTuple):
+    """What is known of a source before it drafts.
+
+    levels_s      (sessions, levels) -> seconds of a draft, of a source that drafts as many levels as it is told; None:
+                  nobody knows
+    most_levels   that it drafts
+    may_be_unread whether its drafts can be verified before they are read, and it is left to choose
+    """
+
+    name: str
+    levels_s: Callable[[int, int], float] | None = None
+    most_levels: int = NUM_LEVELS
+    may_be_unread: bool = False
+
+    def draft_s(self, num_sessions: int, depth: int) -> float:
+        """Return the seconds that are foreseen of a draft with so many levels."""
+        return self.levels_s(num_sessions, min(depth, self.most_levels)) if self.levels_s is not None else 0.0
+
+    def drafts_s(self, num_sessions: int) -> Float64Array:
+        """Return f64[NUM_LEVELS + 1]: the same with 0, 1, ... levels."""
+        if self.levels_s is None:
+            return np.zeros(NUM_LEVELS + 1)
+        return np.array([0.0, *(self.draft_s(num_sessions, depth) for depth in range(1, NUM_LEVELS + 1))])
+
+
+class Drafting(NamedTuple):
+    """How a step drafts, as it was planned: sources, those that draft for one session alone, levels of a draft model,
+    and whether other cores help."""
+
+    sources: Sources
+    looked_at: Sources
+    depth: int
+    is_helped: bool
+
+
+class Step(NamedTuple):
+    """What a step was like, and what came of it.
+
+    kind, rows   its sources are those that drafted for it; looked_at: those that did so for one session alone
+    depth        levels that a draft model drafted
+    num_sessions, num_tokens    those that decode, and what they were given
+    seconds      up to its end, since the end of the one before
+    waits, judged   of each source: the seconds in which it was waited for, and what became of its drafts
+    is_told      whether all sessions wait for nobody, and some take drafts
+    """
+
+    kind: Kind
+    rows: Rows
+    looked_at: Sources
+    depth: int
+    num_sessions: int
+    num_tokens: int
+    seconds: float
+    waits: Mapping[str, float]
+    judged: Mapping[str, Judged]
+    is_told: bool = True
+
+
+class Decision(NamedTuple):
+    """What was decided.
+
+    step, sessions    the number of the step, and how many sessions it had
+    reason            of DECISIONS
+    used, rate        the choice that is in use from then on, and the tokens a second that are foreseen of it
+    other, other_rate   the choice that it was held against, likewise
+    """
+
+    step: int
+    sessions: int
+    reason: str
+    used: Choice
+    rate: float
+    other: Choice
+    other_rate: float
+
+    def shown(self) -> dict[str, Any]:
+        """Return it in words and short numbers."""
+        return {
+            "step": self.step,
+            "sessions": self.sessions,
+            "reason": self.reason,
+            "used": str(self.used),
+            "tokens_per_s": round(self.rate, 1),
+            "other": str(self.other),
+            "other_tokens_per_s": round(self.other_rate, 1),
+        }

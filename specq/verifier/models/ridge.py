@@ -1,0 +1,54 @@
+"""Recursive ridge regression whose old pairs fade: a Kalman filter with weights that drift (Haykin, "Adaptive Filter
+Theory", chapter 14)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.protocol import Float64Array
+
+USUAL_FADE, DEVIATION_OF_MEAN = 0.05, 1.25  # of the usual residual; a standard deviation in mean absolute ones
+
+
+class Ridge:
+    """Learns weights w with y = w . x from one pair after another.
+
+    weights, cov    mean f64[n] and covariance f64[n, n] of what is believed of w
+    usual           the standard deviation of residuals
+    """
+
+    def __init__(self, prior: Sequence[float], *, memory: float, usual: float, cut: float) -> None:
+        """`prior`: standard deviations of the weights around 0, which no later one exceeds; `memory`: pairs after which
+        one has faded; `usual`: at first; `cut`: usual residuals, beyond which one counts no more."""
+        self._most: Float64Array = np.square(np.array(prior, np.float64))
+        self._memory, self._cut = memory, cut
+        self._drift = 1.0 / (memory**2 * float(self._most.mean()))
+        self.weights: Float64Array = np.zeros(len(prior))
+        self.cov: Float64Array = np.diag(self._most)
+        self.usual = usual
+
+    def learn(self, x: Float64Array, y: float, least: float = 0.0) -> None:
+        """Take in a pair; `least`: the standard deviation that y has at least."""
+        deviation = max(self.usual, least)
+        error = y - float(self.weights @ x)
+        error = min(max(error, -self._cut * deviation), self._cut * deviation)
+        self._forget()
+        of_x = self.cov @ x
+        gain = of_x / (float(x @ of_x) + deviation**2)
+        self.weights += gain * error
+        self.cov -= gain[:, None] * of_x
+        self.usual += USUAL_FADE * (DEVIATION_OF_MEAN * abs(error) - self.usual)
+
+    def _forget(self) -> None:
+        variances = np.einsum("ii->i", self.cov)  # a view
+        variances += self._drift * self.usual**2 * self._most
+        if np.count_nonzero(variances > self._most):
+            less = np.sqrt(np.minimum(self._most / variances, 1.0))
+            self.cov *= less[:, None] * less
+
+    def deviation(self, x: Float64Array) -> float:
+        """Return the standard deviation of w . x, beyond what is always left where old pairs fade."""
+        return math.sqrt(max(float(x @ self.cov @ x) - self.usual**2 / self._memory, 0.0))

@@ -1,0 +1,133 @@
+"""What a source of drafts brings: how many of its tokens a session's round has accepted, level by level.
+
+A level is the number of drafted tokens above a node. Counts of older rounds fade. Where those of the last rounds differ
+evidently from the others, the others are forgotten: the texts have changed. While a source is silent, its counts are
+worth less and less, since its drafts may have become better. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.protocol import Float64Array
+
+NUM_LEVELS = 12
+MEMORY, RECENT = 200.0, 12.0  # rounds after which one has faded to 1/e; of those that are held against the others
+FEWEST_STEPS = 6.0  # likewise, where a step has many rounds
+CHANGED, FEWEST_JUDGED = 4.0, 6.0  # standard errors that the recent ones must differ by; nodes that they must have
+LEAST_CHANGE = 0.1  # of the tokens of a round
+SILENCE_FADE, LEAST_WORTH = 0.03, 0.5  # of what counts are worth, with each silent step; rounds
+PRIOR_CHANCE, PRIOR_ROUNDS = 0.7, 2.0  # of a token, before anything is known; how many rounds that is worth
+LEAST_VARIANCE = 0.5  # of the tokens of a round
+MOST_CHANCE = 0.985
+
+
+NO_NODES: Float64Array = np.zeros(NUM_LEVELS)
+
+
+class Judged(NamedTuple):
+    """What became of a source's drafts in a step, whoever else had drafted the same.
+
+    num_rounds   sessions that it drafted for
+    verified, accepted   f64[NUM_LEVELS]: nodes whose parents were accepted, and those of them that were
+    """
+
+    num_rounds: int
+    verified: Float64Array
+    accepted: Float64Array
+
+
+class _Counts:
+    """Sums over rounds: as `Judged`, and of the squared tokens of a round."""
+
+    def __init__(self) -> None:
+        self.rounds = self.squares = 0.0
+        self.levels: Float64Array = np.zeros((2, NUM_LEVELS))  # verified, accepted
+
+    def fade(self, part: float) -> None:
+        self.rounds *= part
+        self.squares *= part
+        self.levels *= part
+
+    def add(self, judged: Judged, num_accepted: float, memory: float) -> None:
+        self.fade(math.exp(-min(judged.num_rounds / memory, 1 / FEWEST_STEPS)))
+        self.rounds += judged.num_rounds
+        self.squares += num_accepted**2 / judged.num_rounds
+        self.levels += judged.verified, judged.accepted
+
+    def become(self, other: _Counts) -> None:
+        self.rounds, self.squares, self.levels = other.rounds, other.squares, other.levels.copy()
+
+
+class TokenYield:
+    """What one source brings.
+
+    worth    how many rounds its counts are worth
+    most     levels that it was seen to draft
+    """
+
+    def __init__(self) -> None:
+        self._all, self._recent = _Counts(), _Counts()
+        self.worth, self.most = 0.0, 0
+
+    def learn(self, judged: Judged) -> bool:
+        """Take in a step in which it drafted; return whether the texts have changed."""
+        if self.worth < self._all.rounds:
+            for counts in (self._all, self._recent):
+                counts.fade(min(self.worth / max(counts.rounds, self.worth), 1.0))
+        num_accepted = float(judged.accepted.sum())
+        self._all.add(judged, num_accepted, MEMORY)
+        self._recent.add(judged, num_accepted, RECENT)
+        verified = judged.verified.nonzero()[0]
+        if len(verified):
+            self.most = max(self.most, int(verified[-1]) + 1)
+        has_changed = self._has_changed()
+        if has_changed:
+            self._all.become(self._recent)
+        self.worth = self._all.rounds
+        return has_changed
+
+    def _has_changed(self) -> bool:
+        """Return whether the chance of a node has changed in the last rounds (a test of two proportions)."""
+        now, before = self._recent, self._all
+        num_now, accepted_now = now.levels.sum(1).tolist()
+        num_before, accepted_before = before.levels.sum(1).tolist()
+        if num_now < FEWEST_JUDGED or before.rounds < 2 * now.rounds:
+            return False
+        chance = accepted_before / num_before
+        error = math.sqrt(max(chance * (1 - chance), 0.05) / num_now)
+        usual = accepted_before / before.rounds
+        is_evident: bool = abs(accepted_now / num_now - chance) > CHANGED * error
+        return is_evident and abs(accepted_now / now.rounds - usual) > LEAST_CHANGE * (1 + usual)
+
+    def pass_by(self) -> None:
+        """Take in a step in which it was silent."""
+        if self.worth > LEAST_WORTH:
+            self.worth = max(self.worth * (1 - SILENCE_FADE), LEAST_WORTH)
+
+    def reach(self) -> Float64Array:
+        """Return f64[NUM_LEVELS]: the part of rounds in which a node of each level is accepted."""
+        verified, accepted = self._all.levels
+        chance = (accepted.sum() + PRIOR_ROUNDS * PRIOR_CHANCE) / (verified.sum() + PRIOR_ROUNDS)
+        trials = verified + PRIOR_ROUNDS
+        trials[0] = self._all.rounds + PRIOR_ROUNDS
+        chances = np.minimum((accepted + PRIOR_ROUNDS * chance) / trials, MOST_CHANCE)
+        found: Float64Array = np.cumprod(chances)
+        return found
+
+    @property
+    def offered(self) -> float:
+        """The part of rounds in which a draft of it was verified."""
+        return min((float(self._all.levels[0, 0]) + 1) / (self._all.rounds + 1), 1.0)
+
+    @property
+    def variance(self) -> float:
+        """Of what is believed of the tokens of a round."""
+        of_rounds = 0.0
+        if self._all.rounds:
+            mean = float(self._all.levels[1].sum()) / self._all.rounds
+            of_rounds = self._all.squares / self._all.rounds - mean**2
+        return max(of_rounds, LEAST_VARIANCE) / (self.worth + 0.5)

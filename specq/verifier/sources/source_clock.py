@@ -1,0 +1,70 @@
+"""What each source of drafts took in a step: the seconds in which it was waited for, and those of its scratch rows; and
+what became of its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from specq.protocol import LANES, LEAST_OWN_LANE, REMOTE, Int64Array, UInt8Array
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.token_yield import NO_NODES, NUM_LEVELS, Judged
+from specq.verifier.step.commit import Rounds, bit_of
+
+LANES_OF = {REMOTE: slice(LEAST_OWN_LANE)} | {name: slice(lane, lane + 1) for name, lane in LANES.items()}
+
+BITS = {REMOTE: int(bit_of(0))} | {name: int(bit_of(lane)) for name, lane in LANES.items()}
+
+
+def by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
+    """Return i64[256, 2]: verified and accepted nodes of each lane."""
+    accepted = np.bincount(lanes[is_accepted.astype(bool)], minlength=256)
+    return np.stack([np.bincount(lanes, minlength=256), accepted], 1)
+
+
+def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged]:
+    """Return what became of the drafts of some sources, given for how many sessions each has drafted. Of a node that
+    several have drafted each is a source."""
+    if not len(rounds.nodes):
+        return {name: Judged(count, NO_NODES, NO_NODES) for name, count in num_rounds.items()}
+    levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
+    found = {}
+    for name, count in num_rounds.items():
+        is_own = (rounds.offers & BITS.get(name, 0)) != 0
+        verified = np.bincount(levels[is_own & rounds.is_reached], minlength=NUM_LEVELS)
+        accepted = np.bincount(levels[is_own & (rounds.is_accepted != 0)], minlength=NUM_LEVELS)
+        found[name] = Judged(count, verified.astype(np.float64), accepted.astype(np.float64))
+    return found
+
+
+class SourceClock:
+    """Seconds and scratch rows of each source since the last step was taken in."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._seconds = dict.fromkeys(names, 0.0)
+        self._num_scratch = dict.fromkeys(self._seconds, 0)
+
+    @contextmanager
+    def of(self, name: str, clock: Callable[[], float] | None) -> Iterator[None]:
+        """Count what a source takes meanwhile; without a clock nothing."""
+        started = clock() if clock is not None else 0.0
+        yield
+        if clock is not None:
+            self.add(name, clock() - started)
+
+    def add(self, name: str, seconds: float, num_scratch: int = 0) -> None:
+        """Count seconds and scratch rows of a source."""
+        self._seconds[name] += seconds
+        self._num_scratch[name] += num_scratch
+
+    def take(self, num_rows: int, curve: StepCurve) -> dict[str, float]:
+        """Return the seconds of each source, those of its scratch rows in a step of so many rows among them, and begin
+        anew."""
+        num_scratch = sum(self._num_scratch.values())
+        row_s = (curve(num_rows) - curve(num_rows - num_scratch)) / num_scratch if num_scratch else 0.0
+        found = {name: seconds + self._num_scratch[name] * row_s for name, seconds in self._seconds.items()}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._num_scratch = dict.fromkeys(self._num_scratch, 0)
+        return found
