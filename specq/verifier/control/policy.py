@@ -174,9 +174,10 @@ class Policy:
         for name, one in self.yields.items():
             if name not in used.sources:
                 one.pass_by()
-            elif self._is_heard_out(name) and one.learn(step.judged[name]):
-                log.debug("drafts_changed", source=name)
-        self._learn_waits(step, joins)
+            elif self._says_something(name, step):
+                self._learn_wait(name, step, joins=name in joins)
+                if one.learn(step.judged[name]):
+                    log.debug("drafts_changed", source=name)
         if used.sources and not step.looked_at:
             self._learn_ratio(used, step)
         self._num_steps += 1
@@ -193,15 +194,16 @@ class Policy:
             self._joined_s[name] = self._joined_s.get(name, -step.seconds) + step.seconds
         return joins
 
-    def _is_heard_out(self, name: str) -> bool:
-        """Return whether what a source has not sent says something: draft workers have had the time to answer."""
-        return name != REMOTE or self._joined_s[name] >= ROUND_TRIPS * self._round_trip_s
+    def _says_something(self, name: str, step: Step) -> bool:
+        """Return whether a step says something of a source: draft workers have had the time to answer, and prompts have
+        left room for its drafts."""
+        is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
+        return not is_late and bool(step.judged[name].verified.any() or not step.rows.prompts)
 
-    def _learn_waits(self, step: Step, joins: Sources) -> None:
-        for name in step.kind.sources & step.waits.keys():
-            count = step.judged[name].num_rounds
-            foreseen_s = self._traits[name].draft_s(count, step.depth)
-            self._time.wait(name).learn(count, step.waits[name], foreseen_s, joins=name in joins)
+    def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
+        count = step.judged[name].num_rounds
+        foreseen_s = self._traits[name].draft_s(count, step.depth)
+        self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
 
     def _learn_ratio(self, used: Choice, step: Step) -> None:
         """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
@@ -249,7 +251,7 @@ class Policy:
         kind = self.kind(choice)
         sources = sorted(kind.sources)
         reach, misses, offered = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS), np.zeros(NUM_LEVELS)
-        of_tokens, waits_s = 0.0, np.zeros(NUM_LEVELS + 1)
+        of_tokens, waits_s, doubted_s = 0.0, np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1)
         for name in sources:
             one, traits = self.yields[name], self._traits[name]
             own, most = one.reach(), traits.most_levels if traits.levels_s is not None or not one.most else one.most
@@ -257,7 +259,8 @@ class Policy:
             reach, misses = np.maximum(reach, own), misses * (1 - own)
             offered[:most] += one.offered
             of_tokens = max(of_tokens, one.variance)
-            waits_s += self._time.wait(name).of(num_sessions, traits.drafts_s(num_sessions))
+            wait_s = self._time.wait(name).of(num_sessions, traits.drafts_s(num_sessions))
+            waits_s, doubted_s = waits_s + wait_s, doubted_s + wait_s / (one.worth + 1)
         levels = reach + SHARED * (1 - misses - reach)
         tokens = 1.0 + np.concatenate(([0.0], np.cumsum(levels)))  # with 0, 1, ... levels
         num_nodes = num_sessions * np.concatenate(([0.0], np.cumsum(offered)))
@@ -269,7 +272,7 @@ class Policy:
         of_seconds = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
         return Foreseen(
             math.log(num_sessions * brought / seconds[depth]),
-            math.sqrt(of_tokens / tokens[depth] ** 2 + of_seconds**2),
+            math.sqrt(of_tokens / tokens[depth] ** 2 + of_seconds**2 + (doubted_s[depth] / seconds[depth]) ** 2),
             brought,
             depth,
         )
