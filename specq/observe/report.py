@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from specq.protocol import ORIGINS, trace_events
+from specq.protocol import DRAFT_WORKER, ORIGINS, REMOTE, trace_events
 
 Report = dict[str, Any]
 Labelled = dict[str, dict[str, list[float]]]  # what a worker counted: names, labels, numbers
@@ -156,8 +156,8 @@ def sources_of(label: str) -> list[str]:
 
 def choice_of(code: int) -> str:
     """Return the label of a choice that is given as a number (`trace_events.DECIDED`)."""
-    names = [name for place, name in enumerate(ORIGINS) if code >> place & 1]
-    return ("+".join(names) or "none") + " unread" * bool(code & trace_events.UNREAD)
+    names = {REMOTE if name == DRAFT_WORKER else name for place, name in enumerate(ORIGINS) if code >> place & 1}
+    return ("+".join(sorted(names)) or "none") + " unread" * bool(code & trace_events.UNREAD)
 
 
 def decided(worker: Report) -> Report:
