@@ -194,7 +194,7 @@ def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
 # --- what a verifier drafts by ----------------------------------------------------------------------------------------
 
 # By reason: what it is in words, and whether something else is used from then on.
-_REASONS = {
+REASONS = {
     "probe": ("{other} is being tried", False),
     "probe_won": ("a probe won", True),
     "probe_lost": ("a probe of {other} lost", False),
@@ -233,7 +233,7 @@ def _reason(event: Report, named: str) -> tuple[str, bool]:
     """Return why something was decided, and whether something else is used from then on; `named`: the choice that was
     named just before."""
     reason = dict(enumerate(trace_events.DECISIONS)).get(event["reason"], "")
-    words, changes = _REASONS.get(reason, (f"reason {event['reason']}", False))
+    words, changes = REASONS.get(reason, (f"reason {event['reason']}", False))
     other = drafts_by(choice_of(event["other"]))
     return words.format(other="it" if other == named else other), changes
 

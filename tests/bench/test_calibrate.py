@@ -201,7 +201,8 @@ def test_steps_between_two_states_are_their_differences():
     after = {
         "steps": 14, "step_us": {"forward": [13_000, 10, 4], "judge": [400, 4], "host": [2200, 4]}, "step_rows": [32,
         14],
-        "sent": {"remote": 7, "lookup": 2}, "judged": {"remote": [9, 2]}, "choices": {"suffix": [0, 5.1], "remote": [1, 6.0]},
+        "sent": {"remote": 7, "lookup": 2}, "judged": {"remote": [9, 2]},
+        "choices": {"suffix": [0, 5.1], "remote": [1, 6.0]},
     }  # fmt: skip
     found = since(before, after)
     assert (found["num_steps"], found["step_ms"], found["host_ms"], found["rows"]) == (4, 2.1, 0.3, 3.0)

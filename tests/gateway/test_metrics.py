@@ -141,7 +141,7 @@ def test_a_worker_keeps_its_series_while_another_has_its_name():
 
 
 def test_what_verifiers_draft_by_and_how_often_they_decided_is_shown(served):
-    """Of one that measured its sources in windows (`arms`) nothing is."""
+    """Of a version before, which counted something else, nothing is."""
     said = {"choices": {"colocated unread": [1, 41.5], "none": [0, 28]}, "decisions": {"probe": 3, "probe_won": 2}}
     verifiers = [{"name": "v", "metrics": said}, {"name": "old", "metrics": {"arms": {"1 suffix": [1, 0]}}}]
     found = shown({"workers": verifiers})
@@ -292,7 +292,7 @@ def test_panels_have_a_place_and_a_title_of_their_own():
 
 
 def test_what_counts_is_on_the_dashboard():
-    """Rounds, acceptance, the phases of steps, KV, queues, drops, stale drafts, reconnects, journal, decisions, HTTP."""
+    """Rounds, acceptance, phases of steps, KV, queues, drops, stale drafts, reconnects, journal, decisions, HTTP."""
     asked = set().union(*map(queried, EXPRESSIONS))
     assert asked >= {
         *(
