@@ -253,7 +253,8 @@ class Verifier:
         decided = self.meter.decided(self.policy)
         if self.tracer.is_on:
             trace_step(self.tracer, step.shares, rounds, moments, clock())
-            trace_decisions(self.tracer, decided, self.sessions.running(), clock())
+            if decided:
+                trace_decisions(self.tracer, decided, self.sessions.running(), clock())
         failed = [*failed, *self._fail(own)]
         return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(self.control.allows_remote))
 

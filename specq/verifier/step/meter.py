@@ -77,7 +77,7 @@ def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> 
 
 def trace_decisions(tracer: Tracer, decisions: Sequence[Decision], sessions: Sequence[Session], now: float) -> None:
     """Note what was decided for each traced session."""
-    for i in _traced(tracer, sessions) if decisions else ():
+    for i in _traced(tracer, sessions):
         for one in decisions:
             tracer.note(sessions[i].session_id, trace_events.DECIDED, now, *one.numbers())
 
