@@ -10,7 +10,6 @@ Names follow Prometheus' conventions; a label has few values, so paths that are 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -28,7 +27,7 @@ from specq.protocol import ROW_LIMITS, STEP_LIMITS_US
 Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily] | type[SummaryMetricFamily]
 
 MODEL, WORKER = ("model",), ("worker",)
-SOURCE, DEPTH, ARM = (*WORKER, "source"), (*WORKER, "depth"), (*WORKER, "load", "sources")
+SOURCE, DEPTH, CHOICE = (*WORKER, "source"), (*WORKER, "depth"), (*WORKER, "sources")
 VLLM = ("model_name", "engine")  # of a model's verifiers together, whom vLLM would number
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 DROPPED = (
@@ -45,11 +44,6 @@ class MetricLine(NamedTuple):
     text: str
     labels: tuple[str, ...]
     read: Read
-
-
-def _ratio(gain: float) -> float:
-    """Return the ratio of which workers send the logarithm."""
-    return math.exp(max(min(gain, 100.0), -100.0))
 
 
 C, G, H, S = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -119,11 +113,9 @@ TABLE = (
     MetricLine(C, "specq_round_hits", "Rounds that began with drafts.", WORKER, series.of_metrics("hits")),
     MetricLine(C, "specq_round_misses", "Rounds that began without.", WORKER, series.of_metrics("misses")),
     # verifiers: which sources pay
-    MetricLine(G, "specq_arm_used", "Whether these sources are in use at this load.", ARM, series.by_label("arms", 0)),
-    MetricLine(
-        G, "specq_arm_speed_ratio", "Speed over that of the arm in use.", ARM, series.by_label("arms", 1, of=_ratio)
-    ),
-    MetricLine(C, "specq_arm_trials", "Trials of other sources.", (*WORKER, "load"), series.by_label("arm_trials")),
+    MetricLine(G, "specq_choice_used", "Whether these sources are in use.", CHOICE, series.by_label("choices", 0)),
+    MetricLine(G, "specq_choice_tokens_per_second", "Expected with them.", CHOICE, series.by_label("choices", 1)),
+    MetricLine(C, "specq_decisions", "Decided, by why.", (*WORKER, "reason"), series.by_label("decisions")),
     # drafters
     MetricLine(C, "specq_drafter_drafts", "Drafts that it sent.", WORKER, series.of_metrics("drafts")),
     MetricLine(C, "specq_drafter_tokens", "Draft tokens that it sent.", WORKER, series.of_metrics("draft_nodes")),

@@ -186,7 +186,7 @@ def of_metrics(name: str) -> Read:
     return read
 
 
-def by_label(name: str, place: int = -1, *, of: Callable[[float], float] = float) -> Read:
+def by_label(name: str, place: int = -1) -> Read:
     """Return the numbers that workers have counted under this name by a label's values; with `place`, one of the
     numbers of each."""
 
@@ -195,7 +195,7 @@ def by_label(name: str, place: int = -1, *, of: Callable[[float], float] = float
             for label, value in _object(values).items():
                 numbers = _list(value if place >= 0 else [value])
                 if len(numbers) > max(place, 0):
-                    yield (worker, *label.split(" ", 1)), of(numbers[max(place, 0)])
+                    yield (worker, label), numbers[max(place, 0)]
 
     return read
 

@@ -7,11 +7,12 @@ again: it counts anew.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
+
+from specq.protocol import DRAFT_WORKER, ORIGINS, REMOTE, trace_events
 
 Report = dict[str, Any]
 Labelled = dict[str, dict[str, list[float]]]  # what a worker counted: names, labels, numbers
@@ -128,26 +129,43 @@ def _numbers(value: Any) -> list[float]:
 
 
 def unused_sources(report: Report) -> set[str]:
-    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they were measured not
-    to pay."""
+    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they are not expected to
+    pay."""
     known, used = set[str](), set[str]()
     for worker in report.get("workers", ()):
-        arms = _labelled(worker).get("arms", {})
-        known |= {source for label in arms for source in _arm(label)[1]}
-        in_use = [_arm(label) for label, value in arms.items() if _numbers(value)[0]]
-        load = math.log2(max(worker.get("jobs", 1), 1))
-        if in_use:
-            used |= min(in_use, key=lambda one: abs(math.log2(one[0]) - load))[1]
-        elif worker.get("role") == "target":
+        found = choices(worker)
+        known |= {source for label, _, _ in found for source in sources_of(label)}
+        in_use = [label for label, is_used, _ in found if is_used]
+        used |= {source for label in in_use for source in sources_of(label)}
+        if not in_use and worker.get("role") == "target":
             return set()  # one that says nothing of this may use them all
     return known - used
 
 
-def _arm(label: str) -> tuple[int, set[str]]:
-    """Return of what load an arm is, in sessions, and its sources (`specq.verifier.control.arms`); of an unknown form:
-    no sources."""
-    sessions, _, sources = label.partition(" ")
-    return (int(sessions) if sessions.isdecimal() and int(sessions) else 1), set(sources.split("+")) - {"none", ""}
+def choices(worker: Report) -> list[tuple[str, bool, float]]:
+    """Return what a verifier may draft by (`specq.verifier.control.choices`): its label, whether it is in use, and the
+    tokens a second that are expected of it."""
+    numbers = {label: _numbers(value) for label, value in _labelled(worker).get("choices", {}).items()}
+    return [(label, bool(one[0]), one[1]) for label, one in numbers.items() if len(one) > 1]
+
+
+def sources_of(label: str) -> list[str]:
+    """Return the sources of a choice."""
+    return [one for one in label.partition(" ")[0].split("+") if one not in ("none", "")]
+
+
+def choice_of(code: int) -> str:
+    """Return the label of a choice that is given as a number (`trace_events.DECIDED`)."""
+    names = {REMOTE if name == DRAFT_WORKER else name for place, name in enumerate(ORIGINS) if code >> place & 1}
+    return ("+".join(sorted(names)) or "none") + " unread" * bool(code & trace_events.UNREAD)
+
+
+def decided(worker: Report) -> Report:
+    """Return what a verifier decided last, as an event of `trace_events.DECIDED`; empty: nothing that is known."""
+    values = worker.get("metrics", {}).get("decided")
+    names = trace_events.DECIDED.values
+    is_known = isinstance(values, list) and len(values) >= len(names) and all(type(one) is int for one in values)
+    return dict(zip(names, values, strict=False)) if is_known else {}
 
 
 def total(counted: Iterable[dict[str, list[float]]], place: int = 0) -> dict[str, float]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specq.observe.report import Report, Snapshot, total, unused_sources
-from specq.protocol import SHOWN
+from specq.observe.report import Report, Snapshot, choice_of, choices, decided, sources_of, total, unused_sources
+from specq.protocol import SHOWN, trace_events
 from specq.runtime import columns
 
 UNKNOWN = "-"
@@ -138,6 +138,14 @@ def speculation(snapshot: Snapshot, view: View) -> ViewSection:
     return ViewSection("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
 
 
+def drafting(snapshot: Snapshot, view: View) -> ViewSection:
+    """Return what each verifier drafts by at the load that it has, or had last, and why."""
+    targets = [one for one in snapshot.report.get("workers", ()) if one.get("role") == "target"]
+    said = [(clean(one["name"], 14), clean(text, 300)) for one in targets if (text := _used(one))]
+    rows = [(name, line) for name, text in _filtered(said, view) for line in wrapped(str(text), 62)]  # of 80 columns
+    return ViewSection("choice of drafts", ("VERIFIER", "IN USE"), tuple(rows))
+
+
 def steps(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each verifier: what part of its steps' time went where since the report before."""
     split = [(one["name"], total([one["metrics"].get("step_us", {})])) for one in snapshot.of_role("target")]
@@ -175,12 +183,65 @@ def queues(snapshot: Snapshot) -> str:
     return "; ".join(part for part in parts if part)
 
 
-SECTIONS = (workers, sessions, speculation, steps, faults)
+SECTIONS = (workers, sessions, speculation, drafting, steps, faults)
 
 
 def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
     """Return all sections that have a row, in their order."""
     return [section for make in SECTIONS if (section := make(snapshot, view)).rows]
+
+
+# --- what a verifier drafts by ----------------------------------------------------------------------------------------
+
+# By reason: what it is in words, and whether something else is used from then on.
+REASONS = {
+    "probe": ("{other} is being tried", False),
+    "probe_won": ("a probe won", True),
+    "probe_lost": ("a probe of {other} lost", False),
+    "drafts_fell": ("{other} fell behind", True),
+}
+
+
+def _used(worker: Report) -> str:
+    """Return what a verifier uses, what is next best, and what was decided last; "": it does not say what it uses."""
+    *others, (used, is_used, rate) = sorted(choices(worker), key=lambda one: one[1:]) or [("", False, 0.0)]
+    if not is_used:
+        return ""
+    label, _, other_rate = others[-1] if others else ("", False, 0.0)
+    other = drafts_by(label)
+    text = f"{drafts_by(used)}: {number(rate)} tokens/s expected" + f", {other} {number(other_rate)}" * bool(others)
+    last = decided(worker)
+    if not last:
+        return text
+    why, changes = _reason(last, other)
+    return f"{text}; {'since ' * changes}{why}"
+
+
+def decision(event: Report) -> str:
+    """Return an event of `trace_events.DECIDED` in words."""
+    used, other = (drafts_by(choice_of(event[name])) for name in ("used", "other"))
+    rate, other_rate = (number(event[f"{name}_in_1000_s"] / 1000) for name in ("tokens", "other"))
+    why, changes = _reason(event, other)
+    sessions = f"{event['sessions']} session{'s' * (event['sessions'] != 1)}"
+    return (
+        f"{used} {'from here on' if changes else 'still'}, with {sessions}: "
+        f"{rate} tokens/s expected, {other} {other_rate} ({why})"
+    )
+
+
+def _reason(event: Report, named: str) -> tuple[str, bool]:
+    """Return why something was decided, and whether something else is used from then on; `named`: the choice that was
+    named just before."""
+    reason = dict(enumerate(trace_events.DECISIONS)).get(event["reason"], "")
+    words, changes = REASONS.get(reason, (f"reason {event['reason']}", False))
+    other = drafts_by(choice_of(event["other"]))
+    return words.format(other="it" if other == named else other), changes
+
+
+def drafts_by(label: str) -> str:
+    """Return a choice in words."""
+    names = " + ".join(SHOWN.get(one, one) for one in sources_of(label))
+    return f"drafts by {names}{', unread' * label.endswith(' unread')}" if names else "plain decoding"
 
 
 # --- as plain text ----------------------------------------------------------------------------------------------------

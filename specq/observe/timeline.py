@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specq.observe.sections import clean
+from specq.observe.sections import clean, decision
 from specq.protocol import SHOWN_OF_LANE
 
 Event = dict[str, Any]
@@ -129,6 +129,7 @@ _WORDS: dict[tuple[bool, str], _Words] = {  # by whether the broker says it
     ),
     (False, "round"): _round,
     (False, "judged"): lambda e, lanes: f"  {_lane(e, lanes)}: {e['accepted']} of {e['verified']} accepted",
+    (False, "decided"): lambda e, _: decision(e),
     (False, "closed"): lambda e, _: f"closed at {e['length']} tokens",
     (False, "assigned"): lambda e, _: f"drafts from {e['context_tokens']} tokens on",
     (False, "draft_sent"): lambda e, _: f"sends a draft of {e['nodes']} nodes from {e['base_len']}",

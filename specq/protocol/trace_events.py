@@ -17,7 +17,7 @@ from specq.protocol.bounds import MAX_INT32
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import TraceEvents
 
-WIDTH = 8  # values of an event
+WIDTH, MOST = 8, MAX_INT32  # values of an event; what each is at most
 
 
 class Kind(NamedTuple):
@@ -37,6 +37,12 @@ ROUND = Kind(
 )
 JUDGED = Kind(5, "judged", ("lane", "verified", "accepted", "base_len"))  # those of a round that are of one lane
 CLOSED = Kind(6, "closed", ("length",))
+# how its steps draft; a choice of sources is a number: the sum of 1 << code of their origins, and UNREAD
+DECIDED = Kind(7, "decided", ("reason", "sessions", "used", "tokens_in_1000_s", "other", "other_in_1000_s"))
+UNREAD = 1 << 30
+# The reasons; a code is a place in it. A choice is tried, its probe has won or lost, what was used is worse than a part
+# of it.
+DECISIONS = "probe", "probe_won", "probe_lost", "drafts_fell"
 # of a drafter
 ASSIGNED = Kind(10, "assigned", ("lane", "context_tokens"))
 DRAFT_SENT = Kind(11, "draft_sent", ("lane", "nodes", "base_len"))
@@ -51,7 +57,7 @@ ENDED = Kind(23, "ended", ("tokens",))
 KINDS = {
     kind.number: kind
     for kind in (
-        *(OPENED, PREFILL, DRAFT_ARRIVED, ROUND, JUDGED, CLOSED),
+        *(OPENED, PREFILL, DRAFT_ARRIVED, ROUND, JUDGED, CLOSED, DECIDED),
         *(ASSIGNED, DRAFT_SENT, VERDICT_ARRIVED, RELEASED),
         *(SUBMITTED, ACCEPTED, RECEIVED, ENDED),
     )
@@ -74,7 +80,7 @@ def pack(job_id: int, noted: Iterable[Noted], offset_us: int, error_us: int, num
         dropped=min(num_dropped, MAX_INT32),
         kinds=np.array([kind.number for kind, *_ in events], np.uint8),
         times_us=np.maximum(times, 0),
-        values=np.clip(values, 0, MAX_INT32).astype(np.int32).reshape(-1),
+        values=np.clip(values, 0, MOST).astype(np.int32).reshape(-1),
     )
 
 

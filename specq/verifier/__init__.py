@@ -7,7 +7,7 @@
     sources/    what drafts: remote drafters, and what the methods of `specq.drafting` fulfil
     step/       which nodes share the next forward pass (plan, node_choice), steps in flight, what they commit, and what
                 is reported of it
-    control/    what a pass costs, which sources are used (arms), and when the next step begins
+    control/    which sources are used, what a step may take, and when the next one begins
 
 In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing
 here opens a socket.

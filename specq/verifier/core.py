@@ -36,7 +36,14 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step.commit import Rounds, commit, in_one
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep, StepsInFlight
-from specq.verifier.step.meter import Moments, StepMeter, trace_close, trace_step, verifier_metrics
+from specq.verifier.step.meter import (
+    Moments,
+    StepMeter,
+    trace_close,
+    trace_decisions,
+    trace_step,
+    verifier_metrics,
+)
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.step.plan import StepPlanner
 from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdicts_of
@@ -243,8 +250,11 @@ class Verifier:
         self.meter.note_all(moments, done, step.num_rows, rounds)
         own = Faults()
         verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), step.drafted, own)
+        decided = self.meter.decided(self.policy)
         if self.tracer.is_on:
             trace_step(self.tracer, step.shares, rounds, moments, clock())
+            if decided:
+                trace_decisions(self.tracer, decided, self.sessions.running(), clock())
         failed = [*failed, *self._fail(own)]
         return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(self.control.allows_remote))
 

@@ -34,7 +34,7 @@ OBJECTS = ({}, {"hits": 3}, {"hits": "x"}, {"rounds": 2**63 - 1, "positions": [[
 METRICS = (
     {},
     {"stale": -(2**63) + 1, "step_rows": [1e308] * 13},
-    {"arms": {"4 x": [1, 1e308]}, "judged": {"": []}},
+    {"choices": {"x unread": [1, 1e308]}, "decided": [2**63 - 1] * 6, "judged": {"": []}},
     {"a": {"b": {}}},
 )
 EXTREME_COUNTS = (0, 1, 2, 64, 65, 600, 5000)

@@ -140,10 +140,27 @@ def test_a_worker_keeps_its_series_while_another_has_its_name():
     assert shown({"workers": workers[1:]})["specq_worker_jobs", "w"] == 2
 
 
+def test_what_verifiers_draft_by_and_how_often_they_decided_is_shown(served):
+    """Of a version before, which counted something else, nothing is."""
+    said = {"choices": {"colocated unread": [1, 41.5], "none": [0, 28]}, "decisions": {"probe": 3, "probe_won": 2}}
+    verifiers = [{"name": "v", "metrics": said}, {"name": "old", "metrics": {"arms": {"1 suffix": [1, 0]}}}]
+    found = shown({"workers": verifiers})
+
+    assert {key: value for key, value in found.items() if "choice" in key[0] or "decisions" in key[0]} == {
+        ("specq_choice_used", "colocated unread", "v"): 1,
+        ("specq_choice_used", "none", "v"): 0,
+        ("specq_choice_tokens_per_second", "colocated unread", "v"): 41.5,
+        ("specq_choice_tokens_per_second", "none", "v"): 28,
+        ("specq_decisions_total", "probe", "v"): 3,
+        ("specq_decisions_total", "probe_won", "v"): 2,
+    }
+    assert sum(value for key, value in shown(served[0]).items() if key[0] == "specq_choice_used") == 1
+
+
 # --- what comes from elsewhere harms nothing --------------------------------------------------------------------------
 
 JUNK = (None, True, -1, "x", [], {}, [[1]], {"x": {"y": []}}, [None], {"": None}, float("nan"), 1e308, [1] * 200)
-METRICS = ("step_us", "step_rows", "judged", "sent", "verified_at", "stale", "arms", "arm_trials", "reconnects")
+METRICS = ("step_us", "step_rows", "judged", "sent", "verified_at", "stale", "choices", "decisions", "reconnects")
 
 
 @each("junk", JUNK)
@@ -275,7 +292,7 @@ def test_panels_have_a_place_and_a_title_of_their_own():
 
 
 def test_what_counts_is_on_the_dashboard():
-    """Rounds, acceptance, the phases of steps, KV, queues, drops, stale drafts, reconnects, journal, arms, HTTP."""
+    """Rounds, acceptance, phases of steps, KV, queues, drops, stale drafts, reconnects, journal, decisions, HTTP."""
     asked = set().union(*map(queried, EXPRESSIONS))
     assert asked >= {
         *(
@@ -283,7 +300,8 @@ def test_what_counts_is_on_the_dashboard():
             "specq_step_seconds_sum",
             "specq_kv_slots_free",
             "specq_jobs_waiting",
-            "specq_arm_used",
+            "specq_choice_used",
+            "specq_decisions_total",
         ),
         *("specq_source_accepted_tokens_total", "specq_depth_accepted_tokens_total", "specq_stale_tokens_total"),
         *("specq_worker_reconnects_total", "specq_broker_dropped_total", "specq_journal_commit_seconds_count"),

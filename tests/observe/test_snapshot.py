@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specq.observe.report import Snapshot, unused_sources
 from specq.observe.sections import NOT_USED, SECTIONS, View, plain, sections, sessions, short
+from specq.protocol import COLOCATED, REMOTE, SUFFIX
+from specq.verifier.control.choices import Choice, Decision
 from tests.each import each
 
 WIDE_ID = 2**63 - 1
@@ -105,35 +107,86 @@ def test_what_verifiers_count_is_shown_since_the_report_before():
 
 
 @each(
-    ("arms", "jobs", "not_used"),
+    ("choices", "not_used"),
     [
-        ({"1 suffix": [1, 0], "1 colocated+suffix": [0, 0.9], "1 none": [0, 0.8]}, 1, {"draft model in the verifier"}),
-        ({"1 suffix": [1, 0], "1 colocated+suffix": [0, 0.9], "8 colocated+suffix": [1, 0]}, 9, set()),
-        ({"1 colocated+suffix": [1, 0], "8 none": [1, 0]}, 16, {"draft model in the verifier", "lookup"}),
-        ({"1 colocated+suffix": [1, 0], "8 none": [1, 0]}, 0, set()),
-        ({}, 1, set()),  # drafts = "always", or nothing measured yet
-        ({"something": [1], "1 ": [0]}, 1, set()),  # of a version to come
+        ({"suffix": [1, 9], "colocated+suffix": [0, 8], "none": [0, 7]}, {"draft model in the verifier"}),
+        ({"suffix": [0, 9], "colocated+suffix": [1, 9]}, set()),
+        ({"colocated": [0, 5], "colocated unread": [0, 5], "suffix": [0, 4], "none": [1, 9]}, None),
+        ({}, set()),  # no load yet, or of a version before
+        ({"something": [1], "": [0, 1]}, set()),  # of a version to come
     ],
 )
-def test_of_sources_those_that_do_not_pay_are_named_and_those_that_sent_nothing_left_out(arms, jobs, not_used):
-    """At the load that a verifier has; also where nothing of a source was verified since the report before."""
-    counted = {"judged": {"suffix": [4, 2], "colocated": [9, 3], "medusa": [0, 0]}, "arms": arms}
-    both = (report(at, (worker(metrics=counted, jobs=jobs),)) for at in (1.0, 2.0))
+def test_of_sources_those_that_do_not_pay_are_named_and_those_that_sent_nothing_left_out(choices, not_used):
+    """Also where nothing of a source was verified since the report before. None: both."""
+    sources = ["draft model in the verifier", "lookup"]
+    counted = {"judged": {"suffix": [4, 2], "colocated": [9, 3], "medusa": [0, 0]}, "choices": choices}
+    both = (report(at, (worker(metrics=counted),)) for at in (1.0, 2.0))
     first, second = both
+    not_used = set(sources) if not_used is None else not_used
     for snapshot in (Snapshot(second), Snapshot(second, first)):
         (found,) = [one for one in sections(snapshot, View()) if one.title == "drafts by source"]
-        assert [row[0] for row in found.rows] == ["draft model in the verifier", "lookup"]
+        assert [row[0] for row in found.rows] == sources
         assert {row[0] for row in found.rows if row[-1] == NOT_USED} == not_used
         assert plain(snapshot, View(), 80).count(NOT_USED) == len(not_used)
 
 
 def test_a_source_is_in_use_if_one_of_the_verifiers_uses_it():
-    metrics = [{"judged": {"suffix": [4, 2]}, "arms": {f"1 {used}": [1, 0]}} for used in ("suffix", "none")]
+    metrics = [{"judged": {"suffix": [4, 2]}, "choices": {used: [1, 9]}} for used in ("suffix", "none")]
     shown = report(1.0, tuple(worker(metrics=one, incarnation=i) for i, one in enumerate(metrics)))
     assert unused_sources(shown) == set()
-    assert unused_sources(report(1.0, (worker(metrics={"arms": {"1 none": [1, 0], "1 suffix": [0, 0.9]}}),))) == {
-        "suffix"
-    }
+    assert unused_sources(report(1.0, (worker(metrics={"choices": {"none": [1, 9], "suffix": [0, 8]}}),))) == {"suffix"}
+
+
+CHOICES = {"colocated": [1, 41.2], "none": [0, 28], "suffix": [0, 20]}
+
+
+def in_use(width: int = 0, **metrics: object) -> list[str]:
+    """Return the lines of a verifier, and of a drafter that says the same, in the section of what is in use."""
+    workers = (worker(metrics=metrics), worker("d", "draft", metrics=metrics))
+    lines = plain(Snapshot(report(workers=workers)), View(), width).split("choice of drafts\n")[1:]
+    return [line for part in lines for line in part.split("\n\n")[0].splitlines()[1:]]
+
+
+@each(
+    ("reason", "other", "said"),
+    [
+        ("probe_won", Choice(), "; since a probe won"),
+        ("probe_lost", Choice(frozenset({REMOTE, SUFFIX})), "; a probe of drafts by draft worker + lookup lost"),
+        ("probe", Choice(), "; it is being tried"),
+        (
+            "drafts_fell",
+            Choice(frozenset({COLOCATED}), True),
+            "; since drafts by draft model in the verifier, unread fell behind",
+        ),
+    ],
+)
+def test_what_a_verifier_uses_and_why_is_said_in_a_sentence(reason, other, said):
+    """As expected now, whatever was when it was decided; each line with the verifier's name, and none is cut."""
+    decided = Decision(9, 4, reason, Choice(frozenset({COLOCATED})), 30.0, other, 20.0).numbers()
+    lines = in_use(80, choices=CHOICES, decided=decided)
+
+    assert all(line.startswith("v ") for line in lines)
+    assert " ".join(line[1:].strip() for line in lines) == (
+        f"drafts by draft model in the verifier: 41.2 tokens/s expected, plain decoding 28.0{said}"
+    )
+
+
+@each("decided", [None, [], [1, 2], [0.5] * 6, {"a": 1}, "x"])
+def test_without_a_decision_that_is_known_the_rest_is_said(decided):
+    assert in_use(choices={"none": [1, 5]}, decided=decided) == ["v         plain decoding: 5.0 tokens/s expected"]
+
+
+@each("choices", [{}, 5, [1], {"none": [0, 1]}, {"none": [1]}])
+def test_a_verifier_that_does_not_say_what_it_uses_has_no_line(choices):
+    assert in_use(choices=choices) == []
+
+
+def test_whatever_a_verifier_says_of_its_choices_is_printable_and_short():
+    text = in_use(
+        80, choices={"\x1b[2J" * 20: [1, 1e308], "x" * 100: [0, -1e308]}, decided=[2**63 - 1, *[-(2**63)] * 5]
+    )
+    assert 0 < len(text) < 8
+    assert all(line.isprintable() and len(line) <= 80 for line in text)
 
 
 def test_sessions_are_sorted_and_filtered():
@@ -185,7 +238,7 @@ def test_a_report_of_an_old_broker_is_shown_as_far_as_it_goes():
 
 def test_sections_without_rows_are_left_out():
     assert [one.title for one in sections(Snapshot(report()), View())] == []
-    assert len(SECTIONS) == 5
+    assert len(SECTIONS) == 6
 
 
 @each(

@@ -7,8 +7,11 @@ import json
 import pytest
 
 from specq.observe import chrome, timeline
-from specq.protocol import Clock, GetClock, TraceEvents, decode, encode, trace_events
+from specq.observe.sections import REASONS, drafts_by
+from specq.observe.timeline import described
+from specq.protocol import LANES, REMOTE, SUFFIX, Clock, GetClock, TraceEvents, decode, encode, trace_events
 from specq.runtime.tracing import MOST_EVENTS, MOST_SESSIONS, Tracer
+from specq.verifier.control.choices import Choice, Decision
 from tests.each import each
 
 
@@ -170,6 +173,47 @@ def test_every_kind_of_event_has_words():
     assert not any("at_us" in line or "_tokens 1" in line for line in lines)
     assert "has not ended" in lines[0]
     assert any("not traced in all processes" in line for line in lines)
+
+
+@each(
+    ("reason", "when", "why"),
+    [
+        ("probe", "still", "it is being tried"),
+        ("probe_won", "from here on", "a probe won"),
+        ("probe_lost", "still", "a probe of it lost"),
+        ("drafts_fell", "from here on", "it fell behind"),
+    ],
+)
+def test_a_decision_is_said_in_a_sentence(clock, tracer, reason, when, why):
+    decision = Decision(9, 4, reason, Choice(), 28.0, Choice(frozenset({SUFFIX})), 30.5)
+    assert decided(clock, tracer, decision.numbers()) == (
+        f"plain decoding {when}, with 4 sessions: 28.0 tokens/s expected, drafts by lookup 30.5 ({why})"
+    )
+
+
+def test_every_reason_has_words():
+    assert set(REASONS) == set(trace_events.DECISIONS)
+
+
+@each("choice", [Choice(frozenset(one), unread) for one in ((), (REMOTE,), LANES) for unread in (False, True)])
+def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
+    """Whatever rates are foreseen."""
+    said = decided(clock, tracer, Decision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
+    assert said.startswith(f"{drafts_by(str(choice))} from here on, with 1 session: ")
+
+
+@each("values", [(9, 1, 0, 1, 0, 1), (9, *(-1,) * 5), (2**31 - 1,) * 6])
+def test_decisions_of_a_later_version_harm_nothing(clock, tracer, values):
+    """Nor of whoever says anything: sources that are not known are left out, and a reason is a number."""
+    assert f"(reason {values[0]})" in decided(clock, tracer, values)
+
+
+def decided(clock: Ticking, tracer: Tracer, values) -> str:
+    """Return what a trace says of a decision that a verifier notes."""
+    clock.compare(tracer, 0.0, 0.0)
+    tracer.note(1, trace_events.DECIDED, clock(), *values)
+    (event,) = trace_events.unpack(decode(encode(sent(tracer)[0])))
+    return described(event | {"process": "v"}, {})
 
 
 def test_chromes_format_has_steps_as_spans_with_their_phases(trace):

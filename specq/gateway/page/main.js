@@ -117,9 +117,9 @@ async function watch() {
 function isThere(report, origin) {
   if (!isAccepted(origin)) return true;
   const verifiers = report.workers.filter((worker) => worker.role === "target").map((worker) => worker.metrics ?? {});
-  const isOf = (label) => label.split(" ").at(-1).split("+").includes(origin);
+  const isOf = (label) => label.split(" ")[0].split("+").includes(origin);
   return (origin === "draft worker" && report.workers.some((worker) => worker.role === "draft"))
-    || verifiers.some((metrics) => metrics.judged?.[origin]?.[0] > 0 || Object.keys(metrics.arms ?? {}).some(isOf));
+    || verifiers.some((metrics) => metrics.judged?.[origin]?.[0] > 0 || Object.keys(metrics.choices ?? {}).some(isOf));
 }
 
 function state(text, isReady) {

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.protocol import Float64Array
+from specq.protocol import DRAFT_WORKER, ORIGIN_CODES, REMOTE, Float64Array, trace_events
 from specq.verifier.models.step_time import Kind, Rows
 from specq.verifier.models.token_yield import NUM_LEVELS, Judged
 
 Sources = frozenset[str]
 
-# Why something was decided: a choice is tried, its probe has won or lost, what is in use is worse than a part of it.
-DECISIONS = "probe", "probe_won", "probe_lost", "drafts_fell"
+DECISIONS = trace_events.DECISIONS  # why something was decided
 
 
 class Choice(NamedTuple):
@@ -27,6 +26,12 @@ class Choice(NamedTuple):
     def without(self, source: str) -> Choice:
         """Return the same without a source."""
         return self._replace(sources=self.sources - {source}) if source in self.sources else self
+
+    @property
+    def code(self) -> int:
+        """Return it as traces carry it."""
+        names = (DRAFT_WORKER if one == REMOTE else one for one in self.sources)
+        return sum(1 << ORIGIN_CODES[one] for one in names) + self.is_unread * trace_events.UNREAD
 
     def __str__(self) -> str:
         return ("+".join(sorted(self.sources)) or "none") + (" unread" if self.is_unread else "")
@@ -106,6 +111,11 @@ class Decision(NamedTuple):
     rate: float
     other: Choice
     other_rate: float
+
+    def numbers(self) -> list[int]:
+        """Return it as the values of `trace_events.DECIDED`."""
+        rate, other_rate = (min(round(1000 * one), trace_events.MOST) for one in (self.rate, self.other_rate))
+        return [DECISIONS.index(self.reason), self.sessions, self.used.code, rate, self.other.code, other_rate]
 
     def shown(self) -> dict[str, Any]:
         """Return it in words and short numbers."""

@@ -133,14 +133,17 @@ class Policy:
 
     def metrics(self) -> dict[str, Any]:
         """Return what is foreseen of each choice at the present load, by the names of heartbeats
-        (`specq.protocol.stats`): whether it is in use, and tokens a second; and how often what was decided."""
+        (`specq.protocol.stats`): whether it is in use, and tokens a second; how often what was decided, and
+        what was last (as `trace_events.DECIDED`)."""
         if not self._num_sessions:
             return {"choices": {}, "decisions": {}}
         choices = {
             str(one): [int(one == self._felt(self.used)), round(self.foresee(one, self._num_sessions).rate, 2)]
             for one in self._choices()
         }
-        return {"choices": choices, "decisions": {name: count for name, count in self.num_decided.items() if count}}
+        decisions = {name: count for name, count in self.num_decided.items() if count}
+        decided = self.decisions[-1].numbers() if self.decisions else []
+        return {"choices": choices, "decisions": decisions, "decided": decided}
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from specq.protocol import (
     trace_events,
 )
 from specq.runtime import Tracer
+from specq.verifier.control.choices import Decision
 from specq.verifier.control.policy import Policy
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
@@ -72,6 +73,13 @@ def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> 
         num_accepted = sum(flag for of, flag in zip(lanes, flags, strict=True) if of == lane)
         values = (lane, lanes.count(lane), num_accepted, done.base_len)
         tracer.note(session_id, trace_events.JUDGED, at.judged, *values)
+
+
+def trace_decisions(tracer: Tracer, decisions: Sequence[Decision], sessions: Sequence[Session], now: float) -> None:
+    """Note what was decided for each traced session."""
+    for i in _traced(tracer, sessions):
+        for one in decisions:
+            tracer.note(sessions[i].session_id, trace_events.DECIDED, now, *one.numbers())
 
 
 def trace_close(tracer: Tracer, session_id: int, length: int) -> None:
@@ -126,6 +134,7 @@ class StepMeter:
             tuple[UInt8Array, UInt8Array]
         ] = []  # lanes and fates of nodes that are not counted yet, by step
         self._judged = np.zeros((256, 2), np.int64)  # by lane: verified and accepted nodes
+        self._num_decided = 0
 
     def note_all(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], num_rows: int, rounds: Rounds) -> None:
         """Count a step of so many rows, given what came of the calls that it took, if any of them went well."""
@@ -147,6 +156,12 @@ class StepMeter:
             self._kept.append((rounds.lanes, rounds.is_accepted))
         if len(self._kept) >= KEPT_STEPS:
             self._count_nodes()
+
+    def decided(self, policy: Policy) -> list[Decision]:
+        """Return what was decided since the last call."""
+        num_before, self._num_decided = self._num_decided, sum(policy.num_decided.values())
+        num_new = self._num_decided - num_before
+        return list(policy.decisions)[-num_new:] if num_new else []
 
     def _count_nodes(self) -> None:
         """Count the nodes of the steps that were kept."""
