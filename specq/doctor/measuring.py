@@ -27,8 +27,7 @@ from specq.processes.target import build_verifier
 from specq.protocol import Open
 from specq.runtime import Tell
 from specq.samples import codec_of, load_prompts
-from specq.verifier import DraftSource, StepCurve, Verifier
-from specq.verifier.control.choices import Choice
+from specq.verifier import Choice, DraftSource, StepCurve, Verifier
 
 PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
 STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown

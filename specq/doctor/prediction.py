@@ -36,7 +36,7 @@ from math import ceil
 import numpy as np
 
 from specq.protocol import COLOCATED, DRAFT_WORKER, LANES, SHOWN
-from specq.verifier.models.goodput import best_by_goodput
+from specq.verifier import best_by_goodput
 
 PLAIN, WORKER = "plain", "worker"
 NAMES = {

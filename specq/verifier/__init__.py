@@ -13,7 +13,9 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 here opens a socket.
 """
 
+from specq.verifier.control.choices import Choice
 from specq.verifier.core import Verifier
+from specq.verifier.models.goodput import best_by_goodput
 from specq.verifier.models.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSource, Setup
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
@@ -21,6 +23,7 @@ from specq.verifier.step.verdicts import NO_REPORTS, Reports
 __all__ = [
     "NO_REPORTS",
     "Budget",
+    "Choice",
     "ComputedDrafts",
     "DraftBatch",
     "DraftSource",
@@ -28,6 +31,7 @@ __all__ = [
     "Setup",
     "StepCurve",
     "Verifier",
+    "best_by_goodput",
     "profiled_rows",
     "step_curves",
 ]

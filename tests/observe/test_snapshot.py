@@ -5,7 +5,7 @@ from __future__ import annotations
 from specq.observe.report import Snapshot, unused_sources
 from specq.observe.sections import NOT_USED, SECTIONS, View, plain, sections, sessions, short
 from specq.protocol import COLOCATED, REMOTE, SUFFIX
-from specq.verifier.control.choices import Choice, Decision
+from specq.verifier.control.choices import Choice, DraftDecision
 from tests.each import each
 
 WIDE_ID = 2**63 - 1
@@ -162,7 +162,7 @@ def in_use(width: int = 0, **metrics: object) -> list[str]:
 )
 def test_what_a_verifier_uses_and_why_is_said_in_a_sentence(reason, other, said):
     """As expected now, whatever was when it was decided; each line with the verifier's name, and none is cut."""
-    decided = Decision(9, 4, reason, Choice(frozenset({COLOCATED})), 30.0, other, 20.0).numbers()
+    decided = DraftDecision(9, 4, reason, Choice(frozenset({COLOCATED})), 30.0, other, 20.0).numbers()
     lines = in_use(80, choices=CHOICES, decided=decided)
 
     assert all(line.startswith("v ") for line in lines)

@@ -11,7 +11,7 @@ from specq.observe.sections import REASONS, drafts_by
 from specq.observe.timeline import described
 from specq.protocol import LANES, REMOTE, SUFFIX, Clock, GetClock, TraceEvents, decode, encode, trace_events
 from specq.runtime.tracing import MOST_EVENTS, MOST_SESSIONS, Tracer
-from specq.verifier.control.choices import Choice, Decision
+from specq.verifier.control.choices import Choice, DraftDecision
 from tests.each import each
 
 
@@ -185,7 +185,7 @@ def test_every_kind_of_event_has_words():
     ],
 )
 def test_a_decision_is_said_in_a_sentence(clock, tracer, reason, when, why):
-    decision = Decision(9, 4, reason, Choice(), 28.0, Choice(frozenset({SUFFIX})), 30.5)
+    decision = DraftDecision(9, 4, reason, Choice(), 28.0, Choice(frozenset({SUFFIX})), 30.5)
     assert decided(clock, tracer, decision.numbers()) == (
         f"plain decoding {when}, with 4 sessions: 28.0 tokens/s expected, drafts by lookup 30.5 ({why})"
     )
@@ -198,7 +198,7 @@ def test_every_reason_has_words():
 @each("choice", [Choice(frozenset(one), unread) for one in ((), (REMOTE,), LANES) for unread in (False, True)])
 def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
     """Whatever rates are foreseen."""
-    said = decided(clock, tracer, Decision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
+    said = decided(clock, tracer, DraftDecision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
     assert said.startswith(f"{drafts_by(str(choice))} from here on, with 1 session: ")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from specq.protocol import SUFFIX, Open, SamplingParams, decode, encode, trace_events
 from specq.testing.toy import ToyEngine
 from specq.verifier import StepCurve, Verifier
-from specq.verifier.control.choices import DECISIONS, Choice, Decision
+from specq.verifier.control.choices import DECISIONS, Choice, DraftDecision
 from specq.verifier.step import meter as tracing
 from tests.verifier.timed_service import gpu
 
@@ -44,7 +44,7 @@ def test_what_is_decided_while_a_traced_session_runs_is_noted_once(monkeypatch):
     """All of it, in its order; nothing of before, and nothing for the others."""
     verifier, noted = make_verifier(), []
     monkeypatch.setattr(verifier.tracer, "note", lambda *event: noted.append(event))
-    made = [Decision(i, NUM, reason, Choice(), 5.0, ALONE, 4.0) for i, reason in enumerate(DECISIONS)]
+    made = [DraftDecision(i, NUM, reason, Choice(), 5.0, ALONE, 4.0) for i, reason in enumerate(DECISIONS)]
     for decisions in ([], made[:1], made[1:], [], []):
         verifier.policy.decisions.extend(decisions)
         for one in decisions:
@@ -60,7 +60,7 @@ def test_what_was_decided_while_nothing_was_traced_is_not_noted(monkeypatch):
     monkeypatch.setattr(verifier.tracer, "note", lambda *event: noted.append(event))
     rings = verifier.tracer._rings
     verifier.tracer._rings = {}
-    verifier.policy.decisions.append(Decision(1, NUM, "probe", Choice(), 5.0, ALONE, 4.0))
+    verifier.policy.decisions.append(DraftDecision(1, NUM, "probe", Choice(), 5.0, ALONE, 4.0))
     verifier.policy.num_decided["probe"] += 1
     verifier.step(lambda: 1.0)
     verifier.tracer._rings = rings

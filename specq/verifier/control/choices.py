@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specq.protocol import DRAFT_WORKER, ORIGIN_CODES, REMOTE, Float64Array, trace_events
-from specq.verifier.models.step_time import Kind, Rows
+from specq.verifier.models.step_time import StepKind, StepRows
 from specq.verifier.models.token_yield import NUM_LEVELS, Judged
 
 Sources = frozenset[str]
@@ -83,8 +83,8 @@ class Step(NamedTuple):
     is_told      whether all sessions wait for nobody, and some take drafts
     """
 
-    kind: Kind
-    rows: Rows
+    kind: StepKind
+    rows: StepRows
     looked_at: Sources
     depth: int
     num_sessions: int
@@ -95,7 +95,7 @@ class Step(NamedTuple):
     is_told: bool = True
 
 
-class Decision(NamedTuple):
+class DraftDecision(NamedTuple):
     """What was decided.
 
     step, sessions    the number of the step, and how many sessions it had

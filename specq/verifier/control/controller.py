@@ -23,7 +23,7 @@ from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
 from specq.verifier.control.round_trips import RoundTrips
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.models.step_time import Kind, Rows, StepTime
+from specq.verifier.models.step_time import StepKind, StepRows, StepTime
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
@@ -57,7 +57,7 @@ class Controller:
         self._engine, self._sources = engine, sources
         self._can_be_helped, self.curves = engine.is_helped, curves
         traits = [source.traits(is_unread_possible=takes_unread(engine)) for source in sources.sources]
-        self.time = StepTime([one.name for one in traits], curves)
+        self.time = StepTime({one.name: one.levels_s is not None for one in traits}, curves)
         self.policy = Policy(
             *(traits, self.time),
             overlaps=engine.overlaps,
@@ -86,7 +86,7 @@ class Controller:
     def follow_drafting(self) -> None:
         """Set what the next step is expected to take by its rows: `curve`."""
         felt = frozenset(one for one in self.policy.allowed if one != REMOTE or self.policy.uses(REMOTE))
-        self.curve = self.time.curve(Kind(felt, is_helped=self.is_helped))
+        self.curve = self.time.curve(StepKind(felt, is_helped=self.is_helped))
 
     @property
     def allows_remote(self) -> bool:
@@ -170,11 +170,11 @@ class Controller:
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
         num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.policy.sources}
         judged = judged_of(rounds, num_rounds)
-        drafted = {name for name, one in judged.items() if one.verified.any()}
+        drafted = {name for name, one in judged.items() if one.tried.any()}
         felt = {name for name in drafting.sources if name != REMOTE or self.policy.uses(REMOTE)}
         is_unread = shares.batch.drafted is not None
-        kind = Kind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
-        rows = Rows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
+        kind = StepKind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
+        rows = StepRows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
         self.policy.learn(
             Step(
                 *(kind, rows, drafting.looked_at, drafting.depth, num_decoding),

@@ -26,9 +26,9 @@ import numpy as np
 import structlog
 
 from specq.protocol import REMOTE, Float64Array
-from specq.verifier.control.choices import DECISIONS, Choice, Decision, Sources, SourceTraits, Step
+from specq.verifier.control.choices import DECISIONS, Choice, DraftDecision, Sources, SourceTraits, Step
 from specq.verifier.models.goodput import best_by_goodput
-from specq.verifier.models.step_time import Kind, Rows, StepTime
+from specq.verifier.models.step_time import StepKind, StepRows, StepTime
 from specq.verifier.models.token_yield import NUM_LEVELS, TokenYield
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ class Policy:
         self.used = PLAIN if is_measured else Choice(self.sources)
         self.allowed, self.looked_at, self.asleep = self.used.sources, PLAIN.sources, PLAIN.sources
         self.depth, self.promised, self.is_unread = NUM_LEVELS, 0.0, False
-        self.decisions = deque[Decision](maxlen=KEPT_DECISIONS)
+        self.decisions = deque[DraftDecision](maxlen=KEPT_DECISIONS)
         self.num_decided = dict.fromkeys(DECISIONS, 0)
         self._heard: Sources = frozenset()
         self._probe: _Probe | None = None
@@ -179,7 +179,7 @@ class Policy:
                 one.pass_by()
             elif self._says_something(name, step):
                 self._learn_wait(name, step, joins=name in joins)
-                if one.learn(step.judged[name]):
+                if one.learn(step.judged[name], is_unread=step.kind.is_unread):
                     log.debug("drafts_changed", source=name)
         if used.sources and not step.looked_at:
             self._learn_ratio(used, step)
@@ -201,7 +201,7 @@ class Policy:
         """Return whether a step says something of a source: draft workers have had the time to answer, and prompts have
         left room for its drafts."""
         is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
-        return not is_late and bool(step.judged[name].verified.any() or not step.rows.prompts)
+        return not is_late and bool(step.judged[name].tried.any() or not step.rows.prompts)
 
     def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
         count = step.judged[name].num_rounds
@@ -244,10 +244,10 @@ class Policy:
         """Return a choice without draft workers that were never heard."""
         return choice if REMOTE in self._heard else choice.without(REMOTE)
 
-    def kind(self, choice: Choice) -> Kind:
+    def kind(self, choice: Choice) -> StepKind:
         """Return what the steps of a choice are like."""
         sources = self._felt(choice).sources
-        return Kind(sources, self._overlaps and not sources, choice.is_unread, REMOTE not in sources)
+        return StepKind(sources, self._overlaps and not sources, choice.is_unread, REMOTE not in sources)
 
     def foresee(self, choice: Choice, num_sessions: int, *, prompts: bool = True) -> Foreseen:
         """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
@@ -260,7 +260,7 @@ class Policy:
             own, most = one.reach(), traits.most_levels if traits.levels_s is not None or not one.most else one.most
             own[most:] = 0.0
             reach, misses = np.maximum(reach, own), misses * (1 - own)
-            offered[:most] += one.offered
+            offered[:most] += one.offered(is_unread=choice.is_unread)
             of_tokens = max(of_tokens, one.variance)
             wait_s = self._time.wait(name).of(num_sessions, traits.drafts_s(num_sessions))
             waits_s, doubted_s = waits_s + wait_s, doubted_s + wait_s / (one.worth + 1)
@@ -281,7 +281,7 @@ class Policy:
         )
 
     def _seconds(
-        self, kind: Kind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None
+        self, kind: StepKind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None
     ) -> Float64Array:
         """Return what steps take without what sources are waited for. Each token that is brought has its part of rows
         of prompts, since a text that ends makes room for another."""
@@ -291,7 +291,7 @@ class Policy:
         if tokens is None or part < PROMPT_FADE / 2:
             return seconds
         share = np.minimum(num_sessions * tokens * part / max(of_tokens, part), 1.0)
-        mixed = Rows(round(rows / part), prompts=round(rows / part), attended=round(attended / part))
+        mixed = StepRows(round(rows / part), prompts=round(rows / part), attended=round(attended / part))
         seconds += share * (self._time.times(kind, num_rows, num_nodes, mixed) - seconds)
         return seconds
 
@@ -346,7 +346,7 @@ class Policy:
 
     def _note(self, reason: str, now: Foreseen, choice: Choice, other: Foreseen) -> None:
         """Keep a decision: what is in use from now on, and the choice that it was held against."""
-        decision = Decision(
+        decision = DraftDecision(
             self._num_steps, self._num_sessions, reason, self._felt(self.used), now.rate, choice, other.rate
         )
         self.decisions.append(decision)

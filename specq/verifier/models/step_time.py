@@ -9,7 +9,7 @@ bandwidth and cores that it takes; what it is waited for is measured. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +25,14 @@ PRIOR = 0.15, 0.3, 0.3, 0.15, 0.01, 0.5, 0.003, 2e-5
 SLOWS = 0.15
 MEMORY, USUAL, CUT, LEAST_NOISE = 80.0, 0.05, 3.0, 0.01  # steps; parts of a step
 LEAST_PART = 0.2  # of the profile, that a step takes at least
-WAIT_PRIOR, WAIT_MEMORY, WAIT_USUAL, WAIT_CUT, WAIT_NOISE = (1.0, 0.1, 0.5), 60.0, 0.02, 10.0, 0.1
+# Of what a source is waited for, as such, for each session, and for what is foreseen, in parts of `first` and of that:
+# of one of which nothing is foreseen, and of one that was measured at the start.
+UNFORESEEN, FORESEEN = (1.0, 0.1, 0.01), (0.2, 0.02, 0.15)
+WAIT_MEMORY, WAIT_USUAL, WAIT_CUT, WAIT_NOISE = 60.0, 0.02, 10.0, 0.1
 JOIN_FADE = 0.3
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a step is like, but for its rows: the sources that draft for it, and whether it is launched before the last
     one has ended, before its drafts are read, and with help from other cores."""
 
@@ -39,8 +42,8 @@ class Kind(NamedTuple):
     is_helped: bool = True
 
 
-class Rows(NamedTuple):
-    """Rows of a step: in all, drafted nodes, those of prompts; and the tokens that these attend to."""
+class StepRows(NamedTuple):
+    """StepRows of a step: in all, drafted nodes, those of prompts; and the tokens that these attend to."""
 
     total: int
     nodes: int = 0
@@ -48,19 +51,21 @@ class Rows(NamedTuple):
     attended: int = 0
 
 
-NO_ROWS = Rows(0)
+NO_ROWS = StepRows(0)
 
 
 class StepTime:
     """`curves`: of steps without help from other cores, and with it."""
 
-    def __init__(self, sources: Sequence[str], curves: tuple[StepCurve, StepCurve]) -> None:
+    def __init__(self, sources: Mapping[str, bool], curves: tuple[StepCurve, StepCurve]) -> None:
+        """`sources`: whether their drafts were measured at the start."""
         self._places = {name: NUM_COMMON + i for i, name in enumerate(sources)}
         self._curves = curves
         self._ridge = Ridge([*PRIOR, *[SLOWS] * len(sources)], memory=MEMORY, usual=USUAL, cut=CUT)
-        self._waits = {name: SourceWait(curves[-1].profiled(1)) for name in sources}
+        first_s = curves[-1].profiled(1)
+        self._waits = {name: SourceWait(first_s, is_foreseen=known) for name, known in sources.items()}
 
-    def profile(self, kind: Kind) -> StepCurve:
+    def profile(self, kind: StepKind) -> StepCurve:
         """Return the curve that was measured of such steps."""
         return self._curves[kind.is_helped]
 
@@ -68,7 +73,7 @@ class StepTime:
         """Return what a source is waited for."""
         return self._waits[source]
 
-    def learn(self, kind: Kind, rows: Rows, seconds: float) -> None:
+    def learn(self, kind: StepKind, rows: StepRows, seconds: float) -> None:
         """Take in the seconds of a step up to the end, without those in which sources were waited for."""
         profile = self.profile(kind)
         profiled = profile.profiled(rows.total)
@@ -77,7 +82,7 @@ class StepTime:
             beyond = self._beyond(kind, rows)
             profile.learn_slope(rows.total, (seconds - beyond) / self._scale(kind))
 
-    def _features(self, kind: Kind, rows: Rows) -> Float64Array:
+    def _features(self, kind: StepKind, rows: StepRows) -> Float64Array:
         profile = self.profile(kind)
         part = profile.profiled(1) / profile.profiled(rows.total)
         x = np.zeros(len(self._ridge.weights))
@@ -88,35 +93,37 @@ class StepTime:
         x[[self._places[name] for name in kind.sources]] = 1.0
         return x
 
-    def _scale(self, kind: Kind) -> float:
+    def _scale(self, kind: StepKind) -> float:
         weights = self._ridge.weights
         slows = sum(max(float(weights[self._places[one]]), 0.0) for one in kind.sources)
         return max(1.0 + float(weights[SCALE]) + slows, LEAST_PART)
 
-    def _beyond(self, kind: Kind, rows: Rows) -> float:
+    def _beyond(self, kind: StepKind, rows: StepRows) -> float:
         """Return the seconds beyond those of rows."""
         w = self._ridge.weights
         parts = w[AS_SUCH] + min(w[EARLY], 0.0) * kind.is_early + w[UNREAD] * kind.is_unread
         parts += max(w[NODE], 0.0) * rows.nodes
         if rows.prompts:
-            parts += (
-                max(w[PROMPTS], 0.0) + max(w[PROMPT_ROW], 0.0) * rows.prompts + max(w[ATTENDED], 0.0) * rows.attended
-            )
+            of_prompts = np.maximum(w[[PROMPTS, PROMPT_ROW, ATTENDED]], 0.0)
+            parts += of_prompts @ np.array([1.0, rows.prompts, rows.attended])
         return float(parts) * self.profile(kind).profiled(1)
 
-    def times(self, kind: Kind, num_rows: IntpArray, num_nodes: Float64Array, rows: Rows = NO_ROWS) -> Float64Array:
-        """Return f64[n]: the expected seconds of steps with so many rows, nodes among them, and besides `rows`."""
+    def times(
+        self, kind: StepKind, num_rows: IntpArray, num_nodes: Float64Array, rows: StepRows = NO_ROWS
+    ) -> Float64Array:
+        """Return f64[n]: the expected seconds of steps with so many rows, so many of them nodes, and besides
+        `rows`."""
         profiled = self.profile(kind).profiled_at(num_rows + rows.total)
         node_s = max(self._ridge.weights[NODE], 0.0) * self.profile(kind).profiled(1)
         found: Float64Array = profiled * self._scale(kind) + (self._beyond(kind, rows) + node_s * num_nodes)
         np.maximum(found, LEAST_PART * profiled, out=found)
         return found
 
-    def deviation(self, kind: Kind, num_rows: int) -> float:
+    def deviation(self, kind: StepKind, num_rows: int) -> float:
         """Return the standard deviation of what is expected of a step, as a part of it."""
-        return self._ridge.deviation(self._features(kind, Rows(num_rows)))
+        return self._ridge.deviation(self._features(kind, StepRows(num_rows)))
 
-    def curve(self, kind: Kind) -> StepCurve:
+    def curve(self, kind: StepKind) -> StepCurve:
         """Return what steps take by their rows and nodes, as it is now, for whoever plans one."""
         first_s = self.profile(kind).profiled(1)
         node_s = max(float(self._ridge.weights[NODE]), 0.0) * first_s
@@ -136,9 +143,10 @@ class SourceWait:
     join_s      what the first step takes more, for each session: contexts that the source has not computed
     """
 
-    def __init__(self, first_s: float) -> None:
+    def __init__(self, first_s: float, *, is_foreseen: bool) -> None:
+        """`is_foreseen`: drafts were measured at the start."""
         self._first_s = first_s
-        self._ridge = Ridge(WAIT_PRIOR, memory=WAIT_MEMORY, usual=WAIT_USUAL, cut=WAIT_CUT)
+        self._ridge = Ridge(FORESEEN if is_foreseen else UNFORESEEN, memory=WAIT_MEMORY, usual=WAIT_USUAL, cut=WAIT_CUT)
         self.num_seen, self.join_s = 0, 0.0
 
     def learn(self, num_sessions: int, seconds: float, foreseen_s: float, *, joins: bool) -> None:

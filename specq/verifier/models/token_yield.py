@@ -17,12 +17,14 @@ from specq.protocol import Float64Array
 NUM_LEVELS = 12
 MEMORY, RECENT = 200.0, 12.0  # rounds after which one has faded to 1/e; of those that are held against the others
 FEWEST_STEPS = 6.0  # likewise, where a step has many rounds
-CHANGED, FEWEST_JUDGED = 4.0, 6.0  # standard errors that the recent ones must differ by; nodes that they must have
+CHANGED = 4.0  # standard errors that the recent ones must differ by
+FEWEST_JUDGED = 6.0  # levels that they must have tried
 LEAST_CHANGE = 0.1  # of the tokens of a round
 SILENCE_FADE, LEAST_WORTH = 0.03, 0.5  # of what counts are worth, with each silent step; rounds
 PRIOR_CHANCE, PRIOR_ROUNDS = 0.7, 2.0  # of a token, before anything is known; how many rounds that is worth
 LEAST_VARIANCE = 0.5  # of the tokens of a round
 MOST_CHANCE = 0.985
+SIBLINGS_FADE = 0.1  # of what is known of siblings, with each step
 
 
 NO_NODES: Float64Array = np.zeros(NUM_LEVELS)
@@ -32,12 +34,15 @@ class Judged(NamedTuple):
     """What became of a source's drafts in a step, whoever else had drafted the same.
 
     num_rounds   sessions that it drafted for
-    verified, accepted   f64[NUM_LEVELS]: nodes whose parents were accepted, and those of them that were
+    tried, accepted   f64[NUM_LEVELS]: rounds in which nodes of a level were verified behind accepted ones, siblings
+                 together, and those in which one of them was accepted
+    num_nodes    such nodes, siblings one by one
     """
 
     num_rounds: int
-    verified: Float64Array
+    tried: Float64Array
     accepted: Float64Array
+    num_nodes: int
 
 
 class _Counts:
@@ -45,7 +50,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.rounds = self.squares = 0.0
-        self.levels: Float64Array = np.zeros((2, NUM_LEVELS))  # verified, accepted
+        self.levels: Float64Array = np.zeros((2, NUM_LEVELS))  # tried, accepted
 
     def fade(self, part: float) -> None:
         self.rounds *= part
@@ -56,7 +61,7 @@ class _Counts:
         self.fade(math.exp(-min(judged.num_rounds / memory, 1 / FEWEST_STEPS)))
         self.rounds += judged.num_rounds
         self.squares += num_accepted**2 / judged.num_rounds
-        self.levels += judged.verified, judged.accepted
+        self.levels += judged.tried, judged.accepted
 
     def become(self, other: _Counts) -> None:
         self.rounds, self.squares, self.levels = other.rounds, other.squares, other.levels.copy()
@@ -65,15 +70,17 @@ class _Counts:
 class TokenYield:
     """What one source brings.
 
-    worth    how many rounds its counts are worth
-    most     levels that it was seen to draft
+    worth     how many rounds its counts are worth
+    most      levels that it was seen to draft
+    siblings  nodes of a level that are verified, where they are chosen when they have been read, and where not
     """
 
     def __init__(self) -> None:
         self._all, self._recent = _Counts(), _Counts()
         self.worth, self.most = 0.0, 0
+        self.siblings = [1.0, 1.0]
 
-    def learn(self, judged: Judged) -> bool:
+    def learn(self, judged: Judged, *, is_unread: bool = False) -> bool:
         """Take in a step in which it drafted; return whether the texts have changed."""
         if self.worth < self._all.rounds:
             for counts in (self._all, self._recent):
@@ -81,9 +88,11 @@ class TokenYield:
         num_accepted = float(judged.accepted.sum())
         self._all.add(judged, num_accepted, MEMORY)
         self._recent.add(judged, num_accepted, RECENT)
-        verified = judged.verified.nonzero()[0]
-        if len(verified):
-            self.most = max(self.most, int(verified[-1]) + 1)
+        tried = judged.tried.nonzero()[0]
+        if len(tried):
+            self.most = max(self.most, int(tried[-1]) + 1)
+            found = judged.num_nodes / float(judged.tried.sum())
+            self.siblings[is_unread] += SIBLINGS_FADE * (found - self.siblings[is_unread])
         has_changed = self._has_changed()
         if has_changed:
             self._all.become(self._recent)
@@ -110,18 +119,19 @@ class TokenYield:
 
     def reach(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the part of rounds in which a node of each level is accepted."""
-        verified, accepted = self._all.levels
-        chance = (accepted.sum() + PRIOR_ROUNDS * PRIOR_CHANCE) / (verified.sum() + PRIOR_ROUNDS)
-        trials = verified + PRIOR_ROUNDS
+        tried, accepted = self._all.levels
+        chance = (accepted.sum() + PRIOR_ROUNDS * PRIOR_CHANCE) / (tried.sum() + PRIOR_ROUNDS)
+        trials = tried + PRIOR_ROUNDS
         trials[0] = self._all.rounds + PRIOR_ROUNDS
         chances = np.minimum((accepted + PRIOR_ROUNDS * chance) / trials, MOST_CHANCE)
         found: Float64Array = np.cumprod(chances)
         return found
 
-    @property
-    def offered(self) -> float:
-        """The part of rounds in which a draft of it was verified."""
-        return min((float(self._all.levels[0, 0]) + 1) / (self._all.rounds + 1), 1.0)
+    def offered(self, *, is_unread: bool = False) -> float:
+        """Return the nodes of a level in a round: the part of rounds in which a draft of it was verified, and its
+        siblings."""
+        part = (float(self._all.levels[0, 0]) + 1) / (self._all.rounds + 1)
+        return min(part, 1.0) * self.siblings[is_unread]
 
     @property
     def variance(self) -> float:

@@ -28,14 +28,16 @@ def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged
     """Return what became of the drafts of some sources, given for how many sessions each has drafted. Of a node that
     several have drafted each is a source."""
     if not len(rounds.nodes):
-        return {name: Judged(count, NO_NODES, NO_NODES) for name, count in num_rounds.items()}
+        return {name: Judged(count, NO_NODES, NO_NODES, 0) for name, count in num_rounds.items()}
     levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
+    places = np.arange(len(rounds)).repeat(rounds.num_nodes) * NUM_LEVELS + levels  # [nodes]
     found = {}
     for name, count in num_rounds.items():
-        is_own = (rounds.offers & BITS.get(name, 0)) != 0
-        verified = np.bincount(levels[is_own & rounds.is_reached], minlength=NUM_LEVELS)
-        accepted = np.bincount(levels[is_own & (rounds.is_accepted != 0)], minlength=NUM_LEVELS)
-        found[name] = Judged(count, verified.astype(np.float64), accepted.astype(np.float64))
+        is_reached = (rounds.offers & BITS.get(name, 0) != 0) & rounds.is_reached
+        tried = np.unique(places[is_reached]) % NUM_LEVELS  # siblings are tried together
+        accepted = levels[is_reached & (rounds.is_accepted != 0)]
+        of_tried, of_accepted = (np.bincount(one, minlength=NUM_LEVELS).astype(np.float64) for one in (tried, accepted))
+        found[name] = Judged(count, of_tried, of_accepted, int(np.count_nonzero(is_reached)))
     return found
 
 

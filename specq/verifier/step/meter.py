@@ -28,7 +28,7 @@ from specq.protocol import (
     trace_events,
 )
 from specq.runtime import Tracer
-from specq.verifier.control.choices import Decision
+from specq.verifier.control.choices import DraftDecision
 from specq.verifier.control.policy import Policy
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
@@ -75,7 +75,9 @@ def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> 
         tracer.note(session_id, trace_events.JUDGED, at.judged, *values)
 
 
-def trace_decisions(tracer: Tracer, decisions: Sequence[Decision], sessions: Sequence[Session], now: float) -> None:
+def trace_decisions(
+    tracer: Tracer, decisions: Sequence[DraftDecision], sessions: Sequence[Session], now: float
+) -> None:
     """Note what was decided for each traced session."""
     for i in _traced(tracer, sessions):
         for one in decisions:
@@ -157,7 +159,7 @@ class StepMeter:
         if len(self._kept) >= KEPT_STEPS:
             self._count_nodes()
 
-    def decided(self, policy: Policy) -> list[Decision]:
+    def decided(self, policy: Policy) -> list[DraftDecision]:
         """Return what was decided since the last call."""
         num_before, self._num_decided = self._num_decided, sum(policy.num_decided.values())
         num_new = self._num_decided - num_before
