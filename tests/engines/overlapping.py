@@ -73,7 +73,7 @@ def serve(engine: Engine, seed: int = 0, penalty: float = 0.7) -> dict[int, list
     before until these have ended."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
-    verifier.control.early._awaits_histories = lambda *_: False  # type: ignore[method-assign]
+    verifier.control._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:

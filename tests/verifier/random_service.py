@@ -110,7 +110,7 @@ class Service:
             measures_drafts=random.random() < 0.5,
         )
         if random.random() < 0.5:
-            self.verifier.control.early._awaits_histories = lambda *_: False
+            self.verifier.control._awaits_histories = lambda *_: False
         self.jobs: dict[int, Job] = {}
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0

@@ -11,14 +11,17 @@ import pytest
 from specq.drafting.draft_model.offered_chains import UsualScores, batch_of_unread, distinct
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.suffix.source import SuffixDecoder
+from specq.protocol import COLOCATED
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verification import NO_TOKEN, DeviceTokens, handles
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.control.choices import Step
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.token_yield import TokenYield
 from specq.verifier.sessions.grafting import graft_batch
 from tests.verifier.timed_service import Machine
 
@@ -37,14 +40,14 @@ class World:
 
     def __init__(
         self, is_unread: bool | None, width: int = 3, engine: ToyEngine | None = None, sources: Any = (),
-        curve: StepCurve | None = None, **params: Any,
+        curve: StepCurve | None = None, measures_drafts: bool = False, **params: Any,
     ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
         self.drafter = ColocatedSource(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
         curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
-        self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)
+        self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=measures_drafts)
         self.params = SamplingParams(**params)
 
     def open(self, session_id: int, mode: str = "sync", **shape: Any) -> None:
@@ -71,7 +74,7 @@ def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     told = []
     for world in worlds:
         for session_id in (7, 8):
-            world.open(session_id)
+            world.open(session_id, "async")
         told.append(
             [
                 (one.session_id, *(part.tolist() for part in (one.token_ids, one.node_ids, one.mask, one.node_tokens)))
@@ -83,7 +86,8 @@ def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     scores = np.log(np.array([0.8, 0.1]))
     learned = [[world.drafter.calibration.probability(score) for score in scores] for world in worlds]
     assert learned[0] == learned[1]
-    assert worlds[0].drafter.choice.accept_probs().tolist() == worlds[1].drafter.choice.accept_probs().tolist()
+    reached = [world.verifier.policy.yields[COLOCATED].reach().tolist() for world in worlds]
+    assert reached[0] == reached[1] != TokenYield().reach().tolist()
     tokens = [token for session_id, own, *_ in told[0] if session_id == 7 for token in own]
     assert tokens == toy_text(PROMPT, 60)
 
@@ -136,7 +140,7 @@ def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str,
 def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, more_s: float, are_unread: bool) -> None:
     """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more
     then."""
-    world, machine, done_at = World(None, width=1), Machine(), dict[str, float]()
+    world, machine, done_at = World(None, width=1, measures_drafts=True), Machine(), dict[str, float]()
     start, finish, launch = world.chains.start, world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
     collect = world.verifier.engine.collect  # type: ignore[attr-defined]
 
@@ -161,7 +165,7 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     world.verifier.engine.launch, world.verifier.engine.collect = launched, collected  # type: ignore[attr-defined]
     num_rounds = 0
     for session_id in range(16):  # one after the other
-        world.open(session_id)
+        world.open(session_id, "async")
         while world.verifier.has_work:
             world.verifier.begin(machine.now)
             world.verifier.step(machine)
@@ -173,13 +177,11 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
 
 
 @pytest.mark.parametrize(
-    ("is_unread", "waits_s", "is_learned"), [(True, 0.004, True), (True, 0.0, False), (False, 0.0, True)]
+    ("is_unread", "waits_s"), [(True, 0.004), (True, 0.0), (False, 0.004), (False, 0.0)]
 )
-def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
-    is_unread: bool, waits_s: float, is_learned: bool
-) -> None:
-    """A step that is launched before the chains are read may take the host longer than the device takes for them."""
-    world, now, learned = World(is_unread, width=1), [0.0], list[float]()
+def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits_s: float) -> None:
+    """Not what it takes to launch the step, before or after."""
+    world, now, learned = World(is_unread, width=1), [0.0], list[Step]()
     finish, launch = world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
 
     def after(seconds: float, does: Any) -> Any:
@@ -191,15 +193,16 @@ def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
 
     world.chains.collect = after(waits_s, finish)  # type: ignore[method-assign]
     world.verifier.engine.launch = after(0.003, launch)  # type: ignore[attr-defined]
-    world.drafter.choice.learn_draft = lambda *given: learned.append(given[-1])  # type: ignore[method-assign]
+    world.verifier.policy.learn = learned.append  # type: ignore[method-assign]
     world.open(7)
     for _ in range(8):
         world.verifier.begin(now[0])
         world.verifier.step(lambda: now[0])
     assert (world.chains.num_unread > 3) is is_unread
-    unread = learned[1:]  # the first chains are read: nothing is usual yet
-    assert (len(unread) > 3) is is_learned
-    assert all(seconds == pytest.approx(0.003 * is_unread + waits_s) for seconds in unread)
+    drafted = [step for step in learned if step.judged[COLOCATED].verified.any()]
+    assert len(drafted) > 3
+    assert {step.kind.is_unread for step in drafted[1:]} == {is_unread}  # of the first one nothing is usual yet
+    assert all(step.waits[COLOCATED] == pytest.approx(waits_s) for step in drafted)
 
 
 def test_a_tree_with_other_nodes_is_read_first() -> None:
