@@ -107,7 +107,7 @@ class Service:
             max_sessions=random.choice([1, 2, 4, 64]),
             max_step_rows=random.choice([6, 20, 200]),
             max_uncommitted=random.choice([3, 10, 1000]),
-            measures_drafts=random.random() < 0.5,
+            measures_drafts=random.random() < (0.2 if has_chains else 0.5),
         )
         if random.random() < 0.5:
             self.verifier.control._awaits_histories = lambda *_: False
@@ -117,7 +117,7 @@ class Service:
 
     def _drafter(self) -> ColocatedSource:
         levels, width = StepCurve([1, 64], [0.0002, 0.0002]), self.random.choice([1, 3])
-        is_unread = self.random.choice([True, None])
+        is_unread = self.random.choice([True, True, True, None])
         return ColocatedSource(self.chains, levels, chain=4, fan_out=width, is_unread=is_unread)
 
     def act(self) -> None:
