@@ -164,7 +164,7 @@ class Policy:
         not. Others only say what steps take."""
         used, joins = self._felt(Choice(step.kind.sources, step.kind.is_unread)), self._join(step)
         if not joins:
-            waited_s = sum(step.waits.values())
+            waited_s = sum(self._waited_s(name, step) for name in step.waits)
             self._time.learn(step.kind, step.rows, max(step.seconds - waited_s, 0.0))
         if not (step.is_told and step.num_sessions):
             return
@@ -197,11 +197,24 @@ class Policy:
         """Return whether what a source has not sent says something: draft workers have had the time to answer."""
         return name != REMOTE or self._joined_s[name] >= ROUND_TRIPS * self._round_trip_s
 
+    def _waited_s(self, name: str, step: Step) -> float:
+        """Return for how long a source was waited for; if its drafts were not read first, though they may be, for how
+        long it would have been else: what that saves is the step's."""
+        if not self._is_chosen_unread(name, step):
+            return step.waits[name]
+        count = step.judged[name].num_rounds
+        foreseen_s = np.array([self._traits[name].draft_s(count, step.depth)])
+        return float(self._time.wait(name).of(count, foreseen_s)[0])
+
+    def _is_chosen_unread(self, name: str, step: Step) -> bool:
+        return step.kind.is_unread and self._traits[name].may_be_unread
+
     def _learn_waits(self, step: Step, joins: Sources) -> None:
         for name in step.kind.sources & step.waits.keys():
             count = step.judged[name].num_rounds
             foreseen_s = self._traits[name].draft_s(count, step.depth)
-            self._time.wait(name).learn(count, step.waits[name], foreseen_s, joins=name in joins)
+            if not self._is_chosen_unread(name, step):
+                self._time.wait(name).learn(count, step.waits[name], foreseen_s, joins=name in joins)
 
     def _learn_ratio(self, used: Choice, step: Step) -> None:
         """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
