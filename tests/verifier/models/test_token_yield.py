@@ -113,11 +113,11 @@ def test_a_change_that_is_not_evident_is_followed_as_rounds_fade() -> None:
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.1), (0.9, 0.4), (0.1, 0.9), (0.2, 0.8)])
 @pytest.mark.parametrize("num_rounds", [1, 4])
 def test_evident_changes_are_noticed_within_some_rounds(before: float, after: float, num_rounds: int) -> None:
-    """Drafts that become worse as those that become better; from then on the rounds before do not count."""
+    """Drafts that become worse as those that become better; all rounds but the last ones are forgotten then."""
     found = learned(400, [before] * 4, num_rounds)
     assert steps_until_seen(found, [after] * 4, num_rounds) <= 20 / num_rounds
     rng = np.random.default_rng(2)
-    for _ in range(40):
+    for _ in range(200 // num_rounds):
         found.learn(drawn(rng, [after] * 4, num_rounds))
     assert found.reach()[0] == pytest.approx(after, abs=0.12)
 
