@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.protocol import REMOTE
+from specq.protocol import REMOTE, IntpArray
 from specq.verifier.control.choices import Choice, SourceTraits, Step
 from specq.verifier.control.policy import Policy
 from specq.verifier.models.step_curve import StepCurve
@@ -46,9 +46,10 @@ class Made:
 
 
 class Served(NamedTuple):
-    """Tokens and seconds of some steps; steps in which each source drafted, and sessions that it drafted for."""
+    """Tokens, as many as were to be expected, and seconds of some steps; steps in which each source drafted, and
+    sessions that it drafted for."""
 
-    tokens: int
+    tokens: float
     seconds: float
     num_steps: dict[str, int]
     num_drafts: dict[str, int]
@@ -66,7 +67,8 @@ class Driven:
     saved_s, unread_s   that a plain step saves as it is launched early, and one whose drafts are not read before
     heard     sources that have sent something; noise: standard deviation of the logarithm of a step's seconds
     find_alike   sources that find the same tokens: the longest of their chains is accepted, else each finds its own
-    prompts   (how many steps have some, rows, tokens that these attend to); prompt_row_s: that each row of them takes
+    prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_row_s: that each row of them
+              takes
     """
 
     sources: Sequence[Made]
@@ -79,7 +81,7 @@ class Driven:
     noise: float = 0.0
     seed: int = 0
     find_alike: bool = False
-    prompts: tuple[float, int, int] = (0.0, 0, 0)
+    prompts: tuple[int, int, int] = (0, 0, 0)
     prompt_row_s: float = 0.00001
     is_told: bool = True
     steps: list[Step] = field(default_factory=list)
@@ -97,66 +99,100 @@ class Driven:
 
     def run(self, num_steps: int, num_sessions: int = 1) -> Served:
         """Serve so many steps of so many sessions."""
-        begun = len(self.steps)
+        begun, tokens = len(self.steps), 0.0
         for _ in range(num_steps):
             self.policy.hear(dict.fromkeys(self.heard, 1))
             self.policy.meet(num_sessions)
-            step = self._step(num_sessions)
+            step = self.made_step(num_sessions)
+            tokens += self._expected_tokens(self._counts(num_sessions), num_sessions)
             self._before = step.kind.sources
             self.steps.append(step)
             self.policy.learn(step)
-        return self.served(begun)
+        return self._served(begun, tokens)
 
-    def served(self, begun: int = 0) -> Served:
-        """Return what the steps were from one on."""
+    def run_plain(self, num_steps: int, num_sessions: int = 1) -> None:
+        """Serve so many steps without drafts, so that it is known what these take."""
+        used, is_measured = self.policy.used, self.policy._is_measured
+        self.policy.used, self.policy._is_measured = PLAIN, False
+        self.run(num_steps, num_sessions)
+        self.policy.used, self.policy._is_measured = used, is_measured
+
+    def rate(self, names: Sequence[str] = (), num_sessions: int = 1) -> float:
+        """Return the tokens a second of some sources that always draft all their levels, or of plain decoding."""
+        used = {one.name: num_sessions for one in self.sources if one.name in names}
+        tokens = self._expected_tokens(used, num_sessions)
+        num_nodes = sum(num_sessions * one.levels for one in self.sources if one.name in used)
+        seconds = self._seconds(used, num_sessions + num_nodes, num_nodes, is_early=self.overlaps and not used)
+        waits = [one.draft_s(num_sessions, one.levels) for one in self.sources if one.name in used]
+        return tokens / (seconds + sum(waits))
+
+    def _served(self, begun: int, tokens: float) -> Served:
         steps = self.steps[begun:]
         drafted = {
             one.name: [step.judged[one.name].num_rounds for step in steps if one.name in step.kind.sources]
             for one in self.sources
         }
         return Served(
-            sum(step.num_tokens for step in steps), sum(step.seconds for step in steps),
+            tokens, sum(step.seconds for step in steps),
             {name: len(found) for name, found in drafted.items()}, {name: sum(found) for name, found in drafted.items()},
         )  # fmt: skip
 
-    def rate(self, names: Sequence[str] = (), num_sessions: int = 1, num_steps: int = 1500) -> float:
-        """Return the tokens a second of some sources that always draft, or of plain decoding."""
-        sources = [one for one in self.sources if one.name in names]
-        changes = {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
-        fixed = Driven(**(changes | {"sources": sources, "is_measured": False, "steps": [], "noise": 0.0}))
-        return fixed.run(num_steps, num_sessions).rate
+    def _counts(self, num_sessions: int) -> dict[str, int]:
+        """Return for how many sessions each source drafts now."""
+        policy = self.policy
+        used = [one.name for one in self.sources if one.name in policy.allowed and one.name in self.heard]
+        return {name: 1 if name in policy.looked_at else num_sessions for name in used}
 
-    def _step(self, num_sessions: int) -> Step:
-        policy, rng = self.policy, self.rng
-        used = [one for one in self.sources if one.name in policy.allowed and one.name in self.heard]
-        judged, tokens, num_nodes = {}, np.ones(num_sessions, np.int64), 0
+    def _levels(self, one: Made) -> int:
+        return min(one.levels, self.policy.depth) if one.is_told else one.levels
+
+    def _expected_tokens(self, counts: dict[str, int], num_sessions: int) -> float:
+        levels = np.arange(1, NUM_LEVELS + 1)
+        misses, found = np.ones(NUM_LEVELS), 0.0
         for one in self.sources:
-            count = 0 if one not in used else 1 if one.name in policy.looked_at else num_sessions
-            levels = min(one.levels, policy.depth) if one.is_told else one.levels
-            lengths = np.minimum(rng.geometric(1 - one.chance, count) - 1, levels) if one.chance < 1 else levels
-            lengths = np.broadcast_to(lengths, count)
-            accepted = (lengths[:, None] > np.arange(NUM_LEVELS)).sum(0)
-            verified = (lengths[:, None] >= np.arange(NUM_LEVELS)).sum(0) * (np.arange(NUM_LEVELS) < levels)
-            judged[one.name] = Judged(max(count, 1), verified.astype(float), accepted.astype(float))
+            if one.name in counts:
+                reach = one.chance**levels * (levels <= self._levels(one))
+                misses *= 1 - reach * counts[one.name] / num_sessions
+                found += counts[one.name] * float(reach.sum())
+        return num_sessions + (num_sessions * float((1 - misses).sum()) if self.find_alike else found)
+
+    def _seconds(
+        self, used: dict[str, int], num_rows: int, num_nodes: int, *, is_early: bool = False, is_unread: bool = False
+    ) -> float:
+        slower = 1 + sum(one.slows for one in self.sources if one.name in used)
+        seconds = (FIRST_S + (num_rows - 1) * self.row_s) * slower + self.node_s * num_nodes
+        return seconds - self.saved_s * is_early - self.unread_s * is_unread
+
+    def made_step(self, num_sessions: int) -> Step:
+        """Return what the next step is like."""
+        counts, tokens, num_nodes, judged = self._counts(num_sessions), np.ones(num_sessions, np.int64), 0, {}
+        for one in self.sources:
+            count = counts.get(one.name, 0)
+            lengths, judged[one.name] = self._drafted(one, count)
             found = np.append(lengths, np.zeros(num_sessions - count, np.int64))
             tokens = np.maximum(tokens, 1 + found) if self.find_alike else tokens + found
-            num_nodes += count * levels
-        names = frozenset(one.name for one in used)
-        is_unread = policy.is_unread and len(used) == 1 and used[0].may_be_unread
-        kind = Kind(names, self.overlaps and not names, is_unread, REMOTE not in names)
-        waits = {one.name: self._waits(one, num_sessions) for one in used}
-        prompts, attended = self.prompts[1:] if rng.random() < self.prompts[0] else (0, 0)
+            num_nodes += count * self._levels(one)
+        used = [one for one in self.sources if one.name in counts]
+        is_unread = self.policy.is_unread and len(used) == 1 and used[0].may_be_unread
+        kind = Kind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
+        every, *of_prompts = self.prompts
+        prompts, attended = of_prompts if every and len(self.steps) % every == 0 else (0, 0)
         rows = Rows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
-        seconds = (FIRST_S + (rows.total - 1) * self.row_s) * (1 + sum(one.slows for one in used))
-        seconds += self.node_s * num_nodes + self.prompt_row_s * prompts
-        seconds -= self.saved_s * kind.is_early + self.unread_s * is_unread
+        seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early, is_unread=is_unread)
+        seconds = (seconds + self.prompt_row_s * prompts) * float(self.rng.lognormal(0, self.noise))
+        waits = {one.name: self._waits(one, counts[one.name]) for one in used}
         return Step(
-            *(kind, rows, policy.looked_at, policy.depth, num_sessions, int(tokens.sum())),
-            seconds=seconds * float(rng.lognormal(0, self.noise)) + sum(waits.values()),
-            waits=waits, judged=judged, is_told=self.is_told,
+            *(kind, rows, self.policy.looked_at, self.policy.depth, num_sessions, int(tokens.sum())),
+            seconds=seconds + sum(waits.values()), waits=waits, judged=judged, is_told=self.is_told,
         )  # fmt: skip
 
-    def _waits(self, one: Made, num_sessions: int) -> float:
-        count = 1 if one.name in self.policy.looked_at else num_sessions
-        levels = min(one.levels, self.policy.depth)
-        return one.draft_s(count, levels) + one.join_s * count * (one.name not in self._before)
+    def _drafted(self, one: Made, count: int) -> tuple[IntpArray, Judged]:
+        """Return how many tokens of each of so many chains are accepted, and what is said of it."""
+        levels, places = self._levels(one), np.arange(NUM_LEVELS)
+        lengths = np.minimum(self.rng.geometric(1 - one.chance, count) - 1, levels)
+        accepted = (lengths[:, None] > places).sum(0)
+        verified = (lengths[:, None] >= places).sum(0) * (places < levels)
+        return lengths, Judged(max(count, 1), verified.astype(float), accepted.astype(float))
+
+    def _waits(self, one: Made, count: int) -> float:
+        return one.draft_s(count, self._levels(one)) + one.join_s * count * (one.name not in self._before)
