@@ -17,8 +17,8 @@ from specq.testing.checkpoints import VOCAB, random_tokens
 from specq.verification import StepBatch
 from specq.verification.begun import Judging, begin
 from specq.verification.judge import judge_each
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from tests.verification.begun_rows import begun_rows
 
 NUM = 9

@@ -1,5 +1,5 @@
-"""A policy driven by made-up steps, without an engine: what all takes and brings is known, so what it decides can be held
-against what is best."""
+"""A policy driven by made-up steps, without an engine: what all takes and brings is known, so what it decides can be
+held against what is best."""
 
 from __future__ import annotations
 
@@ -132,10 +132,8 @@ class Driven:
             one.name: [step.judged[one.name].num_rounds for step in steps if one.name in step.kind.sources]
             for one in self.sources
         }
-        return Served(
-            tokens, sum(step.seconds for step in steps),
-            {name: len(found) for name, found in drafted.items()}, {name: sum(found) for name, found in drafted.items()},
-        )  # fmt: skip
+        num_steps, num_drafts = ({name: of(own) for name, own in drafted.items()} for of in (len, sum))
+        return Served(tokens, sum(step.seconds for step in steps), num_steps, num_drafts)
 
     def _counts(self, num_sessions: int) -> dict[str, int]:
         """Return for how many sessions each source drafts now."""

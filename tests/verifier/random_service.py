@@ -16,8 +16,8 @@ from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.validation import validate
 
 MOST_STEPS = 3000

@@ -179,7 +179,9 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
         "suffix": 0,
         "remote+suffix": 0,
     }
-    assert metrics["choices"]["suffix"][1] == pytest.approx(policy.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01)
+    assert metrics["choices"]["suffix"][1] == pytest.approx(
+        policy.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
+    )
     assert metrics["decisions"] == {"probe": 1}
 
 

@@ -1,4 +1,5 @@
-"""What a policy uses, held against what is best of made-up sources. How it tries is in test_policy_probes."""
+"""What a policy uses, held against what is best of made-up sources, and what it says of it. How it tries is in
+test_policy_probes."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 
 from specq.protocol import COLOCATED
-from specq.verifier.control.choices import Choice
-from specq.verifier.control.policy import CHOOSE_EVERY, SHARED
+from specq.verifier.control.choices import DECISIONS, Choice
+from specq.verifier.control.policy import CHOOSE_EVERY, KEPT_DECISIONS, SHARED
 from specq.verifier.models.token_yield import PRIOR_CHANCE, TokenYield
 from tests.verifier.driven_policy import FIRST_S, PLAIN, Driven, Made
 
 GOOD = Made("good", 0.8, as_such_s=0.002)
 FAIR = Made("fair", 0.6, levels=2, as_such_s=0.0005)
+POOR = Made("poor", 0.3, levels=2, as_such_s=0.003)  # of plain decoding 0.87
 BAD = Made("bad", 0.1, as_such_s=0.02)
 USELESS = Made("useless", 0.03, as_such_s=0.0003)
 
@@ -226,3 +228,38 @@ def test_each_token_brings_its_part_of_prompts() -> None:
     assert good.rate == pytest.approx(good.tokens / (FIRST_S + 0.2 * good.tokens * prompt_s), rel=0.1)
     without = policy.foresee(only("good"), 1, prompts=False)
     assert without.rate == pytest.approx(good.tokens / FIRST_S, rel=0.05)
+
+
+# --- what is said of it
+# -------------------------------------------------------------------------------------------------
+
+
+def test_each_decision_says_why_and_by_which_rates() -> None:
+    driven = Driven([GOOD])
+    driven.run_plain(10, 4)
+    driven.run(30, 4)
+    began, won = driven.policy.decisions
+    assert (began.reason, began.sessions, began.used, began.other) == ("probe", 4, PLAIN, only("good"))
+    assert began.rate == pytest.approx(driven.rate([], 4), rel=0.03)
+    assert (won.reason, won.used, won.other) == ("probe_won", only("good"), PLAIN)
+    assert won.rate == pytest.approx(driven.rate(["good"], 4), rel=0.35)
+    assert won.other_rate == pytest.approx(driven.rate([], 4), rel=0.03)
+    assert began.step < won.step
+    assert won.shown() == {
+        "step": won.step, "sessions": 4, "reason": "probe_won", "used": "good",
+        "tokens_per_s": round(won.rate, 1), "other": "none", "other_tokens_per_s": round(won.other_rate, 1),
+    }  # fmt: skip
+
+
+def test_the_last_decisions_are_kept_and_all_are_counted() -> None:
+    driven = Driven([POOR], noise=0.02)
+    driven.run(3000)
+    policy = driven.policy
+    assert len(policy.decisions) == KEPT_DECISIONS < sum(policy.num_decided.values())
+    assert policy.metrics()["decisions"] == {name: count for name, count in policy.num_decided.items() if count}
+    assert {one.reason for one in policy.decisions} <= set(DECISIONS)
+
+
+def test_a_choice_has_a_name() -> None:
+    assert [str(one) for one in (PLAIN, only("b", "a"), Choice(frozenset({"a"}), True))] == ["none", "a+b", "a unread"]
+    assert only("a", "b").without("b") == only("a") == only("a").without("b")

@@ -1,5 +1,5 @@
-"""How a policy tries what it does not use: by probes of one session, then of all, which lose little; and what it says of
-it. By made-up sources and steps."""
+"""How a policy tries what it does not use: by probes of one session, then of all, which lose little. By made-up sources
+and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from specq.verifier.control.policy import (
     FIRST_CREDIT,
     FULL_ROUNDS,
     FULL_STEPS,
-    KEPT_DECISIONS,
     LEAST_STEPS,
     LOOK_STEPS,
     MOST_DEBT,
@@ -93,7 +92,9 @@ def test_a_probe_that_does_not_win_ends() -> None:
     driven.run(100)
     driven.policy.used, driven.policy._is_measured = PLAIN, True
     driven.run(3000)
-    lengths = [len(list(own)) for is_tried, own in groupby(bool(step.kind.sources) for step in driven.steps[100:]) if is_tried]
+    lengths = [
+        len(list(own)) for is_tried, own in groupby(bool(step.kind.sources) for step in driven.steps[100:]) if is_tried
+    ]
     assert driven.policy.used == PLAIN
     assert len(lengths) > 3
     assert max(lengths) <= max(FULL_STEPS, FULL_ROUNDS)
@@ -274,38 +275,3 @@ def test_sources_that_cannot_bring_more_sleep() -> None:
     assert driven.policy.asleep == frozenset()
     driven.run(1)
     assert driven.policy.asleep == frozenset()
-
-
-# --- what is said of it
-# -------------------------------------------------------------------------------------------------
-
-
-def test_each_decision_says_why_and_by_which_rates() -> None:
-    driven = Driven([GOOD])
-    driven.run_plain(10, 4)
-    driven.run(30, 4)
-    began, won = driven.policy.decisions
-    assert (began.reason, began.sessions, began.used, began.other) == ("probe", 4, PLAIN, only("good"))
-    assert began.rate == pytest.approx(driven.rate([], 4), rel=0.03)
-    assert (won.reason, won.used, won.other) == ("probe_won", only("good"), PLAIN)
-    assert won.rate == pytest.approx(driven.rate(["good"], 4), rel=0.35)
-    assert won.other_rate == pytest.approx(driven.rate([], 4), rel=0.03)
-    assert began.step < won.step
-    assert won.shown() == {
-        "step": won.step, "sessions": 4, "reason": "probe_won", "used": "good",
-        "tokens_per_s": round(won.rate, 1), "other": "none", "other_tokens_per_s": round(won.other_rate, 1),
-    }  # fmt: skip
-
-
-def test_the_last_decisions_are_kept_and_all_are_counted() -> None:
-    driven = Driven([POOR], noise=0.02)
-    driven.run(3000)
-    policy = driven.policy
-    assert len(policy.decisions) == KEPT_DECISIONS < sum(policy.num_decided.values())
-    assert policy.metrics()["decisions"] == {name: count for name, count in policy.num_decided.items() if count}
-    assert {one.reason for one in policy.decisions} <= set(DECISIONS)
-
-
-def test_a_choice_has_a_name() -> None:
-    assert [str(one) for one in (PLAIN, only("b", "a"), Choice(frozenset({"a"}), True))] == ["none", "a+b", "a unread"]
-    assert only("a", "b").without("b") == only("a") == only("a").without("b")

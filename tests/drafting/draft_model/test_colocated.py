@@ -31,9 +31,7 @@ class World:
         self.chains = ToyChains(proposer)
         levels, curve = StepCurve([1, 64], [0.0005, 0.0005]), StepCurve([1, 64], [0.005, 0.01])
         self.drafter = ColocatedSource(self.chains, levels, chain=chain, fan_out=fan_out)
-        self.verifier = Verifier(
-            ToyEngine(), curve, (self.drafter,), incarnation=1, measures_drafts=measures_drafts
-        )
+        self.verifier = Verifier(ToyEngine(), curve, (self.drafter,), incarnation=1, measures_drafts=measures_drafts)
 
     def collect(self) -> None:
         """Hang what was drafted onto the trees, without a step."""

@@ -184,9 +184,7 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     assert (world.chains.num_unread < 0.2 * num_rounds) is not are_unread
 
 
-@pytest.mark.parametrize(
-    ("is_unread", "waits_s"), [(True, 0.004), (True, 0.0), (False, 0.004), (False, 0.0)]
-)
+@pytest.mark.parametrize(("is_unread", "waits_s"), [(True, 0.004), (True, 0.0), (False, 0.004), (False, 0.0)])
 def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits_s: float) -> None:
     """Not what it takes to launch the step, before or after."""
     world, now = World(is_unread, width=1), [0.0]

@@ -70,7 +70,11 @@ def test_all_parts_of_a_step_are_found_again() -> None:
 
 def test_before_any_step_all_is_as_it_was_measured() -> None:
     time = made()
-    for kind, rows in ((Kind(), Rows(1)), (Kind(SOURCES[3], is_unread=True), Rows(40, 39)), (Kind(is_early=True), Rows(9))):
+    for kind, rows in (
+        (Kind(), Rows(1)),
+        (Kind(SOURCES[3], is_unread=True), Rows(40, 39)),
+        (Kind(is_early=True), Rows(9)),
+    ):
         assert expected_s(time, kind, rows) == pytest.approx(profiled(rows.total))
     assert time.saved_s == 0.0
 
