@@ -36,15 +36,14 @@ def test_plain_decoding_comes_first() -> None:
     assert driven.policy.used == PLAIN, "as long as drafts are tried"
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
-@pytest.mark.parametrize("num_sessions", [1, 4, 64])
+@pytest.mark.parametrize("num_sessions", [1, 64])
 @pytest.mark.parametrize("sources", [[GOOD], [GOOD, BAD], [BAD, USELESS], [GOOD, FAIR, USELESS, BAD]])
-def test_what_is_used_is_as_fast_as_the_best_alone(sources: list[Made], num_sessions: int, noise: float) -> None:
+def test_what_is_used_is_as_fast_as_the_best_alone(sources: list[Made], num_sessions: int) -> None:
     """From some steps on, and all that is tried meanwhile costs little."""
-    driven = Driven(sources, noise=noise)
+    driven = Driven(sources, noise=0.05)
     best = max(driven.rate(one, num_sessions) for one in ([], *([one.name] for one in sources)))
     driven.run(150, num_sessions)
-    assert driven.run(1500, num_sessions).rate > 0.97 * best
+    assert driven.run(1000, num_sessions).rate > 0.97 * best
 
 
 def test_of_sources_that_find_the_same_one_is_used() -> None:

@@ -104,7 +104,7 @@ def test_a_probe_that_does_not_win_ends() -> None:
 def test_what_has_lost_rests(sources: list[Made]) -> None:
     """For some steps, each choice by itself."""
     driven = Driven(sources, noise=0.02)
-    driven.run(4000)
+    driven.run(2000)
     lost, num_rests = dict[Choice, int](), 0
     for one in driven.policy.decisions:
         if one.reason == "probe" and one.other in lost:
@@ -155,14 +155,14 @@ def lost_s(driven: Driven, begun: int, num_sessions: int) -> float:
 def test_probes_lose_about_the_budget(sources: list[Made], num_sessions: int) -> None:
     """Where nothing pays, and over thousands of steps; beside what may be lost at first."""
     driven = Driven(sources)
-    driven.run(6000, num_sessions)
+    driven.run(4000, num_sessions)
     assert driven.policy.used == PLAIN
     assert driven.policy.num_decided["probe"] > len(sources)
     seconds = sum(step.seconds for step in driven.steps)
     at_first = (FIRST_CREDIT + MOST_DEBT) * FIRST_S
     assert lost_s(driven, 0, num_sessions) < at_first + 1.6 * BUDGET * seconds
-    later = sum(step.seconds for step in driven.steps[2000:])
-    assert 0.3 * BUDGET * later < lost_s(driven, 2000, num_sessions) < 1.7 * BUDGET * later
+    later = sum(step.seconds for step in driven.steps[1500:])
+    assert 0.3 * BUDGET * later < lost_s(driven, 1500, num_sessions) < 1.7 * BUDGET * later
 
 
 def num_probes(driven: Driven, num_steps: int) -> int:
