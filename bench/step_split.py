@@ -33,10 +33,10 @@ class StepSplit:
 
         phases_ms   of each phase; `wait` is for what the verifier's own process drafts
         host_ms     all of them but `forward`; wait_ms: the part of it that is `wait`
-        arms        by load and sources: [whether they are used, gain] (`specq.verifier.control.arms`)
+        choices     of sources: [whether they are used, tokens a second] (`specq.verifier.control.policy`)
         """
         after = self._settled()
-        return split(self._before["metrics"], after["metrics"]) | {"arms": after["metrics"].get("arms", {})}
+        return split(self._before["metrics"], after["metrics"]) | {"choices": after["metrics"].get("choices", {})}
 
     def _settled(self) -> dict[str, Any]:
         """Return what the broker knows of the verifier when two reports, more than a heartbeat apart, say the same

@@ -16,7 +16,7 @@ def since(before: Metrics, after: Metrics) -> dict[str, Any]:
     """Return what the steps between two states were like, in milliseconds and counts for a step.
 
     step_ms   in the engine; host_ms: between, with what drafts, messages and book-keeping take
-    arms      sets of sources that are in use afterwards, by load; sent, judged: nodes in all, by source
+    choices   of sources that are in use afterwards; sent, judged: nodes in all, by source
     """
     num_steps = after["steps"] - before["steps"]
     sums = {name: _less(after["step_us"], before["step_us"], name)[0] / 1e3 for name in PHASES}
@@ -29,7 +29,7 @@ def since(before: Metrics, after: Metrics) -> dict[str, Any]:
         "rows": round(_less(after, before, "step_rows")[0] / max(num_steps, 1), 3),
         "sent": {name: count - before["sent"].get(name, 0) for name, count in after["sent"].items()},
         "judged": {name: _less(after["judged"], before["judged"], name) for name in after["judged"]},
-        "arms": [name for name, (is_used, _) in after["arms"].items() if is_used],
+        "choices": [name for name, (is_used, _) in after["choices"].items() if is_used],
     }
 
 

@@ -196,19 +196,19 @@ def test_steps_between_two_states_are_their_differences():
     nothing."""
     before = {
         "steps": 10, "step_us": {"forward": [5000, 10], "host": [1000]}, "step_rows": [20], "sent": {"remote": 3},
-        "judged": {"remote": [5]}, "arms": {"1 lookup": [1, 0]},
+        "judged": {"remote": [5]}, "choices": {"lookup": [1, 210.0]},
     }  # fmt: skip
     after = {
         "steps": 14, "step_us": {"forward": [13_000, 10, 4], "judge": [400, 4], "host": [2200, 4]}, "step_rows": [32,
         14],
-        "sent": {"remote": 7, "lookup": 2}, "judged": {"remote": [9, 2]}, "arms": {"1 lookup": [0, 0.1], "1 "
-            "remote": [1, 0]},
+        "sent": {"remote": 7, "lookup": 2}, "judged": {"remote": [9, 2]}, "choices": {"lookup": [0, 205.0],
+            "remote": [1, 220.0]},
     }  # fmt: skip
     found = since(before, after)
     assert (found["num_steps"], found["step_ms"], found["host_ms"], found["rows"]) == (4, 2.1, 0.3, 3.0)
     assert found["sent"] == {"remote": 4, "lookup": 2}
     assert found["judged"] == {"remote": [4, 2]}
-    assert found["arms"] == ["1 remote"]
+    assert found["choices"] == ["remote"]
 
 
 def test_what_others_compute_is_what_nobody_of_ours_did():

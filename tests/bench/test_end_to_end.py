@@ -448,11 +448,11 @@ class Reports:
 def test_a_report_counts_when_the_verifier_has_beaten_since_its_last_step():
     """What the broker knows right after the last job is older than the job's last steps."""
     idle = {"steps": 3, "metrics": BEFORE}
-    late, done = {"steps": 5, "metrics": BEFORE}, {"steps": 7, "metrics": AFTER | {"arms": {"1 lookup": [1, 0]}}}
+    late, done = {"steps": 5, "metrics": BEFORE}, {"steps": 7, "metrics": AFTER | {"choices": {"lookup": [1, 210.0]}}}
     found = StepSplit(Reports(idle, idle, late, done), heartbeat_ms=0)
     found.begin()
     figures = found.figures()
-    assert (figures["num_steps"], figures["arms"]) == (4, {"1 lookup": [1, 0]})
+    assert (figures["num_steps"], figures["choices"]) == (4, {"lookup": [1, 210.0]})
 
 
 def test_a_verifier_that_goes_on_by_itself_is_an_error():
@@ -611,6 +611,6 @@ def test_a_deployment_on_the_cpu(tmp_path, pair):
     run = found["results"]["one"]["async"]["1"]
     assert run["num_steps"] > 0
     assert run["phases_ms"]["forward"] > run["phases_ms"]["judge"] > 0
-    assert run["arms"]
+    assert run["choices"]
     assert run["first_token_ms"] > 0
     assert run["itl_p99_ms"] >= run["itl_ms"] > 0
