@@ -17,8 +17,8 @@ from specq.testing.checkpoints import VOCAB, random_tokens
 from specq.verification import StepBatch
 from specq.verification.begun import Judging, begin
 from specq.verification.judge import judge_each
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from tests.verification.begun_rows import begun_rows
 
 NUM = 9
@@ -73,7 +73,7 @@ def serve(engine: Engine, seed: int = 0, penalty: float = 0.7) -> dict[int, list
     before until these have ended."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
-    verifier.control.early._awaits_histories = lambda *_: False  # type: ignore[method-assign]
+    verifier.control._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:

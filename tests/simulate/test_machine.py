@@ -239,6 +239,7 @@ def test_a_verifier_plans_by_the_curve_of_how_it_steps():
     verifier = simulation.world.processes[b"target-0"].worker
     for is_helped, seconds in ((True, 0.006), (False, 0.010)):
         verifier.engine.is_helped = is_helped
+        verifier.control.follow_drafting()
         assert verifier.curve(8) == pytest.approx(seconds)
 
 
@@ -251,4 +252,4 @@ def test_drafters_that_do_not_pay_are_silenced_for_the_core_that_they_take():
     )
     found = simulation.run(drain=False)
     assert found.seconds / found.rounds < 0.0070
-    assert not simulation.world.processes[b"target-0"].worker.arms.uses("remote")
+    assert not simulation.world.processes[b"target-0"].worker.policy.uses("remote")

@@ -16,8 +16,8 @@ from specq.protocol.step_output import NO_TAP, StepOutput
 from specq.testing.late import LateEngine, LateStep
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.validation import validate
 
 MOST_STEPS = 3000
@@ -107,17 +107,17 @@ class Service:
             max_sessions=random.choice([1, 2, 4, 64]),
             max_step_rows=random.choice([6, 20, 200]),
             max_uncommitted=random.choice([3, 10, 1000]),
-            measures_drafts=random.random() < 0.5,
+            measures_drafts=random.random() < (0.2 if has_chains else 0.5),
         )
         if random.random() < 0.5:
-            self.verifier.control.early._awaits_histories = lambda *_: False
+            self.verifier.control._awaits_histories = lambda *_: False
         self.jobs: dict[int, Job] = {}
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0
 
     def _drafter(self) -> ColocatedSource:
         levels, width = StepCurve([1, 64], [0.0002, 0.0002]), self.random.choice([1, 3])
-        is_unread = self.random.choice([True, None])
+        is_unread = self.random.choice([True, True, True, None])
         return ColocatedSource(self.chains, levels, chain=4, fan_out=width, is_unread=is_unread)
 
     def act(self) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from itertools import count
 
 import numpy as np
 import pytest
 
-from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, REMOTE, SUFFIX, SUFFIX_LANE
+from specq.protocol import COLOCATED, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, REMOTE, SUFFIX, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.protocol.wire import decode, encode
 from specq.testing import World
 from specq.testing.toy import ToyEngine
-from specq.verifier.control.arms import Arms
-from specq.verifier.sources.source_clock import LANES_OF
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.control.choices import DECISIONS, Choice, SourceTraits
+from specq.verifier.control.policy import Policy
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.step_time import StepTime
+from specq.verifier.sources.source_clock import LANES_OF
 from specq.verifier.step.commit import NO_ROUNDS
 from specq.verifier.step.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
 
@@ -155,39 +156,54 @@ def test_a_session_that_is_closed_twice_counts_once():
     assert verifier.heartbeat().metrics["drafted"] == 3
 
 
-def test_arms_are_shown_by_load():
-    arms = Arms([REMOTE, SUFFIX])
-    for _ in range(400):
-        rate = 1.0 if arms.allowed == {REMOTE, SUFFIX} else 0.5
-        arms.meet(4)
-        arms.learn(4, int(100 * rate), 0.02, {REMOTE: 10, SUFFIX: 10})
+def met(num_sessions: int, names: list[str]) -> Policy:
+    """Return a policy of a verifier with so many sessions and these sources, all of which were heard."""
+    curve = StepCurve([1, 64], [0.005, 0.01])
+    policy = Policy(
+        [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names], StepTime(names, (curve, curve)),
+        overlaps=True, first_s=0.005,
+    )  # fmt: skip
+    policy.hear(dict.fromkeys(names, 1))
+    policy.meet(num_sessions)
+    return policy
 
-    metrics = arms.metrics()
-    assert metrics["arms"]["4 remote+suffix"] == [1, 0]
-    assert metrics["arms"]["4 remote"][1] == pytest.approx(math.log(0.5), abs=0.05)
-    assert metrics["arm_trials"]["4"] > 0
+
+def test_choices_are_shown_with_what_is_foreseen_of_them():
+    """Tokens a second, which of them is in use, and how often what was decided."""
+    policy = met(4, [REMOTE, SUFFIX])
+
+    metrics = policy.metrics()
+    assert {name: used for name, (used, _) in metrics["choices"].items()} == {
+        "none": 1,
+        "remote": 0,
+        "suffix": 0,
+        "remote+suffix": 0,
+    }
+    assert metrics["choices"]["suffix"][1] == pytest.approx(
+        policy.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
+    )
+    assert metrics["decisions"] == {"probe": 1}
+
+
+def test_before_there_are_sessions_nothing_is_foreseen():
+    assert met(0, [SUFFIX]).metrics() == {"choices": {}, "decisions": {}}
 
 
 def test_the_fullest_heartbeat_arrives():
-    """All levels of load with all arms, all depths, all limits: it is within its bound."""
+    """All choices of all sources, all depths, all limits: it is within its bound."""
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     meter = verifier.meter
     for histogram in (*meter._phases.values(), meter._rows, meter._sessions):
         for limit in (*histogram.limits, histogram.limits[-1] + 1):
             histogram.observe(limit)
     verifier.trees._closed_verified_at[:] = 2**40
-    verifier.policy = Arms(LANES_OF)
-    for load in range(13):
-        for _ in range(40):
-            verifier.policy.meet(2**load)
-            verifier.policy.learn(2**load, 100, 0.02, dict.fromkeys(LANES_OF, 1))
-    for level in verifier.policy._levels.values():
-        for challenger in level.challengers.values():
-            challenger.learn(-0.1)
+    verifier.policy = met(64, list(LANES_OF))
+    verifier.policy.num_decided = dict.fromkeys(DECISIONS, 2**40)
 
     metrics = decode(encode(verifier.heartbeat())).metrics
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
-    num_sources = len(LANES_OF)
-    assert len(metrics["arms"]) == 13 * (1 + num_sources + 1 + num_sources), "all, without each, none, each alone"
+    count = len(LANES_OF)
+    assert len(metrics["choices"]) == 1 + count + count * (count - 1) // 2 + 1 + 1, "none, one, two, all; one unread"
+    assert metrics["decisions"].keys() == set(DECISIONS)
     assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more

@@ -24,8 +24,10 @@ from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.verification import StepBatch
 from specq.verifier import core
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.control.choices import Step
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.step_time import StepTime
 from specq.verifier.sessions import open_sessions as kv_admission
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet
@@ -342,12 +344,15 @@ def test_sessions_that_need_the_host_are_waited_for(
 
 
 @pytest.mark.parametrize(("num_shaped", "is_followed"), [(3, True), (4, False)])
-def test_few_sessions_that_need_the_host_join_every_second_step(num_shaped: int, is_followed: bool) -> None:
+def test_few_sessions_that_need_the_host_join_every_second_step(
+    num_shaped: int, is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What launching early saves of all sessions, a fifth of a step here, must be more than half a token of each of
     these."""
     engine = LateEngine()
     verifier = make_verifier(engine)
-    verifier.control.early._waiting.saved_s = lambda curve: verifier.curve(10) / 5.9
+    monkeypatch.setattr(StepTime, "saved_s", verifier.curve(10) / 5.9)
+    verifier.policy.learn = lambda _: None  # type: ignore[method-assign]
     for session_id in range(10):
         open_session(verifier, session_id, presence_penalty=0.1 * (session_id < num_shaped))
     lengths = list[list[int]]()
@@ -517,21 +522,18 @@ def test_nobody_is_evicted_from_a_step_in_flight(is_apart: bool, monkeypatch: py
 
 
 def test_the_controller_learns_from_whole_steps() -> None:
-    """A step takes from the end of the one before to its own end, however early it was launched. What one takes that is
-    waited for at once, as a drafted one is, it does not say."""
+    """A step takes from the end of the one before to its own end, however early it was launched; which it says."""
     verifier = make_verifier()
     open_session(verifier, tokens_left=30, speculation=Speculation(mode="async"))
-    learned: list[float] = []
-    waited: list[float] = []
-    verifier.policy.learn = lambda *known, **_: learned.append(known[2])  # type: ignore[method-assign]
-    verifier.curve.learn = lambda rows, seconds, nodes: waited.append(seconds)  # type: ignore[method-assign]
+    learned = list[Step]()
+    verifier.policy.learn = learned.append  # type: ignore[method-assign]
     now = iter(range(10_000))
     ends = []
     while verifier.has_work:
         if list(verifier.step(lambda: float(next(now)))):
             ends.append(verifier.control.last_end)
-    assert learned[:-1] == [end - start for start, end in pairwise(ends[:-1])]
-    assert not waited
+    assert [step.seconds for step in learned[:-1]] == [end - start for start, end in pairwise(ends[:-1])]
+    assert {step.kind.is_early for step in learned} == {True}
 
 
 # --- faults and bursts beside three steps

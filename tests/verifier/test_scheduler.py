@@ -119,22 +119,6 @@ def test_best_count_looks_at_what_is_known_by_then(data: st.DataObject, num_sess
         ) + 1e-12
 
 
-def test_a_curve_learns_what_steps_really_take() -> None:
-    """What rows do not explain is added to each step; a row's own price stays, and outliers are cut."""
-    curve = StepCurve([1, 101], [1.0, 2.0])
-    price = curve.slope(10)
-    for _ in range(200):
-        curve.learn(51, 2.5)
-    assert curve(51) == pytest.approx(2.5)
-    assert curve.times(1, 2).tolist() == pytest.approx([2.0, 2.01])
-    assert curve.slope(10) == pytest.approx(price)
-    curve.learn(51, 1e9)
-    assert curve.extra_s < 2.0
-    for _ in range(200):
-        curve.learn(51, 0.1)
-    assert curve(51) == pytest.approx(1.5)
-
-
 @given(st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6))
 def test_a_curve_never_falls(seconds: list[float]) -> None:
     """Noise in the profile does not make more rows look cheaper."""

@@ -1,13 +1,15 @@
-"""What a step takes, as it is learned in service: what nodes cost beside their rows is told from what all steps
-cost."""
+"""The seconds of a step by its rows, as they were measured: between the sizes, beyond them, and corrected."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from specq.verifier import StepCurve
+from specq.verifier.models.step_curve import MOST_SLOPE
 from specq.verifier.step.node_choice import best_count
 
-ROW_S, FIRST_S = 0.0001, 0.004
+FIRST_S, ROW_S = 0.004, 0.0001
 
 
 @pytest.fixture
@@ -15,58 +17,48 @@ def curve() -> StepCurve:
     return StepCurve([1, 64], [FIRST_S, FIRST_S + 63 * ROW_S])
 
 
-def serve(curve, steps, *, sessions=16, nodes=8, extra_s=0.001, node_s=0.0002):
-    """Let it learn from steps of so many sessions and nodes which take longer than was profiled."""
-    for _ in range(steps):
-        rows = sessions + nodes
-        curve.learn(rows, FIRST_S + (rows - 1) * ROW_S + extra_s + nodes * node_s, nodes)
+def test_what_a_step_takes_besides_its_rows_is_added(curve: StepCurve) -> None:
+    """What the rows take is scaled, and each node has its own; the curve that was measured stays."""
+    found = curve.corrected(1.5, 0.001, 0.0002)
+    assert found(24, 8) == pytest.approx(1.5 * (FIRST_S + 23 * ROW_S) + 0.001 + 8 * 0.0002)
+    assert found.times(16, 9) == pytest.approx([found(16 + n, n) for n in range(9)])
+    assert found.slope(16) == pytest.approx(1.5 * ROW_S + 0.0002)
+    assert found.profiled(24) == curve(24) == pytest.approx(FIRST_S + 23 * ROW_S)
 
 
-def test_what_nodes_cost_is_learned_beside_plain_steps(curve):
-    """Sixteen sessions with eight nodes: first in turns with plain steps, as in trials of sources, then for long
-    without."""
-    for _ in range(4):
-        serve(curve, 40)
-        serve(curve, 40, nodes=0)
-    serve(curve, 1000)
-    assert curve.node_s == pytest.approx(0.0002, rel=0.05)
-    assert curve.extra_s == pytest.approx(0.001, rel=0.05)
-    assert curve(24, 8) == pytest.approx(FIRST_S + 23 * ROW_S + 0.001 + 8 * 0.0002, rel=0.01)
-    np.testing.assert_allclose(curve.times(16, 9), [curve(16 + n, n) for n in range(9)])
-    assert curve.slope(16) == pytest.approx(ROW_S + 0.0002, rel=0.05)
+def test_beyond_the_largest_size_the_slope_goes_on(curve: StepCurve) -> None:
+    beyond = [FIRST_S + (rows - 1) * ROW_S for rows in (64, 65, 200)]
+    assert [curve(rows) for rows in (64, 65, 200)] == pytest.approx(beyond)
+    assert curve.profiled_at(np.array([64, 65, 200])) == pytest.approx(beyond)
+    assert curve.profiled_times(60, 10) == pytest.approx([curve.profiled(60 + n) for n in range(10)])
 
 
-def test_without_plain_steps_nothing_is_known_of_nodes(curve):
-    serve(curve, 1000)
-    assert curve.node_s == 0.0
-    assert curve.extra_s == pytest.approx(0.001 + 8 * 0.0002, rel=0.01)
+@pytest.mark.parametrize("factor", [0.2, 3.0])
+def test_the_slope_beyond_is_learned_from_steps_with_more_rows(curve: StepCurve, factor: float) -> None:
+    """Sizes that were measured stay."""
+    last = curve(64)
+    for _ in range(200):
+        curve.learn_slope(64 + 128, last + 128 * factor * ROW_S)
+    assert curve(64 + 128) == pytest.approx(last + 128 * factor * ROW_S, rel=0.01)
+    assert curve(64) == last
 
 
-def test_another_load_is_nothing_to_compare_with(curve):
-    """Plain steps of sixteen sessions say nothing about drafted ones of one session, which take less time beyond the
-    profile."""
-    for _ in range(4):
-        serve(curve, 40)
-        serve(curve, 40, nodes=0)
-    serve(curve, 200, sessions=1, nodes=4, extra_s=0.0001)
-    assert curve.node_s == pytest.approx(0.0002, rel=0.05)
+def test_few_rows_more_say_little_of_a_slope_and_none_say_nothing(curve: StepCurve) -> None:
+    few, many = (StepCurve([1, 64], [FIRST_S, FIRST_S + 63 * ROW_S]) for _ in range(2))
+    few.learn_slope(64 + 4, curve(64) + 4 * 3 * ROW_S)
+    many.learn_slope(64 + 64, curve(64) + 64 * 3 * ROW_S)
+    assert curve(100) < few(100) < many(100)
+    curve.learn_slope(64, 1.0)
+    assert curve(100) == pytest.approx(FIRST_S + 99 * ROW_S)
 
 
-def test_nodes_that_were_dear_are_tried_again(curve):
-    """Where none is verified any more, nothing could tell that they became cheaper."""
-    for _ in range(4):
-        serve(curve, 40)
-        serve(curve, 40, nodes=0)
-    serve(curve, 2000, nodes=0)
-    assert curve.node_s < 0.00002
-
-
-def test_one_step_that_was_late_is_no_measurement(curve):
-    serve(curve, 40, nodes=0, node_s=0.0)
-    curve.learn(24, 100.0, 8)
-    assert curve.node_s <= 4.0 * curve(24) / 24
-    serve(curve, 45, node_s=0.0)
-    assert curve.node_s == pytest.approx(0.0, abs=2e-5)
+def test_one_step_that_was_late_is_no_slope(curve: StepCurve) -> None:
+    """A row takes no more than some times the mean of those that were measured; nor less than nothing."""
+    curve.learn_slope(128, 1e9)
+    assert curve(65) - curve(64) <= MOST_SLOPE * curve(64) / 64
+    for _ in range(500):
+        curve.learn_slope(128, 0.0)
+    assert curve(64) <= curve(1000) < 1.1 * curve(64)
 
 
 def test_a_round_that_waits_for_drafts_verifies_more_of_them() -> None:

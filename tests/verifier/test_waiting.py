@@ -1,5 +1,5 @@
-"""Whether steps wait for drafts of draft workers, by a virtual clock with a device beside the host; and what decides
-that."""
+"""Whether steps wait for drafts of draft workers, by a virtual clock with a device beside the host; and how long these
+take to answer."""
 
 from __future__ import annotations
 
@@ -75,22 +75,6 @@ def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None
     far.round_trip_s = 0.001
     rate_of(found, "async", 1, 8.0)
     assert rate_of(found, "async", 1, 3.0) > 1.3 * plain
-
-
-# --- what decides
-# -------------------------------------------------------------------------------------------------------
-
-CURVE = StepCurve([1, 64], [0.004, 0.004])
-
-
-def learn(waiting: Waiting, num_steps: int, num_more: int = 0, *, are_early: bool = False) -> None:
-    """Let 8 sessions have so many steps: those launched early take 4 ms, those waited for 5 ms and bring so many tokens
-    more."""
-    for _ in range(num_steps):
-        if are_early:
-            waiting.learn_early(8, 8, 8, 0.004, CURVE, are_fed=True)
-        else:
-            waiting.learn_waited(8, 8 + num_more, 0.005)
 
 
 def test_a_round_trip_ends_with_the_first_draft_that_knows_of_the_commit() -> None:

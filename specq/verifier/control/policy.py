@@ -167,7 +167,7 @@ class Policy:
         not. Others only say what steps take."""
         used, joins = self._felt(Choice(step.kind.sources, step.kind.is_unread)), self._join(step)
         if not joins:
-            waited_s = sum(step.waits.values())
+            waited_s = sum(self._waited_s(name, step) for name in step.waits)
             self._time.learn(step.kind, step.rows, max(step.seconds - waited_s, 0.0))
         if not (step.is_told and step.num_sessions):
             return
@@ -203,10 +203,22 @@ class Policy:
         is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
         return not is_late and bool(step.judged[name].tried.any() or not step.rows.prompts)
 
-    def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
+    def _waited_s(self, name: str, step: Step) -> float:
+        """Return for how long a source was waited for; of drafts that were not read before the step was launched, for
+        how long it would have been: what that saves is the step's."""
+        return float(self._foreseen_s(name, step)[1][0]) if step.kind.is_unread else step.waits[name]
+
+    def _foreseen_s(self, name: str, step: Step) -> tuple[float, Float64Array]:
+        """Return what was foreseen of a draft at the start, and for how long the source is expected to be waited
+        for."""
         count = step.judged[name].num_rounds
         foreseen_s = self._traits[name].draft_s(count, step.depth)
-        self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
+        return foreseen_s, self._time.wait(name).of(count, np.array([foreseen_s]))
+
+    def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
+        if not step.kind.is_unread:
+            count, (foreseen_s, _) = step.judged[name].num_rounds, self._foreseen_s(name, step)
+            self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
 
     def _learn_ratio(self, used: Choice, step: Step) -> None:
         """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""

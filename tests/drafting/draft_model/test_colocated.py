@@ -1,7 +1,7 @@
 """A drafter in the verifier's own process."""
 
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Ver
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyChains, ToyProposer
-from specq.verifier.control.arms import Arms
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.control.choices import Choice, Step
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sources import Budget
 from tests.verifier.sessions import candidates, live_nodes
 
@@ -22,22 +22,25 @@ PROMPT = [5, 6, 7]
 
 
 class World:
-    """A drafter of toy text and its verifier. A level takes half a millisecond."""
+    """A drafter of toy text and its verifier, which always uses it unless drafts are measured. A level takes half a
+    millisecond."""
 
-    def __init__(self, proposer: ToyProposer | None = None, chain: int = 6) -> None:
+    def __init__(
+        self, proposer: ToyProposer | None = None, chain: int = 6, *, fan_out: int = 3, measures_drafts: bool = False
+    ) -> None:
         self.chains = ToyChains(proposer)
-        self.drafter = ColocatedSource(self.chains, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
-        curve = StepCurve([1, 64], [0.005, 0.01])
-        self.verifier = Verifier(ToyEngine(), curve, (self.drafter,), incarnation=1)
+        levels, curve = StepCurve([1, 64], [0.0005, 0.0005]), StepCurve([1, 64], [0.005, 0.01])
+        self.drafter = ColocatedSource(self.chains, levels, chain=chain, fan_out=fan_out)
+        self.verifier = Verifier(ToyEngine(), curve, (self.drafter,), incarnation=1, measures_drafts=measures_drafts)
 
     def collect(self) -> None:
         """Hang what was drafted onto the trees, without a step."""
         self.verifier.sources.collect((), frozenset([REMOTE, COLOCATED]), Budget(self.verifier.curve, 0.0), lambda: 0.0)
 
 
-def make(proposer: ToyProposer | None = None) -> World:
+def make(proposer: ToyProposer | None = None, **options: Any) -> World:
     """Return a drafter beside its verifier, without sessions."""
-    return World(proposer)
+    return World(proposer, **options)
 
 
 def open_session(own: World, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any) -> None:
@@ -67,6 +70,18 @@ def complete(own: World, most: int = 200) -> list[Verdict]:
         verdicts += turn(own)
         assert len(verdicts) < most
     return verdicts
+
+
+def learned_of(own: World) -> list[Step]:
+    """Return a list that gets what is learned from now on."""
+    found, learn = list[Step](), own.verifier.policy.learn
+
+    def learned(step: Step) -> None:
+        found.append(step)
+        learn(step)
+
+    own.verifier.policy.learn = learned  # type: ignore[method-assign]
+    return found
 
 
 def text(verdicts: list[Verdict]) -> list[int]:
@@ -174,6 +189,7 @@ def test_where_others_are_ahead_nothing_is_drafted() -> None:
         )  # fmt: skip
         own.verifier.handle(others, 0.0)
         own.collect()
+        own.verifier.policy.promised = 4.0
         own.verifier.begin(0.0)
         before = own.drafter.num_passes
         own.collect()
@@ -195,7 +211,8 @@ def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
     own.collect()
-    assert sum(node.reach_prob for node in candidates(session, 0.0)) > own.drafter.choice.promise()
+    own.verifier.policy.promised = 4.0
+    assert sum(node.reach_prob for node in candidates(session, 0.0)) > own.verifier.policy.promised
     own.verifier.begin(0.0)
     before = own.drafter.num_passes
     own.collect()
@@ -236,43 +253,49 @@ def test_scores_are_measured_over_all_sessions_and_not_once_more_by_one(fan_out:
 
 def test_only_judged_tokens_are_learned_from() -> None:
     """Tokens after the first rejected one are no evidence."""
-    own = make(ToyProposer(wrong_every=5, blind=True))
-    learned: list[tuple[int, int]] = []
-    with mock.patch.object(
-        own.drafter.choice, "learn_chains", lambda judged, accepted: learned.extend(zip(judged, accepted, strict=True))
-    ):
-        open_session(own)
-        complete(own)
-        own.collect()
-    assert {judged - accepted for judged, accepted in learned} == {0, 1}
-    assert all(judged > 0 for judged, _ in learned)
+    own = make(ToyProposer(wrong_every=5, blind=True), fan_out=1)
+    learned = learned_of(own)
+    open_session(own)
+    complete(own)
+    judged = [step.judged[COLOCATED] for step in learned if step.rows.nodes]
+    assert len(judged) > 5
+    assert {one.verified.sum() - one.accepted.sum() for one in judged} == {0, 1}
+    assert all(one.num_rounds == 1 and one.verified.max() == 1 for one in judged)
 
 
 def test_drafting_is_no_part_of_the_step() -> None:
     """What a draft takes is known by itself; the step's curve does not learn it once more."""
     own, now = make(), 0.0
+    learned, collect, compute = learned_of(own), own.chains.collect, own.verifier.engine.step
 
-    def clock() -> float:
-        return now
+    def after(seconds: float, does: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*given: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return does(*given)
 
+        return done
+
+    own.chains.collect = after(0.01, collect)  # type: ignore[method-assign]
+    own.verifier.engine.step = after(0.005, compute)  # type: ignore[method-assign]
     open_session(own)
-    while own.verifier.sessions and not all(session.finish for session in own.verifier.sessions.values()):
+    while not all(session.finish for session in own.verifier.sessions.values()):
         own.verifier.begin(now)
-        now += 0.01 if own.drafter.has_work else 0.0
-        own.verifier.step(clock)
+        own.verifier.step(lambda: now)
+    drafted = [step for step in learned if step.waits]
     assert own.drafter.num_passes > 5
-    assert own.verifier.curve.extra_s == 0.0
+    assert [step.waits[COLOCATED] for step in drafted] == pytest.approx([0.01] * len(drafted))
+    assert own.verifier.curve(1) < 0.006
 
 
 def test_drawn_chains_are_learned_from_where_they_were_judged() -> None:
     """Their tokens are evidence only where the judge compared distributions."""
     own = make()
-    learned: list[int] = []
-    with mock.patch.object(own.drafter.choice, "learn_chains", lambda judged, accepted: learned.extend(judged)):
-        open_session(own, strategy="probabilistic", temperature=1.0)
-        verdicts = complete(own)
+    learned = learned_of(own)
+    open_session(own, strategy="probabilistic", temperature=1.0)
+    verdicts = complete(own)
     num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
-    assert 0 < sum(learned) <= num_verified
+    assert 0 < sum(step.judged[COLOCATED].verified.sum() for step in learned) <= num_verified
 
 
 @pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])
@@ -310,7 +333,7 @@ def test_without_room_at_the_drafter_the_others_are_drafted_for() -> None:
 
 def test_useless_chains_end() -> None:
     """A drafter that is always wrong is asked for nothing but a trial now and then."""
-    own = make(ToyProposer(wrong_every=1, blind=True))
+    own = make(ToyProposer(wrong_every=1, blind=True), measures_drafts=True)
     open_session(own)
     complete(own)
     early = own.drafter.num_passes
@@ -343,7 +366,7 @@ def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: s
     own = make()
     assert COLOCATED in own.verifier.policy.allowed
     open_session(own, mode=mode)
-    own.verifier.policy = Arms([], is_measured=False)
+    own.verifier.policy.used = Choice()
     for _ in range(5):
         turn(own)
     assert bool(own.verifier.sources.num_sent[COLOCATED]) == bool(own.drafter.num_passes) == (mode == "sync")

@@ -11,14 +11,16 @@ import pytest
 from specq.drafting.draft_model.offered_chains import UsualScores, batch_of_unread, distinct
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.suffix.source import SuffixDecoder
+from specq.protocol import COLOCATED
 from specq.protocol.messages import Close, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verification import NO_TOKEN, DeviceTokens, handles
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.control.choices import Step
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import graft_batch
 from tests.verifier.timed_service import Machine
 
@@ -37,14 +39,14 @@ class World:
 
     def __init__(
         self, is_unread: bool | None, width: int = 3, engine: ToyEngine | None = None, sources: Any = (),
-        curve: StepCurve | None = None, **params: Any,
+        curve: StepCurve | None = None, measures_drafts: bool = False, **params: Any,
     ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
         self.drafter = ColocatedSource(self.chains, levels, fan_out=width, chain=LEVELS, is_unread=is_unread)
         curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
-        self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)
+        self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=measures_drafts)
         self.params = SamplingParams(**params)
 
     def open(self, session_id: int, mode: str = "sync", **shape: Any) -> None:
@@ -65,13 +67,21 @@ class World:
         raise AssertionError("the sessions never end")
 
 
+def learned_of(world: World) -> list[Step]:
+    """Return a list that gets what is learned from now on."""
+    found = list[Step]()
+    world.verifier.policy.learn = found.append  # type: ignore[method-assign]
+    return found
+
+
 def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     """The same tokens, nodes, and fates of these; and the drafter learns the same."""
     worlds = [World(is_unread, width=1) for is_unread in (True, False)]
-    told = []
+    told, learned = [], []
     for world in worlds:
         for session_id in (7, 8):
             world.open(session_id)
+        learned.append(learned_of(world))
         told.append(
             [
                 (one.session_id, *(part.tolist() for part in (one.token_ids, one.node_ids, one.mask, one.node_tokens)))
@@ -81,9 +91,11 @@ def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     assert told[0] == told[1]
     assert [world.chains.num_unread > 10 for world in worlds] == [True, False]
     scores = np.log(np.array([0.8, 0.1]))
-    learned = [[world.drafter.calibration.probability(score) for score in scores] for world in worlds]
-    assert learned[0] == learned[1]
-    assert worlds[0].drafter.choice.accept_probs().tolist() == worlds[1].drafter.choice.accept_probs().tolist()
+    probabilities = [[world.drafter.calibration.probability(score) for score in scores] for world in worlds]
+    assert probabilities[0] == probabilities[1]
+    judged = [[str(step.judged[COLOCATED]) for step in steps] for steps in learned]
+    assert judged[0] == judged[1]
+    assert sum(step.judged[COLOCATED].accepted.sum() for step in learned[0]) > 20
     tokens = [token for session_id, own, *_ in told[0] if session_id == 7 for token in own]
     assert tokens == toy_text(PROMPT, 60)
 
@@ -136,7 +148,7 @@ def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str,
 def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, more_s: float, are_unread: bool) -> None:
     """It saves the time in which the device waits for the host to launch a step, unless the step takes so much more
     then."""
-    world, machine, done_at = World(None, width=1), Machine(), dict[str, float]()
+    world, machine, done_at = World(None, width=1, measures_drafts=True), Machine(), dict[str, float]()
     start, finish, launch = world.chains.start, world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
     collect = world.verifier.engine.collect  # type: ignore[attr-defined]
 
@@ -161,7 +173,7 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     world.verifier.engine.launch, world.verifier.engine.collect = launched, collected  # type: ignore[attr-defined]
     num_rounds = 0
     for session_id in range(16):  # one after the other
-        world.open(session_id)
+        world.open(session_id, "async")
         while world.verifier.has_work:
             world.verifier.begin(machine.now)
             world.verifier.step(machine)
@@ -172,14 +184,10 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
     assert (world.chains.num_unread < 0.2 * num_rounds) is not are_unread
 
 
-@pytest.mark.parametrize(
-    ("is_unread", "waits_s", "is_learned"), [(True, 0.004, True), (True, 0.0, False), (False, 0.0, True)]
-)
-def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
-    is_unread: bool, waits_s: float, is_learned: bool
-) -> None:
-    """A step that is launched before the chains are read may take the host longer than the device takes for them."""
-    world, now, learned = World(is_unread, width=1), [0.0], list[float]()
+@pytest.mark.parametrize(("is_unread", "waits_s"), [(True, 0.004), (True, 0.0), (False, 0.004), (False, 0.0)])
+def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits_s: float) -> None:
+    """Not what it takes to launch the step, before or after."""
+    world, now = World(is_unread, width=1), [0.0]
     finish, launch = world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
 
     def after(seconds: float, does: Any) -> Any:
@@ -191,15 +199,16 @@ def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
 
     world.chains.collect = after(waits_s, finish)  # type: ignore[method-assign]
     world.verifier.engine.launch = after(0.003, launch)  # type: ignore[attr-defined]
-    world.drafter.choice.learn_draft = lambda *given: learned.append(given[-1])  # type: ignore[method-assign]
+    learned = learned_of(world)
     world.open(7)
     for _ in range(8):
         world.verifier.begin(now[0])
         world.verifier.step(lambda: now[0])
     assert (world.chains.num_unread > 3) is is_unread
-    unread = learned[1:]  # the first chains are read: nothing is usual yet
-    assert (len(unread) > 3) is is_learned
-    assert all(seconds == pytest.approx(0.003 * is_unread + waits_s) for seconds in unread)
+    drafted = [step for step in learned if step.judged[COLOCATED].verified.any()]
+    assert len(drafted) > 3
+    assert {step.kind.is_unread for step in drafted[1:]} == {is_unread}  # of the first one nothing is usual yet
+    assert all(step.waits[COLOCATED] == pytest.approx(waits_s) for step in drafted)
 
 
 def test_a_tree_with_other_nodes_is_read_first() -> None:

@@ -1,0 +1,277 @@
+"""How a policy tries what it does not use: by probes of one session, then of all, which lose little. By made-up sources
+and steps."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+from specq.protocol import REMOTE
+from specq.verifier.control import policy as policy_module
+from specq.verifier.control.choices import DECISIONS, Choice
+from specq.verifier.control.policy import (
+    BUDGET,
+    FIRST_CREDIT,
+    FULL_ROUNDS,
+    FULL_STEPS,
+    LEAST_STEPS,
+    LOOK_STEPS,
+    MOST_DEBT,
+    REST,
+    ROUND_TRIPS,
+    WARM_UP,
+)
+from specq.verifier.models.token_yield import PRIOR_CHANCE
+from tests.verifier.driven_policy import FIRST_S, PLAIN, Driven, Made
+
+GOOD = Made("good", 0.8, as_such_s=0.002)
+POOR = Made("poor", 0.3, levels=2, as_such_s=0.003)  # of plain decoding 0.87
+POORER = Made("poorer", 0.2, levels=2, as_such_s=0.004)
+HOPEFUL = Made("hopeful", 0.5, as_such_s=0.012)
+BAD = Made("bad", 0.1, as_such_s=0.02)
+
+
+def only(*names: str) -> Choice:
+    return Choice(frozenset(names))
+
+
+def reasons(driven: Driven, *among: str) -> list[str]:
+    return [one.reason for one in driven.policy.decisions if one.reason in (among or DECISIONS)]
+
+
+# --- how a probe goes
+# ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_sessions", [2, 16])
+def test_a_probe_of_what_is_unknown_begins_with_one_session(num_sessions: int) -> None:
+    """For some steps, and goes on with all of them."""
+    driven = Driven([GOOD])
+    driven.run(LOOK_STEPS + 12, num_sessions)
+    counts = [step.judged["good"].num_rounds for step in driven.steps if step.kind.sources]
+    num_looks = counts.count(1)
+    assert WARM_UP <= num_looks <= LOOK_STEPS
+    assert counts == [1] * num_looks + [num_sessions] * (len(counts) - num_looks)
+    assert [step.looked_at for step in driven.steps[:num_looks]] == [frozenset({"good"})] * num_looks
+    assert driven.policy.used == only("good")
+
+
+def test_a_probe_of_a_single_session_has_nobody_to_spare() -> None:
+    driven = Driven([GOOD])
+    driven.run(4)
+    assert not any(step.looked_at for step in driven.steps)
+    assert driven.steps[0].kind.sources == {"good"}
+
+
+def test_what_is_known_is_tried_with_all_at_once() -> None:
+    driven = Driven([GOOD], is_measured=False)
+    driven.run(10, 8)
+    driven.policy.used, driven.policy._is_measured = PLAIN, True
+    driven.run(20, 8)
+    assert reasons(driven) == ["probe", "probe_won"]
+    assert not any(step.looked_at for step in driven.steps)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 16])
+def test_a_probe_that_loses_ends_at_the_first_step_that_shows_it(num_sessions: int) -> None:
+    """Of one session, if one was enough to see it."""
+    driven = Driven([BAD])
+    driven.run_plain(10, num_sessions)
+    driven.run(20, num_sessions)
+    assert reasons(driven) == ["probe", "probe_lost"]
+    tried = [step for step in driven.steps if step.kind.sources]
+    assert len(tried) == WARM_UP
+    assert all(step.judged["bad"].num_rounds == 1 for step in tried)
+    assert driven.policy.used == PLAIN
+
+
+def test_a_probe_that_does_not_win_ends() -> None:
+    """Though it does not evidently lose: it brings nothing, and costs nothing."""
+    driven = Driven([Made("idle", 0.0001, levels=1)], row_s=0.0, is_measured=False)
+    driven.run(100)
+    driven.policy.used, driven.policy._is_measured = PLAIN, True
+    driven.run(3000)
+    lengths = [
+        len(list(own)) for is_tried, own in groupby(bool(step.kind.sources) for step in driven.steps[100:]) if is_tried
+    ]
+    assert driven.policy.used == PLAIN
+    assert len(lengths) > 3
+    assert max(lengths) <= max(FULL_STEPS, FULL_ROUNDS)
+
+
+@pytest.mark.parametrize("sources", [[POOR], [POOR, POORER], [POOR, POORER, BAD, GOOD]])
+def test_what_has_lost_rests(sources: list[Made]) -> None:
+    """For some steps, each choice by itself."""
+    driven = Driven(sources, noise=0.02)
+    driven.run(2000)
+    lost, num_rests = dict[Choice, int](), 0
+    for one in driven.policy.decisions:
+        if one.reason == "probe" and one.other in lost:
+            num_rests += 1
+            assert one.step >= lost[one.other] + REST
+        elif one.reason == "probe_lost":
+            lost[one.other] = one.step
+    assert num_rests > 0
+
+
+@pytest.mark.parametrize("num_sessions", [1, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_adds_a_source_is_used_after_its_probe_alone(seed: int, num_sessions: int) -> None:
+    """However the texts change; and no probe is won before some steps of all sessions."""
+    sources = [Made("a", 0.9), Made("b", 0.5, as_such_s=0.003), Made("c", 0.1, as_such_s=0.01)]
+    driven, used, probe = Driven(sources, noise=0.05, seed=seed), PLAIN, None
+    for turn in range(12):
+        for one in sources:
+            one.chance = float(driven.rng.choice([0.05, 0.5, 0.9]))
+        before = len(driven.policy.decisions)
+        driven.run(60, num_sessions)
+        for one in list(driven.policy.decisions)[before:] if turn < 5 else ():
+            if one.reason == "probe":
+                probe = one
+            if one.used.sources - used.sources:
+                assert one.reason == "probe_won"
+                assert probe is not None
+                assert one.used == probe.other
+                assert one.step >= probe.step + LEAST_STEPS
+            used = one.used
+        assert driven.policy.used.sources <= {"a", "b", "c"}
+    assert driven.policy.num_decided["probe_won"] > 0
+
+
+# --- what probes may lose
+# -----------------------------------------------------------------------------------------------
+
+
+def lost_s(driven: Driven, begun: int, num_sessions: int) -> float:
+    """Return the seconds that were lost to plain decoding since a step."""
+    steps = driven.steps[begun:]
+    tokens = sum(step.num_tokens for step in steps)
+    return sum(step.seconds for step in steps) - tokens / driven.rate([], num_sessions)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 16])
+@pytest.mark.parametrize("sources", [[POORER], [POOR, HOPEFUL], [POOR, POORER, BAD]])
+def test_probes_lose_about_the_budget(sources: list[Made], num_sessions: int) -> None:
+    """Where nothing pays, and over thousands of steps; beside what may be lost at first."""
+    driven = Driven(sources)
+    driven.run(4000, num_sessions)
+    assert driven.policy.used == PLAIN
+    assert driven.policy.num_decided["probe"] > len(sources)
+    seconds = sum(step.seconds for step in driven.steps)
+    at_first = (FIRST_CREDIT + MOST_DEBT) * FIRST_S
+    assert lost_s(driven, 0, num_sessions) < at_first + 1.6 * BUDGET * seconds
+    later = sum(step.seconds for step in driven.steps[1500:])
+    assert 0.3 * BUDGET * later < lost_s(driven, 1500, num_sessions) < 1.7 * BUDGET * later
+
+
+def num_probes(driven: Driven, num_steps: int) -> int:
+    before = driven.policy.num_decided["probe"]
+    driven.run(num_steps)
+    return driven.policy.num_decided["probe"] - before
+
+
+def test_credit_is_put_by_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once what may be lost at first is gone, probes go on as it comes, and end if nothing comes."""
+    driven = Driven([POOR])
+    driven.run(2000)
+    assert num_probes(driven, 3000) > 5
+    monkeypatch.setattr(policy_module, "BUDGET", 0.0)
+    num_probes(driven, 1000)
+    assert num_probes(driven, 3000) == 0
+    monkeypatch.setattr(policy_module, "BUDGET", BUDGET)
+    assert num_probes(driven, 3000) > 5
+
+
+def test_what_was_put_by_is_no_licence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hours in which nothing was tried a probe may lose a few steps, and what is overdrawn must come back
+    first."""
+    driven = Driven([POOR])
+    driven.run(1500)
+    driven.policy._rests = {only("poor"): 10**9}
+    driven.run(6000)
+    driven.policy._rests, begun = {}, len(driven.steps)
+    driven.run(300)
+    assert driven.policy.num_decided["probe"] > 1
+    assert lost_s(driven, begun, 1) < (6.0 + MOST_DEBT + 2) * FIRST_S + 0.02 * 300 * FIRST_S
+
+
+def test_what_is_foreseen_to_win_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried without credit; what might win is not."""
+    monkeypatch.setattr(policy_module, "FIRST_CREDIT", 0.0)
+    monkeypatch.setattr(policy_module, "BUDGET", 0.0)
+    unknown, poor = Driven([GOOD]), Driven([POOR], is_measured=False)
+    unknown.run(20)
+    assert unknown.policy.used == only("good")
+    assert unknown.policy._credit == 0.0
+    poor.run(30)
+    poor.policy.used, poor.policy._is_measured = PLAIN, True
+    poor.run(1000)
+    assert poor.policy.num_decided["probe"] == 0
+
+
+def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> None:
+    """What joining takes is no part of its usual draft, and is spread over the steps that follow."""
+    driven = Driven([Made("good", 0.8, as_such_s=0.002, join_s=0.05)])
+    driven.run(60)
+    assert driven.policy.used == only("good")
+    assert driven.policy.foresee(only("good"), 1).rate == pytest.approx(driven.rate(["good"]), rel=0.2)
+    dear = Driven([Made("dear", 0.45, levels=1, as_such_s=0.0005, join_s=0.3)])
+    dear.run(3000)
+    assert dear.policy.num_decided["probe"] < 12
+
+
+# --- who is compared
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_worker_that_was_never_heard_is_not_compared() -> None:
+    """It is allowed, so that whoever joins is heard; nothing is decided of it."""
+    driven = Driven([Made(REMOTE, 0.8), GOOD])
+    driven.heard.remove(REMOTE)
+    driven.run(200)
+    policy = driven.policy
+    assert REMOTE in policy.allowed
+    assert not policy.uses(REMOTE)
+    assert policy.used == only("good")
+    assert policy.metrics()["choices"].keys() == {"none", "good"}
+    assert not any(REMOTE in one.other.sources | one.used.sources for one in policy.decisions)
+    assert policy.yields[REMOTE].worth == 0
+    driven.heard.add(REMOTE)
+    driven.run(200)
+    assert policy.uses(REMOTE)
+    assert policy.used == only("good", REMOTE)
+
+
+def test_a_draft_worker_may_answer_before_its_silence_counts() -> None:
+    """Some round trips from its first step on; other sources answer at once."""
+    driven = Driven([Made(REMOTE, 0.0001, levels=1), Made("own", 0.0001, levels=1)], is_measured=False)
+    for _ in range(200):
+        driven.policy.learn_round_trip(5.0)  # as a second
+    driven.run(5)
+    worth = {name: one.worth for name, one in driven.policy.yields.items()}
+    assert worth == {REMOTE: 0.0, "own": pytest.approx(5.0, rel=0.05)}
+    driven.run(round(ROUND_TRIPS / FIRST_S) + 10)
+    assert driven.policy.yields[REMOTE].worth > 0
+    assert driven.policy.yields[REMOTE].reach()[0] < PRIOR_CHANCE
+
+
+def test_where_nothing_is_measured_all_sources_always_draft() -> None:
+    driven = Driven([BAD, POOR, Made(REMOTE, 0.1)], is_measured=False)
+    driven.run(100, 4)
+    driven.run(100, 64)
+    assert driven.policy.allowed == {"bad", "poor", REMOTE}
+    assert {len(step.kind.sources) for step in driven.steps} == {3}
+    assert not any(step.looked_at for step in driven.steps)
+    assert not driven.policy.decisions
+
+
+def test_sources_that_cannot_bring_more_sleep() -> None:
+    """They need not follow the texts; those that may draft do."""
+    driven = Driven([BAD, GOOD])
+    driven.run(400)
+    assert driven.policy.asleep == {"bad"}
+    driven = Driven([GOOD])
+    assert driven.policy.asleep == frozenset()
+    driven.run(1)
+    assert driven.policy.asleep == frozenset()
