@@ -31,9 +31,13 @@ def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged
         return {name: Judged(count, NO_NODES, NO_NODES, 0) for name, count in num_rounds.items()}
     levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
     places = np.arange(len(rounds)).repeat(rounds.num_nodes) * NUM_LEVELS + levels  # [nodes]
-    found = {}
+    offered, found = int(np.bitwise_or.reduce(rounds.offers)), {}
     for name, count in num_rounds.items():
-        is_reached = (rounds.offers & BITS.get(name, 0) != 0) & rounds.is_reached
+        bit = BITS.get(name, 0)
+        if not offered & bit:
+            found[name] = Judged(count, NO_NODES, NO_NODES, 0)
+            continue
+        is_reached = (rounds.offers & bit != 0) & rounds.is_reached
         tried = np.unique(places[is_reached]) % NUM_LEVELS  # siblings are tried together
         accepted = levels[is_reached & (rounds.is_accepted != 0)]
         of_tried, of_accepted = (np.bincount(one, minlength=NUM_LEVELS).astype(np.float64) for one in (tried, accepted))

@@ -1,0 +1,254 @@
+"""What is foreseen of a choice of drafts: its tokens by what each source has brought
+(`specq.verifier.models.token_yield`), its seconds by what steps take (`specq.verifier.models.step_time`).
+
+What was foreseen wrongly of a choice's tokens, since sources find the same ones, is learned as a ratio. Each token
+brings its part of the rows of prompts, since a text that ends makes room for another. Pure: no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.protocol import REMOTE, Float64Array
+from specq.verifier.control.choices import Choice, Sources, SourceTraits, Step
+from specq.verifier.models.goodput import best_by_goodput
+from specq.verifier.models.step_time import StepKind, StepRows, StepTime
+from specq.verifier.models.token_yield import NUM_LEVELS, SILENCE_FADE, TokenYield
+
+log = structlog.get_logger(__name__)
+
+SHARED = 0.5  # of what two sources add that find tokens independently, before it is known how much they find alike
+RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0  # tokens; rounds; steps
+MOST_KEPT = 256  # results that are not computed again
+HORIZON = 40  # steps over which the first one of a source that joins is spread
+PROMPT_FADE = 0.03  # of what is known of rows of prompts, with each step
+ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0  # before a remote drafter's silence says something
+ALL_SETS, MOST_DEVIATION = 4, 0.3  # sources up to which all sets of them are choices; of what seconds are foreseen
+KNOWN_ROUNDS = 12.0  # that a source's counts must be worth, so that it is not tried with one session first
+
+
+class Foreseen(NamedTuple):
+    """What a choice is expected to bring: the logarithm of tokens a second and its standard deviation, the tokens of a
+    session's round, and the number of levels that pay."""
+
+    log_rate: float
+    deviation: float
+    tokens: float
+    depth: int
+
+    @property
+    def rate(self) -> float:
+        return math.exp(self.log_rate)
+
+
+class Foresight:
+    """What is known of the sources of one verifier, and what it lets expect.
+
+    sources    all that there are; heard: those that have ever sent anything
+    yields     what each brings
+    """
+
+    def __init__(self, sources: Iterable[SourceTraits], time: StepTime, *, overlaps: bool) -> None:
+        self._traits = {one.name: one for one in sources}
+        self._time, self._overlaps = time, overlaps
+        self.sources: Sources = frozenset(self._traits)
+        self.heard: Sources = frozenset()
+        self.yields = {name: TokenYield() for name in self._traits}
+        self._ratios: dict[Choice, tuple[float, float, int]] = {}  # tokens brought, and foreseen; at which step
+        self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
+        # Means of a step: whether it has prompts, their rows, the tokens that these attend to; its tokens.
+        self._prompts: Float64Array = np.zeros(4)
+        self._of_drafts: dict[tuple[str, int], Float64Array] = {}
+        self._depths: dict[Choice, int] = {}  # that were foreseen to pay, of each choice last
+        self._round_trip_s = 0.0
+        self._num_steps = 0
+
+    # --- what is learned ----------------------------------------------------------------------------------------------
+
+    def hear(self, num_sent: Mapping[str, int]) -> None:
+        """Take in how many nodes each source has sent in all: one that has sent nothing is always allowed, and not
+        compared, so that whoever joins is heard."""
+        self.heard |= {source for source, count in num_sent.items() if count}
+
+    def learn_round_trip(self, seconds: float) -> None:
+        """Take in how long after a verdict the first draft came that had seen it."""
+        self._round_trip_s += ROUND_TRIP_FADE * (min(seconds, MOST_ROUND_TRIP_S) - self._round_trip_s)
+
+    def learn(self, step: Step, used: Choice) -> None:
+        """Take in a step; `used`: the choice that it was. One whose sessions' modes do not let drafts pay or not says
+        only what steps take."""
+        joins = self._join(step)
+        if not joins:
+            waited_s = sum(self._waited_s(name, step) for name in step.waits)
+            self._time.learn(step.kind, step.rows, max(step.seconds - waited_s, 0.0))
+        if not (step.is_told and step.num_sessions):
+            return
+        self._num_steps += 1
+        rows = step.rows
+        self._prompts += PROMPT_FADE * (
+            np.array([rows.prompts > 0, rows.prompts, rows.attended, step.num_tokens]) - self._prompts
+        )
+        for name, one in self.yields.items():
+            if name not in used.sources:
+                one.pass_by()
+            elif self._says_something(name, step):
+                self._learn_wait(name, step, joins=name in joins)
+                if one.learn(step.judged[name], is_unread=step.kind.is_unread):
+                    log.debug("drafts_changed", source=name)
+        if used.sources and not step.looked_at and all(self._says_something(name, step) for name in used.sources):
+            self._learn_ratio(used, step)
+
+    def _join(self, step: Step) -> Sources:
+        """Return the sources that were silent in the step before."""
+        for name in self._joined_s.keys() - step.kind.sources:
+            del self._joined_s[name]
+        joins = frozenset(step.kind.sources) - self._joined_s.keys()
+        for name in step.kind.sources:
+            self._joined_s[name] = self._joined_s.get(name, -step.seconds) + step.seconds
+        return joins
+
+    def _says_something(self, name: str, step: Step) -> bool:
+        """Return whether a step says something of a source: draft workers have had the time to answer, and prompts have
+        left room for its drafts."""
+        is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
+        return not is_late and bool(step.judged[name].tried.any() or not step.rows.prompts)
+
+    def _waited_s(self, name: str, step: Step) -> float:
+        """Return for how long a source was waited for; of drafts that were not read before the step was launched, for
+        how long it would have been: what that saves is the step's."""
+        return float(self._foreseen_s(name, step)[1][0]) if step.kind.is_unread else step.waits[name]
+
+    def _foreseen_s(self, name: str, step: Step) -> tuple[float, Float64Array]:
+        """Return what was foreseen of a draft at the start, and for how long the source is expected to be waited
+        for."""
+        count = step.judged[name].num_rounds
+        foreseen_s = self._traits[name].draft_s(count, step.depth)
+        return foreseen_s, self._time.wait(name).of(count, np.array([foreseen_s]))
+
+    def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
+        if not step.kind.is_unread:
+            count, (foreseen_s, _) = step.judged[name].num_rounds, self._foreseen_s(name, step)
+            self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
+
+    def _learn_ratio(self, used: Choice, step: Step) -> None:
+        """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
+        tokens, _ = self._rounds(sorted(used.sources), is_unread=used.is_unread)
+        foreseen = float(tokens[min(self._depths.get(used, NUM_LEVELS), NUM_LEVELS)])
+        keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
+        brought, expected = self._brought(used)
+        brought, expected = keep * brought + step.num_tokens, keep * expected + step.num_sessions * foreseen
+        self._ratios[used] = brought, expected, self._num_steps
+
+    def _brought(self, choice: Choice) -> tuple[float, float]:
+        """Return the tokens that a choice brought, and those that were foreseen; they fade while it is not in use."""
+        brought, expected, last = self._ratios.get(choice, (0.0, 0.0, 0))
+        keep = (1 - SILENCE_FADE) ** (self._num_steps - last)
+        return keep * brought, keep * expected
+
+    def _ratio(self, choice: Choice) -> float:
+        brought, expected = self._brought(choice)
+        return (brought + RATIO_PRIOR) / (expected + RATIO_PRIOR)
+
+    # --- what is foreseen ---------------------------------------------------------------------------------------------
+
+    def felt(self, choice: Choice) -> Choice:
+        """Return a choice without draft workers that were never heard."""
+        return choice if REMOTE in self.heard else choice.without(REMOTE)
+
+    def kind(self, choice: Choice) -> StepKind:
+        """Return what the steps of a choice are like."""
+        sources = self.felt(choice).sources
+        return StepKind(sources, self._overlaps and not sources, choice.is_unread, REMOTE not in sources)
+
+    def choices(self, used: Choice) -> list[Choice]:
+        """Return all choices, those of few sources first."""
+        names = sorted(self.felt(Choice(self.sources)).sources)
+        sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
+        found = [Choice(frozenset(one)) for size in sizes for one in combinations(names, size)]
+        found += [Choice(one.sources, True) for one in found if self._may_be_unread(one.sources)]
+        used = self.felt(used)
+        return found if used in found else [*found, used]
+
+    def _may_be_unread(self, sources: Sources) -> bool:
+        return len(sources) == 1 and self._traits[next(iter(sources))].may_be_unread
+
+    def foresee(self, choice: Choice, num_sessions: int, *, prompts: bool = True) -> Foreseen:
+        """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
+        kind = self.kind(choice)
+        sources = sorted(kind.sources)
+        tokens, nodes = self._rounds(sources, is_unread=choice.is_unread)
+        waits_s, doubted_s, of_tokens = np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1), 0.0
+        for name in sources:
+            one, of_name = self.yields[name], self._time.wait(name)
+            wait_s = of_name.of(num_sessions, self._drafts_s(name, num_sessions))
+            waits_s, doubted_s = waits_s + wait_s, doubted_s + wait_s / (one.worth + 1)
+            of_tokens = max(of_tokens, one.variance)
+        first, last = (1, NUM_LEVELS + 1) if sources else (0, 1)
+        seconds = waits_s + self._seconds(kind, num_sessions, num_sessions * nodes, tokens if prompts else None)
+        depth, _ = best_by_goodput(tokens[first:last], seconds[first:last])
+        depth += first
+        brought = float(tokens[depth]) * (self._ratio(self.felt(choice)) if sources else 1.0)
+        self._depths[self.felt(choice)] = depth
+        of_seconds = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
+        return Foreseen(
+            math.log(num_sessions * brought / seconds[depth]),
+            math.sqrt(of_tokens / tokens[depth] ** 2 + of_seconds**2 + (doubted_s[depth] / seconds[depth]) ** 2),
+            brought,
+            depth,
+        )
+
+    def _rounds(self, sources: Iterable[str], *, is_unread: bool) -> tuple[Float64Array, Float64Array]:
+        """Return f64[NUM_LEVELS + 1] each: the tokens that a session's round brings with 0, 1, ... levels, and the
+        nodes that it has."""
+        reach, misses = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS)
+        nodes, tokens = np.zeros(NUM_LEVELS + 1), np.ones(NUM_LEVELS + 1)
+        for name in sources:
+            one, traits = self.yields[name], self._traits[name]
+            own, most = one.reach(), traits.most_levels if traits.levels_s is not None or not one.most else one.most
+            own[most:] = 0.0
+            reach, misses = np.maximum(reach, own), misses * (1 - own)
+            nodes[1 : most + 1] += one.offered(is_unread=is_unread)
+        tokens[1:] += np.cumsum(reach + SHARED * (1 - misses - reach))
+        return tokens, np.cumsum(nodes)
+
+    def _drafts_s(self, name: str, num_sessions: int) -> Float64Array:
+        """Return `SourceTraits.drafts_s`, which stays as it is."""
+        key = name, num_sessions
+        if key not in self._of_drafts:
+            if len(self._of_drafts) >= MOST_KEPT:
+                self._of_drafts.clear()
+            self._of_drafts[key] = self._traits[name].drafts_s(num_sessions)
+        return self._of_drafts[key]
+
+    def _seconds(
+        self, kind: StepKind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None
+    ) -> Float64Array:
+        """Return what steps take without what sources are waited for. Each token that is brought has its part of rows
+        of prompts, since a text that ends makes room for another."""
+        num_rows = num_sessions + np.ceil(num_nodes).astype(np.intp)
+        seconds: Float64Array = self._time.times(kind, num_rows, num_nodes)
+        part, rows, attended, of_tokens = self._prompts.tolist()
+        if tokens is None or part < PROMPT_FADE / 2:
+            return seconds
+        share = num_sessions * tokens * part / max(of_tokens, part)
+        mixed = StepRows(round(rows / part), prompts=round(rows / part), attended=round(attended / part))
+        seconds += share * (self._time.times(kind, num_rows, num_nodes, mixed) - seconds)
+        return seconds
+
+    def joining(self, choice: Choice, used: Choice, num_sessions: int) -> Foreseen:
+        """Return what a choice is expected to bring if it is used from now on: the sources that join it compute the
+        texts first."""
+        other = self.foresee(choice, num_sessions)
+        join_s = sum(self._time.wait(name).join_s for name in choice.sources - used.sources)
+        part = join_s * other.rate / (HORIZON * other.tokens)  # of a step's seconds, session by session
+        return other._replace(log_rate=other.log_rate - part)
+
+    def is_known(self, source: str) -> bool:
+        """Return whether so much is known of a source that it need not be tried with one session first."""
+        return self.yields[source].worth >= KNOWN_ROUNDS and self._time.wait(source).num_seen > 0
