@@ -88,6 +88,7 @@ def test_what_a_plain_step_saves_counts_against_drafts(saved_s: float, is_used: 
 
 @pytest.mark.parametrize(("unread_s", "is_unread"), [(0.001, True), (0.0, False)])
 def test_drafts_are_verified_unread_where_that_is_faster(unread_s: float, is_unread: bool) -> None:
+    """The source is waited for less then."""
     driven = Driven([replace(GOOD, name=COLOCATED, may_be_unread=True)], unread_s=unread_s, noise=0.01)
     driven.run(600)
     assert driven.policy.used == Choice(frozenset({COLOCATED}), is_unread)

@@ -221,6 +221,18 @@ def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> No
     assert dear.policy.num_decided["probe"] < 12
 
 
+def test_the_step_in_which_a_source_joins_says_nothing_of_others() -> None:
+    """Contexts may be computed in it, for which nobody is waited for."""
+    policy = (driven := Driven([GOOD], is_measured=False)).policy
+    policy.meet(1)
+    before = policy.foresee(PLAIN, 1).rate
+    late = driven.made_step(1)._replace(seconds=1.0)
+    policy.learn(late)
+    assert policy.foresee(PLAIN, 1).rate == before
+    policy.learn(late)
+    assert policy.foresee(PLAIN, 1).rate < before
+
+
 # --- who is compared
 # ----------------------------------------------------------------------------------------------------
 
