@@ -24,8 +24,8 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import SessionStep, Tree
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from specq.verification import DeviceTokens, StepBatch, device_tokens
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from tests.devices import NEEDS_CUDA
 from tests.engines.test_overlap import make_engine, opened
 

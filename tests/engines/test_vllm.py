@@ -22,8 +22,8 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from specq.verification import STRATEGIES
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.history import Past
 from tests.devices import NEEDS_VLLM, vllm_arguments
 

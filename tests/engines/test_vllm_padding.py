@@ -19,8 +19,8 @@ from specq.protocol import NO_TAP, Draft, Open, SamplingParams, SessionStep, Ste
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verification import StepBatch
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.session import Session
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.test_vllm import Text, chain, guess, run

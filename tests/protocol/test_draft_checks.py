@@ -17,8 +17,8 @@ from specq.protocol.types import Tree
 from specq.protocol.wire import decode, encode
 from specq.testing.random_steps import VOCAB, sampled_trees
 from specq.testing.toy import ToyEngine, toy_text
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.session import Session
 from specq.verifier.trees import MAX_TABLE_SIZE
 from tests.each import each

@@ -23,8 +23,8 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import judge as judging
 from specq.verification.devices import check_alive
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sessions.history import Past
 from specq.verifier.sessions.session import Session

@@ -13,8 +13,8 @@ import pytest
 from specq.protocol import Open, SamplingParams, Verdict
 from specq.simulate.calibration import HardwareCurve
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session

@@ -11,8 +11,8 @@ import pytest
 from specq.broker.state.registry import MOST_STEP, Worker
 from specq.protocol import Heartbeat, Hello, Open, SamplingParams
 from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import SLOWER, Verifier
+from specq.verifier.models.step_curve import StepCurve
 from tests.verifier.timed_service import INFO, TEXT, Machine, TimedTarget
 
 BEAT_S, LIVENESS_S = 0.5, 3.0

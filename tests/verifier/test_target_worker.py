@@ -22,8 +22,8 @@ from specq.protocol.wire import decode, encode
 from specq.testing.checkpoints_heads import make_heads
 from specq.testing.toy import ToyEngine
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
-from specq.verifier.models.step_curve import StepCurve, step_curves
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve, step_curves
 from specq.verifier.step.verdicts import NO_REPORTS
 from tests.verifier.sessions import make_draft
 

@@ -40,8 +40,8 @@ from specq.protocol import (
 from specq.simulate.calibration import HardwareCurve, Points
 from specq.simulate.stub_text import StubText, mix
 from specq.verification import StepBatch
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource

@@ -18,8 +18,8 @@ from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyChains, ToyProposer
-from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
 
 NUM, BAD = 8, 3
 LENGTH = 20
