@@ -13,7 +13,7 @@ from specq.protocol import REMOTE, IntpArray
 from specq.verifier.control.choices import Choice, SourceTraits, Step
 from specq.verifier.control.policy import Policy
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.models.step_time import Kind, Rows, StepTime
+from specq.verifier.models.step_time import StepKind, StepRows, StepTime
 from specq.verifier.models.token_yield import NUM_LEVELS, Judged
 
 FIRST_S = 0.005
@@ -89,7 +89,7 @@ class Driven:
 
     def __post_init__(self) -> None:
         curve = StepCurve([1, 4096], [FIRST_S, FIRST_S + 4095 * self.row_s])
-        names = [one.name for one in self.sources]
+        names = {one.name: one.is_told for one in self.sources}
         self.policy = Policy(
             [one.traits() for one in self.sources], StepTime(names, (curve, curve)), overlaps=self.overlaps,
             first_s=FIRST_S, is_measured=self.is_measured,
@@ -171,10 +171,10 @@ class Driven:
             num_nodes += count * self._levels(one)
         used = [one for one in self.sources if one.name in counts]
         is_unread = self.policy.is_unread and len(used) == 1 and used[0].may_be_unread
-        kind = Kind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
+        kind = StepKind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
         every, *of_prompts = self.prompts
         prompts, attended = of_prompts if every and len(self.steps) % every == 0 else (0, 0)
-        rows = Rows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
+        rows = StepRows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
         seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early)
         seconds = (seconds + self.prompt_row_s * prompts) * float(self.rng.lognormal(0, self.noise))
         waits = {one.name: self._waits(one, counts[one.name]) - self.unread_s * is_unread for one in used}
@@ -188,8 +188,8 @@ class Driven:
         levels, places = self._levels(one), np.arange(NUM_LEVELS)
         lengths = np.minimum(self.rng.geometric(1 - one.chance, count) - 1, levels)
         accepted = (lengths[:, None] > places).sum(0)
-        verified = (lengths[:, None] >= places).sum(0) * (places < levels)
-        return lengths, Judged(max(count, 1), verified.astype(float), accepted.astype(float))
+        tried = (lengths[:, None] >= places).sum(0) * (places < levels)
+        return lengths, Judged(max(count, 1), tried.astype(float), accepted.astype(float), int(tried.sum()))
 
     def _waits(self, one: Made, count: int) -> float:
         return one.draft_s(count, self._levels(one)) + one.join_s * count * (one.name not in self._before)

@@ -3,8 +3,7 @@ the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 
@@ -22,9 +21,7 @@ from specq.protocol import (
     SUFFIX,
     SUFFIX_LANE,
 )
-from specq.verifier.sources.source_clock import SourceClock
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.sessions.grafting import DraftBatch
 from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
 
 

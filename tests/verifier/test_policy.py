@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.protocol import COLOCATED
+from specq.protocol import COLOCATED, SUFFIX
 from specq.verifier.control.choices import DECISIONS, Choice
 from specq.verifier.control.policy import CHOOSE_EVERY, KEPT_DECISIONS, SHARED
 from specq.verifier.models.token_yield import PRIOR_CHANCE, TokenYield
@@ -252,7 +252,7 @@ def test_each_decision_says_why_and_by_which_rates() -> None:
 
 
 def test_the_last_decisions_are_kept_and_all_are_counted() -> None:
-    driven = Driven([POOR], noise=0.02)
+    driven = Driven([replace(POOR, name=SUFFIX)], noise=0.02)
     driven.run(3000)
     policy = driven.policy
     assert len(policy.decisions) == KEPT_DECISIONS < sum(policy.num_decided.values())
