@@ -11,7 +11,8 @@ import pytest
 from specq.protocol import COLOCATED, SUFFIX
 from specq.verifier.control.choices import DECISIONS, Choice
 from specq.verifier.control.policy import CHOOSE_EVERY, KEPT_DECISIONS, SHARED
-from specq.verifier.models.token_yield import PRIOR_CHANCE, TokenYield
+from specq.verifier.models.step_time import StepRows
+from specq.verifier.models.token_yield import NO_NODES, PRIOR_CHANCE, Judged, TokenYield
 from tests.verifier.driven_policy import FIRST_S, PLAIN, Driven, Made
 
 GOOD = Made("good", 0.8, as_such_s=0.002)
@@ -180,6 +181,16 @@ def test_steps_that_say_nothing_of_drafts_still_say_what_steps_take() -> None:
         driven.policy.learn(driven.made_step(1)._replace(seconds=1.3 * FIRST_S))
     assert driven.policy.foresee(PLAIN, 1).rate == pytest.approx(1 / (1.3 * FIRST_S), rel=0.05)
     assert not driven.policy.decisions
+
+
+def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
+    """Without prompts, a round in which nothing was drafted counts."""
+    driven = Driven([GOOD], is_measured=False)
+    driven.policy.meet(1)
+    step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, 0)})
+    for prompts, is_learned in ((10, False), (0, True)):
+        driven.policy.learn(step._replace(rows=StepRows(1 + prompts, prompts=prompts)))
+        assert (driven.policy.yields["good"].worth > 0) is is_learned
 
 
 # --- what is foreseen
