@@ -281,10 +281,11 @@ def test_where_nothing_is_measured_all_sources_always_draft() -> None:
 
 
 def test_sources_that_cannot_bring_more_sleep() -> None:
-    """They need not follow the texts; those that may draft do."""
-    driven = Driven([BAD, GOOD])
-    driven.run(400)
-    assert driven.policy.asleep == {"bad"}
+    """They need not follow the texts; those that may draft do, and those that may be tried soon."""
+    for other in (GOOD, POOR):
+        driven = Driven([BAD, other])
+        driven.run(400)
+        assert driven.policy.asleep == {"bad"}
     driven = Driven([GOOD])
     assert driven.policy.asleep == frozenset()
     driven.run(1)
