@@ -13,7 +13,7 @@ from specq.protocol import REMOTE, IntpArray
 from specq.verifier.control.choices import Choice, SourceTraits, Step
 from specq.verifier.control.policy import Policy
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.models.step_time import Kind, Rows, StepTime
+from specq.verifier.models.step_time import StepKind, StepRows, StepTime
 from specq.verifier.models.token_yield import NUM_LEVELS, Judged
 
 FIRST_S = 0.005
@@ -64,7 +64,8 @@ class Driven:
     """A policy, the machine that it drives, and the texts.
 
     row_s, node_s     that a row, and a node besides, adds to a step
-    saved_s, unread_s   that a plain step saves as it is launched early, and one whose drafts are not read before
+    saved_s   that a plain step saves as it is launched early; unread_s: by which a source is waited for less whose
+              drafts are not read before
     heard     sources that have sent something; noise: standard deviation of the logarithm of a step's seconds
     find_alike   sources that find the same tokens: the longest of their chains is accepted, else each finds its own
     prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_row_s: that each row of them
@@ -88,7 +89,7 @@ class Driven:
 
     def __post_init__(self) -> None:
         curve = StepCurve([1, 4096], [FIRST_S, FIRST_S + 4095 * self.row_s])
-        names = [one.name for one in self.sources]
+        names = {one.name: one.is_told for one in self.sources}
         self.policy = Policy(
             [one.traits() for one in self.sources], StepTime(names, (curve, curve)), overlaps=self.overlaps,
             first_s=FIRST_S, is_measured=self.is_measured,
@@ -154,12 +155,10 @@ class Driven:
                 found += counts[one.name] * float(reach.sum())
         return num_sessions + (num_sessions * float((1 - misses).sum()) if self.find_alike else found)
 
-    def _seconds(
-        self, used: dict[str, int], num_rows: int, num_nodes: int, *, is_early: bool = False, is_unread: bool = False
-    ) -> float:
+    def _seconds(self, used: dict[str, int], num_rows: int, num_nodes: int, *, is_early: bool = False) -> float:
         slower = 1 + sum(one.slows for one in self.sources if one.name in used)
         seconds = (FIRST_S + (num_rows - 1) * self.row_s) * slower + self.node_s * num_nodes
-        return seconds - self.saved_s * is_early - self.unread_s * is_unread
+        return seconds - self.saved_s * is_early
 
     def made_step(self, num_sessions: int) -> Step:
         """Return what the next step is like."""
@@ -172,13 +171,13 @@ class Driven:
             num_nodes += count * self._levels(one)
         used = [one for one in self.sources if one.name in counts]
         is_unread = self.policy.is_unread and len(used) == 1 and used[0].may_be_unread
-        kind = Kind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
+        kind = StepKind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
         every, *of_prompts = self.prompts
         prompts, attended = of_prompts if every and len(self.steps) % every == 0 else (0, 0)
-        rows = Rows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
-        seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early, is_unread=is_unread)
+        rows = StepRows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
+        seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early)
         seconds = (seconds + self.prompt_row_s * prompts) * float(self.rng.lognormal(0, self.noise))
-        waits = {one.name: self._waits(one, counts[one.name]) for one in used}
+        waits = {one.name: self._waits(one, counts[one.name]) - self.unread_s * is_unread for one in used}
         return Step(
             *(kind, rows, self.policy.looked_at, self.policy.depth, num_sessions, int(tokens.sum())),
             seconds=seconds + sum(waits.values()), waits=waits, judged=judged, is_told=self.is_told,
@@ -189,8 +188,8 @@ class Driven:
         levels, places = self._levels(one), np.arange(NUM_LEVELS)
         lengths = np.minimum(self.rng.geometric(1 - one.chance, count) - 1, levels)
         accepted = (lengths[:, None] > places).sum(0)
-        verified = (lengths[:, None] >= places).sum(0) * (places < levels)
-        return lengths, Judged(max(count, 1), verified.astype(float), accepted.astype(float))
+        tried = (lengths[:, None] >= places).sum(0) * (places < levels)
+        return lengths, Judged(max(count, 1), tried.astype(float), accepted.astype(float), int(tried.sum()))
 
     def _waits(self, one: Made, count: int) -> float:
         return one.draft_s(count, self._levels(one)) + one.join_s * count * (one.name not in self._before)

@@ -159,10 +159,9 @@ def test_a_session_that_is_closed_twice_counts_once():
 def met(num_sessions: int, names: list[str]) -> Policy:
     """Return a policy of a verifier with so many sessions and these sources, all of which were heard."""
     curve = StepCurve([1, 64], [0.005, 0.01])
-    policy = Policy(
-        [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names], StepTime(names, (curve, curve)),
-        overlaps=True, first_s=0.005,
-    )  # fmt: skip
+    traits = [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names]
+    time = StepTime(dict.fromkeys(names, False), (curve, curve))
+    policy = Policy(traits, time, overlaps=True, first_s=0.005)
     policy.hear(dict.fromkeys(names, 1))
     policy.meet(num_sessions)
     return policy
@@ -183,6 +182,7 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
         policy.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
     )
     assert metrics["decisions"] == {"probe": 1}
+    assert metrics["decided"] == policy.decisions[-1].numbers()
 
 
 def test_before_there_are_sessions_nothing_is_foreseen():

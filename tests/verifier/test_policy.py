@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.protocol import COLOCATED
+from specq.protocol import COLOCATED, SUFFIX
 from specq.verifier.control.choices import DECISIONS, Choice
 from specq.verifier.control.policy import CHOOSE_EVERY, KEPT_DECISIONS, SHARED
-from specq.verifier.models.token_yield import PRIOR_CHANCE, TokenYield
+from specq.verifier.models.step_time import StepRows
+from specq.verifier.models.token_yield import NO_NODES, PRIOR_CHANCE, Judged, TokenYield
 from tests.verifier.driven_policy import FIRST_S, PLAIN, Driven, Made
 
 GOOD = Made("good", 0.8, as_such_s=0.002)
@@ -88,6 +89,7 @@ def test_what_a_plain_step_saves_counts_against_drafts(saved_s: float, is_used: 
 
 @pytest.mark.parametrize(("unread_s", "is_unread"), [(0.001, True), (0.0, False)])
 def test_drafts_are_verified_unread_where_that_is_faster(unread_s: float, is_unread: bool) -> None:
+    """The source is waited for less then."""
     driven = Driven([replace(GOOD, name=COLOCATED, may_be_unread=True)], unread_s=unread_s, noise=0.01)
     driven.run(600)
     assert driven.policy.used == Choice(frozenset({COLOCATED}), is_unread)
@@ -181,6 +183,16 @@ def test_steps_that_say_nothing_of_drafts_still_say_what_steps_take() -> None:
     assert not driven.policy.decisions
 
 
+def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
+    """Without prompts, a round in which nothing was drafted counts."""
+    driven = Driven([GOOD], is_measured=False)
+    driven.policy.meet(1)
+    step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, 0)})
+    for prompts, is_learned in ((10, False), (0, True)):
+        driven.policy.learn(step._replace(rows=StepRows(1 + prompts, prompts=prompts)))
+        assert (driven.policy.yields["good"].worth > 0) is is_learned
+
+
 # --- what is foreseen
 # ---------------------------------------------------------------------------------------------------
 
@@ -251,7 +263,7 @@ def test_each_decision_says_why_and_by_which_rates() -> None:
 
 
 def test_the_last_decisions_are_kept_and_all_are_counted() -> None:
-    driven = Driven([POOR], noise=0.02)
+    driven = Driven([replace(POOR, name=SUFFIX)], noise=0.02)
     driven.run(3000)
     policy = driven.policy
     assert len(policy.decisions) == KEPT_DECISIONS < sum(policy.num_decided.values())

@@ -27,12 +27,20 @@ TICK_S = 1e-6
 PROMPT = [5, 6, 7]
 
 
+class OneRound(SimpleNamespace):
+    """What is read of `Rounds`."""
+
+    def __len__(self) -> int:
+        return 1
+
+
 def rounds_of(*nodes: tuple[tuple[str, ...], int, bool, bool]) -> Any:
-    """Return rounds with nodes: who drafted each, its level, whether its parent was accepted, and whether it was."""
+    """Return a round with nodes: who drafted each, its level, whether its parent was accepted, and whether it was."""
     sources, levels, reached, accepted = zip(*nodes, strict=True)
-    return SimpleNamespace(
+    return OneRound(
         nodes=np.arange(len(nodes)), levels=np.array(levels), is_reached=np.array(reached),
-        is_accepted=np.array(accepted, np.uint8), offers=np.array([sum(BITS[one] for one in own) for own in sources]),
+        is_accepted=np.array(accepted, np.uint8), num_nodes=np.array([len(nodes)]),
+        offers=np.array([sum(BITS[one] for one in own) for own in sources]),
     )  # fmt: skip
 
 
@@ -44,16 +52,24 @@ def test_nodes_count_for_each_source_that_drafted_them_by_level() -> None:
     )  # fmt: skip
     found = judged_of(rounds, {SUFFIX: 2, REMOTE: 1, EAGLE: 3})
     assert {name: one.num_rounds for name, one in found.items()} == {SUFFIX: 2, REMOTE: 1, EAGLE: 3}
-    assert (found[SUFFIX].verified[:3].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
-    assert (found[REMOTE].verified[:2].tolist(), found[REMOTE].accepted[:2].tolist()) == ([1, 1], [1, 1])
+    assert (found[SUFFIX].tried[:3].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
+    assert (found[REMOTE].tried[:2].tolist(), found[REMOTE].accepted[:2].tolist()) == ([1, 1], [1, 1])
     assert found[REMOTE].accepted[-1] == 1, "deeper ones count with the last level"
-    assert not found[EAGLE].verified.any()
+    assert not found[EAGLE].tried.any()
+
+
+def test_siblings_are_tried_together() -> None:
+    """Of three, one of which is accepted, two are no evidence against their level; each is a node."""
+    siblings = [((SUFFIX,), 0, True, number == 1) for number in range(3)]
+    found = judged_of(rounds_of(*siblings, ((SUFFIX,), 1, True, False), ((SUFFIX,), 1, True, False)), {SUFFIX: 1})
+    assert (found[SUFFIX].tried[:3].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
+    assert found[SUFFIX].num_nodes == 5
 
 
 def test_a_step_without_nodes_has_had_its_rounds() -> None:
     found = judged_of(NO_ROUNDS, {SUFFIX: 2})
     assert found[SUFFIX].num_rounds == 2
-    assert not found[SUFFIX].verified.any()
+    assert not found[SUFFIX].tried.any()
 
 
 def test_what_is_judged_of_a_chain_ends_with_its_first_wrong_token() -> None:
@@ -68,7 +84,7 @@ def test_what_is_judged_of_a_chain_ends_with_its_first_wrong_token() -> None:
     verifier.handle(chain([*right[:2], 49, right[3]], base_len=session.length, scores=[-0.01] * 4), 0.0)
     step(verifier)
     judged = learned[-1].judged[REMOTE]
-    assert judged.verified.tolist() == [1, 1, 1] + [0] * (NUM_LEVELS - 3)
+    assert judged.tried.tolist() == [1, 1, 1] + [0] * (NUM_LEVELS - 3)
     assert judged.accepted.tolist() == [1, 1] + [0] * (NUM_LEVELS - 2)
 
 
@@ -95,8 +111,8 @@ def test_seconds_and_nodes_of_a_step_are_counted_once(wrong_every: int) -> None:
     for one in drafted:
         assert 3 * TICK_S <= one.waits[COLOCATED] < 100 * TICK_S  # begin, collect, observe: each asks the clock twice
         assert one.num_tokens == 1 + one.judged[COLOCATED].accepted.sum()
-        assert one.rows.nodes >= one.judged[COLOCATED].verified.sum() > 0
-        assert not one.judged[REMOTE].verified.any()
+        assert one.rows.nodes >= one.judged[COLOCATED].tried.sum() > 0
+        assert not one.judged[REMOTE].tried.any()
     assert verifier.sources.clock.take(1, curve)[COLOCATED] == 0.0
 
 

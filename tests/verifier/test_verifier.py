@@ -33,7 +33,7 @@ from specq.text.token_texts import CHUNK_BYTES, join_chunks
 from specq.verifier.control.choices import Choice, Step
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.models.step_time import Rows
+from specq.verifier.models.step_time import StepRows
 from specq.verifier.sessions.session import SYNC_PATIENCE, Session
 from specq.verifier.sources import Budget
 from specq.verifier.trees import DraftTrees
@@ -551,7 +551,7 @@ def test_a_step_says_of_its_prompts_how_many_rows_they_had(prompt, num_nodes) ->
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
         verifier.step(lambda: 0.1 * next(ticks))
-    assert [(one.rows, one.num_sessions, one.num_tokens) for one in learned] == [(Rows(1), 1, 1)] * 2
+    assert [(one.rows, one.num_sessions, one.num_tokens) for one in learned] == [(StepRows(1), 1, 1)] * 2
     message = Open(
         session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
         token_ids=np.array([5] * prompt, np.int32),
@@ -564,7 +564,7 @@ def test_a_step_says_of_its_prompts_how_many_rows_they_had(prompt, num_nodes) ->
     (mixed,) = learned[2:]
     attended = prompt * (prompt + 1) // 2
     nodes = mixed.rows.nodes
-    assert mixed.rows == Rows(1 + nodes + prompt, nodes, prompt, attended)
+    assert mixed.rows == StepRows(1 + nodes + prompt, nodes, prompt, attended)
     assert 0 < nodes <= num_nodes if num_nodes else nodes == 0
     assert (mixed.num_sessions, mixed.num_tokens) == (1, 1 + nodes)
 

@@ -24,14 +24,14 @@ ALIKE = [0.8, 0.8, 0.8, 0.8]
 
 def drawn(rng: np.random.Generator, chances: Sequence[float], num_rounds: int = 1) -> Judged:
     """Return what became of chains in so many rounds, given each level's chance."""
-    verified, accepted = np.zeros(NUM_LEVELS), np.zeros(NUM_LEVELS)
+    tried, accepted = np.zeros(NUM_LEVELS), np.zeros(NUM_LEVELS)
     for _ in range(num_rounds):
         for level, chance in enumerate(chances):
-            verified[level] += 1
+            tried[level] += 1
             if rng.random() > chance:
                 break
             accepted[level] += 1
-    return Judged(num_rounds, verified, accepted)
+    return Judged(num_rounds, tried, accepted, int(tried.sum()))
 
 
 def learned(num_steps: int, chances: Sequence[float], num_rounds: int = 1, seed: int = 0) -> TokenYield:
@@ -79,17 +79,17 @@ def test_a_round_without_a_draft_brings_nothing() -> None:
     """It was drafted for, and nothing was verified: the first level was not reached."""
     found = TokenYield()
     for _ in range(100):
-        found.learn(Judged(1, NO_NODES, NO_NODES))
+        found.learn(Judged(1, NO_NODES, NO_NODES, 0))
     assert found.reach()[0] < 0.05
-    assert found.offered < 0.05
+    assert found.offered() < 0.05
     assert found.most == 0
 
 
 def test_what_is_offered_is_the_part_of_rounds_with_a_draft() -> None:
     found, rng = TokenYield(), np.random.default_rng(0)
     for i in range(300):
-        found.learn(Judged(1, NO_NODES, NO_NODES) if i % 4 else drawn(rng, ALIKE))
-    assert found.offered == pytest.approx(0.25, abs=0.05)
+        found.learn(Judged(1, NO_NODES, NO_NODES, 0) if i % 4 else drawn(rng, ALIKE))
+    assert found.offered() == pytest.approx(0.25, abs=0.05)
 
 
 def test_older_rounds_fade() -> None:
