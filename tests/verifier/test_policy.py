@@ -155,6 +155,9 @@ def test_another_load_is_met_by_its_own_choice() -> None:
     driven.run(300, 1)
     driven.run(100, 64)
     assert driven.policy.used == PLAIN
+    num_decided = len(driven.policy.decisions)
+    driven.policy.meet(1)
+    assert len(driven.policy.decisions) == num_decided + 1, "at once, before the next step"
     driven.run(100, 1)
     assert driven.policy.used == only("good")
     assert len(driven.policy.decisions) < 15
