@@ -88,7 +88,7 @@ def test_what_a_plain_step_saves_counts_against_drafts(saved_s: float, is_used: 
     assert (driven.rate(["fair"]) > driven.rate()) is is_used
 
 
-@pytest.mark.parametrize(("unread_s", "is_unread"), [(0.001, True), (0.0, False)])
+@pytest.mark.parametrize(("unread_s", "is_unread"), [(0.001, True), (-0.001, False)])
 def test_drafts_are_verified_unread_where_that_is_faster(unread_s: float, is_unread: bool) -> None:
     """The source is waited for less then."""
     driven = Driven([replace(GOOD, name=COLOCATED, may_be_unread=True)], unread_s=unread_s, noise=0.01)
@@ -227,7 +227,7 @@ def test_levels_are_drafted_as_they_pay(level_s: float, expected: range) -> None
     driven.run(300)
     assert driven.policy.depth in expected
     tokens = driven.policy.foresight.foresee(only("deep"), 1).tokens
-    assert driven.policy.promised == pytest.approx(tokens - 1)
+    assert driven.policy.promised == pytest.approx(tokens - 1, rel=0.05)  # of the last choice
 
 
 def test_each_token_brings_its_part_of_prompts() -> None:

@@ -98,7 +98,7 @@ def test_a_probe_that_does_not_win_ends() -> None:
     ]
     assert driven.policy.used == PLAIN
     assert len(lengths) > 3
-    assert max(lengths) <= max(FULL_STEPS, FULL_ROUNDS)
+    assert max(lengths) <= FULL_ROUNDS + FULL_STEPS  # or it has won, and was dropped when it was chosen next
 
 
 @pytest.mark.parametrize("sources", [[POOR], [POOR, POORER], [POOR, POORER, BAD, GOOD]])
