@@ -18,10 +18,12 @@ DECISIONS = trace_events.DECISIONS  # why something was decided
 
 
 class Choice(NamedTuple):
-    """How the next steps draft: by which sources, and whether the drafts are verified before they are read."""
+    """How the next steps draft: by which sources, whether the drafts are verified before they are read, and whether
+    steps are launched early all the same, so that what draft workers send comes too late (`--drafts always`)."""
 
     sources: Sources = frozenset()
     is_unread: bool = False
+    is_early: bool = False
 
     def without(self, source: str) -> Choice:
         """Return the same without a source."""
@@ -34,7 +36,8 @@ class Choice(NamedTuple):
         return sum(1 << ORIGIN_CODES[one] for one in names) + self.is_unread * trace_events.UNREAD
 
     def __str__(self) -> str:
-        return ("+".join(sorted(self.sources)) or "none") + (" unread" if self.is_unread else "")
+        flags = [name for name, is_set in (("unread", self.is_unread), ("early", self.is_early)) if is_set]
+        return " ".join(["+".join(sorted(self.sources)) or "none", *flags])
 
 
 class SourceTraits(NamedTuple):

@@ -98,7 +98,7 @@ class Controller:
     def _awaits_drafts(self, shares: Shares) -> bool:
         if self._sources.are_own_awaited(shares.sessions, self.policy.allowed):
             return True
-        if self.policy.uses(REMOTE) and shares.modes - {"plain"}:
+        if self.policy.uses(REMOTE) and not self.policy.is_early and shares.modes - {"plain"}:
             return True
         trees = shares.sessions[0].trees
         return bool(np.count_nonzero((trees.num_live[shares.places] > 0) & trees.takes_distributions[shares.places]))
@@ -113,7 +113,7 @@ class Controller:
         """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before
         it has ended."""
         is_early = self._engine.overlaps and not any(session.waits for session in sessions)
-        if not is_early or self.policy.uses(REMOTE):
+        if not is_early or (self.policy.uses(REMOTE) and not self.policy.is_early):
             return 0.0
         return 0.0 if self._sources.are_own_awaited(sessions, self.policy.allowed) else self.time.saved_s
 
@@ -169,7 +169,7 @@ class Controller:
         judged = judged_of(rounds, num_rounds)
         drafted = {name for name, one in judged.items() if one.tried.any()}
         felt = {name for name in drafting.sources if name != REMOTE or self.policy.uses(REMOTE)}
-        is_unread = shares.batch.drafted is not None
+        is_unread = shares.batch.drafted is not None and self.foresight.may_be_unread(frozenset(felt))
         kind = StepKind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
         rows = StepRows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
         self.policy.learn(

@@ -27,7 +27,7 @@ SHARED = 0.5  # of what two sources add that find tokens independently, before i
 RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0  # tokens; rounds; steps
 MOST_KEPT = 256  # results that are not computed again
 HORIZON = 40  # steps over which the first one of a source that joins is spread
-PROMPT_FADE = 0.03  # of what is known of rows of prompts, with each step
+PROMPT_FADE = 0.005  # of what is known of rows of prompts, with each step
 ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0  # before a remote drafter's silence says something
 ALL_SETS, MOST_DEVIATION = 4, 0.3  # sources up to which all sets of them are choices; of what seconds are foreseen
 KNOWN_ROUNDS = 12.0  # that a source's counts must be worth, so that it is not tried with one session first
@@ -114,8 +114,10 @@ class Foresight:
         return joins
 
     def _says_something(self, name: str, step: Step) -> bool:
-        """Return whether a step says something of a source: draft workers have had the time to answer, and prompts have
-        left room for its drafts."""
+        """Return whether a step says something of a source: it was waited for, draft workers have had the time to
+        answer, and prompts have left room for its drafts."""
+        if step.kind.is_early:
+            return False
         is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
         return not is_late and bool(step.judged[name].tried.any() or not step.rows.prompts)
 
@@ -164,24 +166,28 @@ class Foresight:
     def kind(self, choice: Choice) -> StepKind:
         """Return what the steps of a choice are like."""
         sources = self.felt(choice).sources
-        return StepKind(sources, self._overlaps and not sources, choice.is_unread, REMOTE not in sources)
+        is_early = self._overlaps and (choice.is_early or not sources)
+        return StepKind(sources, is_early, choice.is_unread, REMOTE not in sources)
 
     def choices(self, used: Choice) -> list[Choice]:
         """Return all choices, those of few sources first."""
         names = sorted(self.felt(Choice(self.sources)).sources)
         sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
         found = [Choice(frozenset(one)) for size in sizes for one in combinations(names, size)]
-        found += [Choice(one.sources, True) for one in found if self._may_be_unread(one.sources)]
+        found += [Choice(one.sources, is_unread=True) for one in found if self.may_be_unread(one.sources)]
+        if self._overlaps and REMOTE in names:
+            found += [Choice(frozenset(names), is_early=True)]
         used = self.felt(used)
         return found if used in found else [*found, used]
 
-    def _may_be_unread(self, sources: Sources) -> bool:
+    def may_be_unread(self, sources: Sources) -> bool:
+        """Return whether drafts of these sources can be verified before they are read, and that is left to choose."""
         return len(sources) == 1 and self._traits[next(iter(sources))].may_be_unread
 
     def foresee(self, choice: Choice, num_sessions: int, *, prompts: bool = True) -> Foreseen:
         """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
         kind = self.kind(choice)
-        sources = sorted(kind.sources)
+        sources = [] if choice.is_early else sorted(kind.sources)
         tokens, nodes = self._rounds(sources, is_unread=choice.is_unread)
         waits_s, doubted_s, of_tokens = np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1), 0.0
         for name in sources:

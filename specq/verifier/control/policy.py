@@ -38,12 +38,13 @@ MARGIN = 0.015  # of the logarithm of a rate, by which another choice must be be
 FREE = 0.03  # by which one is foreseen to be better whose probe costs nothing
 # Standard deviations: a probe begins if a choice may be better by so many, and ends if it is worse by so many.
 OPTIMISM, DOUBT = 1.5, 0.6
+FIRST_PLAIN = 6  # steps before the first probe, so that it is known what plain decoding takes
 WARM_UP = 2  # steps of a probe before it may end
 LOOK_STEPS, LEAST_STEPS = 6, 4  # of one session at most; of all sessions at least, before the choice is used
 FULL_STEPS, FULL_ROUNDS = 16, 60  # of all sessions, after which a probe has lost
 REST = 32  # steps after a lost probe before the next one of the same choice
-LOAD_CHANGE = 0.1  # of the sessions: from there on the choice is made anew
-CHOOSE_EVERY, CHOOSE_S = 4, 0.05  # steps and seconds at least, where nothing is being tried
+LOAD_CHANGE = 0.25  # of the sessions: from there on the choice is made anew
+CHOOSE_EVERY, CHOOSE_S = 4, 0.1  # steps and seconds at least, where nothing is being tried
 ASLEEP = -0.1  # of the logarithm of the rate: a source that cannot bring more need not follow the texts
 KEPT_DECISIONS = 64
 
@@ -66,6 +67,7 @@ class Policy:
     asleep       sources that need not follow the texts
     depth, promised   levels that a draft model drafts, and the tokens of a round that it is expected to bring
     is_unread    whether its drafts are verified before they are read, where they can be
+    is_early     whether steps are launched early though draft workers draft
     used         the choice in use; decisions: the last ones
     """
 
@@ -74,7 +76,7 @@ class Policy:
         self.foresight, self._first_s, self._is_measured = foresight, first_s, is_measured
         self.used = PLAIN if is_measured else Choice(foresight.sources)
         self.allowed, self.looked_at, self.asleep = self.used.sources, PLAIN.sources, PLAIN.sources
-        self.depth, self.promised, self.is_unread = NUM_LEVELS, 0.0, False
+        self.depth, self.promised, self.is_unread, self.is_early = NUM_LEVELS, 0.0, False, False
         self.decisions = deque[DraftDecision](maxlen=KEPT_DECISIONS)
         self.num_decided = dict.fromkeys(DECISIONS, 0)
         self._probe: _Probe | None = None
@@ -119,7 +121,9 @@ class Policy:
 
     def learn(self, step: Step) -> None:
         """Take in a step that came at once after another."""
-        self.foresight.learn(step, self.foresight.felt(Choice(step.kind.sources, step.kind.is_unread)))
+        kind = step.kind
+        choice = Choice(kind.sources, kind.is_unread, kind.is_early and bool(kind.sources))
+        self.foresight.learn(step, self.foresight.felt(choice))
         if step.is_told and step.num_sessions:
             self._num_steps += 1
             self._pay(step)
@@ -155,7 +159,7 @@ class Policy:
         if self._probe is None and not is_due:
             return
         self._chosen_at, self._since_s = self._num_steps, 0.0
-        if self._is_measured and self._num_sessions:
+        if self._num_sessions and self._num_steps >= FIRST_PLAIN:
             if self._probe is not None:
                 self._go_on(self._probe)
             if self._probe is None and is_due:
@@ -205,7 +209,7 @@ class Policy:
         tried, most_gain = None, MARGIN
         promises = dict.fromkeys(self.foresight.sources, -math.inf)
         for one in self.foresight.choices(self.used):
-            if one == used:
+            if one == used or self._is_left_out(one, used):
                 continue
             other = self.foresight.joining(one, used, count)
             if one.sources < used.sources and other.log_rate > best_rate:
@@ -224,6 +228,11 @@ class Policy:
             self._probe = _Probe(choice, count > 1 and not is_known, is_free)
             self._note("probe", now, choice, other)
 
+    def _is_left_out(self, choice: Choice, used: Choice) -> bool:
+        """Return whether a choice is none: where drafts are not measured, all sources draft, in one way or another;
+        where they are, plain decoding is better than drafts that come too late."""
+        return choice.is_early if self._is_measured else choice.sources != used.sources
+
     def _apply(self) -> None:
         """Set what is asked of the sources from now on."""
         silent = self.foresight.sources - self.foresight.felt(Choice(self.foresight.sources)).sources
@@ -235,7 +244,7 @@ class Policy:
             choice, self.looked_at = Choice(used.sources | probe.choice.sources), probe.choice.sources - used.sources
         else:
             choice = probe.choice
-        self.allowed, self.is_unread = choice.sources | silent, choice.is_unread
+        self.allowed, self.is_unread, self.is_early = choice.sources | silent, choice.is_unread, choice.is_early
         self.asleep -= self.allowed
         if choice.sources and self._num_sessions:
             foreseen = self.foresight.foresee(choice, self._num_sessions)

@@ -127,7 +127,9 @@ class StepTime:
         """Return what steps take by their rows and nodes, as it is now, for whoever plans one."""
         first_s = self.profile(kind).profiled(1)
         node_s = max(float(self._ridge.weights[NODE]), 0.0) * first_s
-        return self.profile(kind).corrected(self._scale(kind), self._beyond(kind, NO_ROWS), node_s)
+        scale = self._scale(kind)
+        extra_s = max(self._beyond(kind, NO_ROWS), (LEAST_PART - scale) * first_s)
+        return self.profile(kind).corrected(scale, extra_s, node_s)
 
     @property
     def saved_s(self) -> float:

@@ -78,11 +78,13 @@ class TokenYield:
     def __init__(self) -> None:
         self._all, self._recent = _Counts(), _Counts()
         self.worth, self.most = 0.0, 0
+        self._before: Float64Array | None = None  # chances, as they were before the last silence
         self.siblings = [1.0, 1.0]
 
     def learn(self, judged: Judged, *, is_unread: bool = False) -> bool:
         """Take in a step in which it drafted; return whether the texts have changed."""
         if self.worth < self._all.rounds:
+            self._before = self._chances()
             for counts in (self._all, self._recent):
                 counts.fade(min(self.worth / max(counts.rounds, self.worth), 1.0))
         num_accepted = float(judged.accepted.sum())
@@ -96,6 +98,7 @@ class TokenYield:
         has_changed = self._has_changed()
         if has_changed:
             self._all.become(self._recent)
+            self._before = None
         self.worth = self._all.rounds
         return has_changed
 
@@ -119,12 +122,18 @@ class TokenYield:
 
     def reach(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the part of rounds in which a node of each level is accepted."""
+        found: Float64Array = np.cumprod(self._chances())
+        return found
+
+    def _chances(self) -> Float64Array:
+        """Return f64[NUM_LEVELS]: the same, given the level before; what was known before a silence is the prior of
+        what comes after it."""
         tried, accepted = self._all.levels
-        chance = (accepted.sum() + PRIOR_ROUNDS * PRIOR_CHANCE) / (tried.sum() + PRIOR_ROUNDS)
+        known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
+        prior = np.full(NUM_LEVELS, known) if self._before is None else self._before
         trials = tried + PRIOR_ROUNDS
         trials[0] = self._all.rounds + PRIOR_ROUNDS
-        chances = np.minimum((accepted + PRIOR_ROUNDS * chance) / trials, MOST_CHANCE)
-        found: Float64Array = np.cumprod(chances)
+        found: Float64Array = np.minimum((accepted + PRIOR_ROUNDS * prior) / trials, MOST_CHANCE)
         return found
 
     def offered(self, *, is_unread: bool = False) -> float:
