@@ -95,13 +95,13 @@ class Foresight:
             np.array([rows.prompts > 0, rows.prompts, rows.attended, step.num_tokens]) - self._prompts
         )
         for name, one in self.yields.items():
-            if name not in used.sources:
+            if used.is_early or name not in used.sources:
                 one.pass_by()
-            elif self._says_something(name, step):
-                self._learn_wait(name, step, joins=name in joins)
-                if one.learn(step.judged[name], is_unread=step.kind.is_unread):
-                    log.debug("drafts_changed", source=name)
-        if used.sources and not step.looked_at and all(self._says_something(name, step) for name in used.sources):
+                continue
+            self._learn_wait(name, step, joins=name in joins)
+            if self._says_something(name, step) and one.learn(step.judged[name], is_unread=step.kind.is_unread):
+                log.debug("drafts_changed", source=name)
+        if used.sources and not (step.looked_at or used.is_early):
             self._learn_ratio(used, step)
 
     def _join(self, step: Step) -> Sources:

@@ -42,6 +42,7 @@ FIRST_PLAIN = 6  # steps before the first probe, so that it is known what plain 
 WARM_UP = 2  # steps of a probe before it may end
 LOOK_STEPS, LEAST_STEPS = 6, 4  # of one session at most; of all sessions at least, before the choice is used
 FULL_STEPS, FULL_ROUNDS = 16, 60  # of all sessions, after which a probe has lost
+PROBE_DEPTH = 4  # levels at least of what is tried: what never goes deep is not seen to be right there
 REST = 32  # steps after a lost probe before the next one of the same choice
 LOAD_CHANGE = 0.25  # of the sessions: from there on the choice is made anew
 CHOOSE_EVERY, CHOOSE_S = 4, 0.1  # steps and seconds at least, where nothing is being tried
@@ -248,4 +249,5 @@ class Policy:
         self.asleep -= self.allowed
         if choice.sources and self._num_sessions:
             foreseen = self.foresight.foresee(choice, self._num_sessions)
-            self.depth, self.promised = foreseen.depth, foreseen.tokens - 1.0
+            least = 0 if probe is None else PROBE_DEPTH
+            self.depth, self.promised = max(foreseen.depth, least), foreseen.tokens - 1.0

@@ -122,7 +122,7 @@ class TokenYield:
 
     def reach(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the part of rounds in which a node of each level is accepted."""
-        found: Float64Array = np.cumprod(self._chances())
+        found: Float64Array = np.cumprod(self._chances(), dtype=np.float64)
         return found
 
     def _chances(self) -> Float64Array:
@@ -130,11 +130,11 @@ class TokenYield:
         what comes after it."""
         tried, accepted = self._all.levels
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
-        prior = np.full(NUM_LEVELS, known) if self._before is None else self._before
+        prior: Float64Array = np.full(NUM_LEVELS, known) if self._before is None else self._before
         trials = tried + PRIOR_ROUNDS
         trials[0] = self._all.rounds + PRIOR_ROUNDS
-        found: Float64Array = np.minimum((accepted + PRIOR_ROUNDS * prior) / trials, MOST_CHANCE)
-        return found
+        chances: Float64Array = ((accepted + PRIOR_ROUNDS * prior) / trials).astype(np.float64)
+        return np.minimum(chances, MOST_CHANCE, out=chances)
 
     def offered(self, *, is_unread: bool = False) -> float:
         """Return the nodes of a level in a round: the part of rounds in which a draft of it was verified, and its
