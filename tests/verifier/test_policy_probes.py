@@ -15,6 +15,7 @@ from specq.verifier.control.foresight import ROUND_TRIPS
 from specq.verifier.control.policy import (
     BUDGET,
     FIRST_CREDIT,
+    FIRST_PLAIN,
     FULL_ROUNDS,
     FULL_STEPS,
     LEAST_STEPS,
@@ -58,6 +59,17 @@ def test_a_probe_of_what_is_unknown_begins_with_one_session(num_sessions: int) -
     assert counts == [1] * num_looks + [num_sessions] * (len(counts) - num_looks)
     assert [step.looked_at for step in tried[:num_looks]] == [frozenset({"good"})] * num_looks
     assert driven.policy.used == only("good")
+
+
+def test_no_probe_begins_before_some_plain_steps() -> None:
+    """Though another load is decided at once, and all promises much."""
+    driven = Driven([GOOD])
+    for i in range(FIRST_PLAIN):
+        driven.run(1, 1 + 7 * (i % 2))
+    driven.policy.meet(64)
+    assert not any(step.kind.sources for step in driven.steps)
+    assert len(driven.steps) == FIRST_PLAIN
+    assert reasons(driven) == ["probe"]
 
 
 def test_a_probe_of_a_single_session_has_nobody_to_spare() -> None:
@@ -272,16 +284,6 @@ def test_a_draft_worker_may_answer_before_its_silence_counts() -> None:
     driven.run(round(ROUND_TRIPS / FIRST_S) + 10)
     assert driven.policy.foresight.yields[REMOTE].worth > 0
     assert driven.policy.foresight.yields[REMOTE].reach()[0] < PRIOR_CHANCE
-
-
-def test_where_nothing_is_measured_all_sources_always_draft() -> None:
-    driven = Driven([BAD, POOR, Made(REMOTE, 0.1)], is_measured=False)
-    driven.run(100, 4)
-    driven.run(100, 64)
-    assert driven.policy.allowed == {"bad", "poor", REMOTE}
-    assert {len(step.kind.sources) for step in driven.steps} == {3}
-    assert not any(step.looked_at for step in driven.steps)
-    assert not driven.policy.decisions
 
 
 def test_sources_that_cannot_bring_more_sleep() -> None:
