@@ -65,8 +65,8 @@ class Driven:
     """A policy, the machine that it drives, and the texts.
 
     row_s, node_s     that a row, and a node besides, adds to a step
-    saved_s   that a plain step saves as it is launched early; unread_s: by which a source is waited for less whose
-              drafts are not read before
+    saved_s   that a step saves as it is launched early, for which all drafts come too late; unread_s: by which a source
+              is waited for less whose drafts are not read before
     heard     sources that have sent something; noise: standard deviation of the logarithm of a step's seconds
     find_alike   sources that find the same tokens: the longest of their chains is accepted, else each finds its own
     prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_row_s: that each row of them
@@ -140,10 +140,13 @@ class Driven:
         return Served(tokens, sum(step.seconds for step in steps), num_steps, num_drafts)
 
     def _counts(self, num_sessions: int) -> dict[str, int]:
-        """Return for how many sessions each source drafts now."""
+        """Return for how many sessions each source drafts in time now."""
         policy = self.policy
-        used = [one.name for one in self.sources if one.name in policy.allowed and one.name in self.heard]
-        return {name: 1 if name in policy.looked_at else num_sessions for name in used}
+        used = self._used() if not (self.overlaps and policy.is_early) else []
+        return {one.name: 1 if one.name in policy.looked_at else num_sessions for one in used}
+
+    def _used(self) -> list[Made]:
+        return [one for one in self.sources if one.name in self.policy.allowed and one.name in self.heard]
 
     def _levels(self, one: Made) -> int:
         return min(one.levels, self.policy.depth) if one.is_told else one.levels
@@ -172,15 +175,19 @@ class Driven:
             found = np.append(lengths, np.zeros(num_sessions - count, np.int64))
             tokens = np.maximum(tokens, 1 + found) if self.find_alike else tokens + found
             num_nodes += count * self._levels(one)
-        used = [one for one in self.sources if one.name in counts]
+        used = self._used()
         is_unread = self.policy.is_unread and len(used) == 1 and used[0].may_be_unread
-        kind = StepKind(frozenset(counts), self.overlaps and not counts, is_unread, REMOTE not in counts)
+        names = frozenset(one.name for one in used)
+        kind = StepKind(names, self.overlaps and not counts, is_unread, REMOTE not in names)
         every, *of_prompts = self.prompts
         prompts, attended = of_prompts if every and len(self.steps) % every == 0 else (0, 0)
         rows = StepRows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
         seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early)
         seconds = (seconds + self.prompt_row_s * prompts) * float(self.rng.lognormal(0, self.noise))
-        waits = {one.name: self._waits(one, counts[one.name]) - self.unread_s * is_unread for one in used}
+        waits = {
+            one.name: self._waits(one, counts[one.name]) - self.unread_s * is_unread if one.name in counts else 0.0
+            for one in used
+        }
         return Step(
             *(kind, rows, self.policy.looked_at, self.policy.depth, num_sessions, int(tokens.sum())),
             seconds=seconds + sum(waits.values()), waits=waits, judged=judged, is_told=self.is_told,

@@ -207,7 +207,7 @@ def test_a_text_that_raises_costs_only_its_drafts(monkeypatch: pytest.MonkeyPatc
         begin_text(place, *limits)
 
     monkeypatch.setattr(source._texts, "open", raising)
-    verifier = make_verifier(ToyEngine(), sources=(source,))
+    verifier = make_verifier(ToyEngine(), sources=(source,), measures_drafts=False)
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     places = [verifier.sessions[i].place for i in (0, 1)]
     texts, failed = run(verifier)
@@ -254,7 +254,8 @@ class BrokenSource(DraftSource):
 @pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
 def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     """Whatever it is asked: no session is harmed, and it is asked no more."""
-    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(where), SuffixDecoder()))
+    sources = (BrokenSource(where), SuffixDecoder())
+    verifier = make_verifier(ToyEngine(), sources=sources, measures_drafts=False)
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier, lambda: verifier.begin(0.0))
     verifier.handle(Close(session_id=0, epoch=1), 0.0)

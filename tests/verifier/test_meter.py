@@ -15,7 +15,7 @@ from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.control.choices import DECISIONS, Choice, SourceTraits
 from specq.verifier.control.foresight import Foresight
-from specq.verifier.control.policy import Policy
+from specq.verifier.control.policy import FIRST_PLAIN, Policy
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.step_time import StepTime
@@ -158,12 +158,14 @@ def test_a_session_that_is_closed_twice_counts_once():
 
 
 def met(num_sessions: int, names: list[str]) -> Policy:
-    """Return a policy of a verifier with so many sessions and these sources, all of which were heard."""
+    """Return a policy of a verifier with so many sessions and these sources, all of which were heard, after its first
+    plain steps."""
     curve = StepCurve([1, 64], [0.005, 0.01])
     traits = [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names]
     time = StepTime(dict.fromkeys(names, False), (curve, curve))
     policy = Policy(Foresight(traits, time, overlaps=True), first_s=0.005)
     policy.foresight.hear(dict.fromkeys(names, 1))
+    policy._num_steps = FIRST_PLAIN
     policy.meet(num_sessions)
     return policy
 
@@ -178,6 +180,7 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
         "remote": 0,
         "suffix": 0,
         "remote+suffix": 0,
+        "remote+suffix early": 0,
     }
     assert metrics["choices"]["suffix"][1] == pytest.approx(
         policy.foresight.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
@@ -205,6 +208,7 @@ def test_the_fullest_heartbeat_arrives():
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
     count = len(LANES_OF)
-    assert len(metrics["choices"]) == 1 + count + count * (count - 1) // 2 + 1 + 1, "none, one, two, all; one unread"
+    num_choices = 1 + count + count * (count - 1) // 2 + 1 + 1 + 1
+    assert len(metrics["choices"]) == num_choices, "none, one, two, all; one unread; all early"
     assert metrics["decisions"].keys() == set(DECISIONS)
     assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more

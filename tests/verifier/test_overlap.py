@@ -337,7 +337,7 @@ def test_sessions_that_need_the_host_are_waited_for(
     mode: str, sources: list[Any], params: dict[str, Any], is_followed: bool
 ) -> None:
     engine = LateEngine()
-    verifier = make_verifier(engine, sources=sources)
+    verifier = make_verifier(engine, sources=sources, measures_drafts=False)
     open_session(verifier, speculation=Speculation(mode=mode), **params)
     step(verifier)
     assert bool(engine.flights) == is_followed
@@ -377,7 +377,7 @@ def test_after_a_burst_drafts_begin_when_the_load_is_known(
     num_sessions: int, is_put_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others of the burst have arrived during the step; few sessions are drafted for at once."""
-    verifier = make_verifier(LateEngine(), sources=[SuffixDecoder()])
+    verifier = make_verifier(LateEngine(), sources=[SuffixDecoder()], measures_drafts=False)
     begun, loads = list[int](), list[int]()
     monkeypatch.setattr(verifier.sources, "begin", lambda sessions, *_: begun.append(len(sessions)))
     meet = verifier.policy.meet

@@ -10,7 +10,7 @@ import pytest
 
 from specq.protocol import COLOCATED, SUFFIX
 from specq.verifier.control.choices import DECISIONS, Choice
-from specq.verifier.control.foresight import SHARED
+from specq.verifier.control.foresight import PROMPT_FADE, SHARED
 from specq.verifier.control.policy import KEPT_DECISIONS
 from specq.verifier.models.step_time import StepRows
 from specq.verifier.models.token_yield import NO_NODES, PRIOR_CHANCE, Judged, TokenYield
@@ -69,7 +69,7 @@ def test_what_slows_steps_counts_against_a_source(slows: float, is_used: bool) -
     """It would pay if it were waited for and nothing else."""
     driven = Driven([Made("slow", 0.15, levels=1, slows=slows)], is_measured=False, noise=0.01)
     for driven.policy.used in (PLAIN, only("slow")) * 3:
-        driven.run(50)
+        driven.run(200)
     for choice, names in ((PLAIN, []), (only("slow"), ["slow"])):
         assert driven.policy.foresight.foresee(choice, 1).rate == pytest.approx(driven.rate(names), rel=0.06)
     driven.policy._is_measured = True
@@ -91,7 +91,8 @@ def test_what_a_plain_step_saves_counts_against_drafts(saved_s: float, is_used: 
 @pytest.mark.parametrize(("unread_s", "is_unread"), [(0.001, True), (-0.001, False)])
 def test_drafts_are_verified_unread_where_that_is_faster(unread_s: float, is_unread: bool) -> None:
     """The source is waited for less then."""
-    driven = Driven([replace(GOOD, name=COLOCATED, may_be_unread=True)], unread_s=unread_s, noise=0.01)
+    source = replace(GOOD, name=COLOCATED, may_be_unread=True, is_told=True)
+    driven = Driven([source], unread_s=unread_s, noise=0.01)
     driven.run(600)
     assert driven.policy.used == Choice(frozenset({COLOCATED}), is_unread)
     assert driven.policy.is_unread is is_unread
@@ -232,10 +233,11 @@ def test_levels_are_drafted_as_they_pay(level_s: float, expected: range) -> None
 
 def test_each_token_brings_its_part_of_prompts() -> None:
     """Since a text that ends makes room for another: what brings three times the tokens computes three times as many
-    rows of prompts. Not each step."""
+    rows of prompts. Not each step; and by what hundreds of steps have said."""
     driven = Driven([Made("good", 0.8)], prompts=(5, 100, 5000), prompt_row_s=0.00005, row_s=0.0, is_measured=False)
     for driven.policy.used in (only("good"), PLAIN) * 4:
         driven.run(100)
+    driven.run(round(5 / PROMPT_FADE))
     policy, prompt_s = driven.policy, 100 * 0.00005
     plain, good = policy.foresight.foresee(PLAIN, 1), policy.foresight.foresee(only("good"), 1)
     assert 2.5 < good.tokens < 4.5

@@ -15,6 +15,7 @@ from specq.verifier.control.foresight import ROUND_TRIPS
 from specq.verifier.control.policy import (
     BUDGET,
     FIRST_CREDIT,
+    FIRST_PLAIN,
     FULL_ROUNDS,
     FULL_STEPS,
     LEAST_STEPS,
@@ -49,20 +50,34 @@ def reasons(driven: Driven, *among: str) -> list[str]:
 def test_a_probe_of_what_is_unknown_begins_with_one_session(num_sessions: int) -> None:
     """For some steps, and goes on with all of them."""
     driven = Driven([GOOD])
-    driven.run(LOOK_STEPS + 12, num_sessions)
-    counts = [step.judged["good"].num_rounds for step in driven.steps if step.kind.sources]
+    driven.run_plain(10, num_sessions)
+    driven.run(10 + LOOK_STEPS + 12, num_sessions)
+    tried = [step for step in driven.steps if step.kind.sources]
+    counts = [step.judged["good"].num_rounds for step in tried]
     num_looks = counts.count(1)
     assert WARM_UP <= num_looks <= LOOK_STEPS
     assert counts == [1] * num_looks + [num_sessions] * (len(counts) - num_looks)
-    assert [step.looked_at for step in driven.steps[:num_looks]] == [frozenset({"good"})] * num_looks
+    assert [step.looked_at for step in tried[:num_looks]] == [frozenset({"good"})] * num_looks
     assert driven.policy.used == only("good")
+
+
+def test_no_probe_begins_before_some_plain_steps() -> None:
+    """Though another load is decided at once, and all promises much."""
+    driven = Driven([GOOD])
+    for i in range(FIRST_PLAIN):
+        driven.run(1, 1 + 7 * (i % 2))
+    driven.policy.meet(64)
+    assert not any(step.kind.sources for step in driven.steps)
+    assert len(driven.steps) == FIRST_PLAIN
+    assert reasons(driven) == ["probe"]
 
 
 def test_a_probe_of_a_single_session_has_nobody_to_spare() -> None:
     driven = Driven([GOOD])
-    driven.run(4)
+    driven.run_plain(10)
+    driven.run(14)
     assert not any(step.looked_at for step in driven.steps)
-    assert driven.steps[0].kind.sources == {"good"}
+    assert next(step.kind.sources for step in driven.steps[10:] if step.kind.sources) == {"good"}
 
 
 def test_what_is_known_is_tried_with_all_at_once() -> None:
@@ -92,6 +107,7 @@ def test_a_probe_that_does_not_win_ends() -> None:
     driven = Driven([Made("idle", 0.0001, levels=1)], row_s=0.0, is_measured=False)
     driven.run(100)
     driven.policy.used, driven.policy._is_measured = PLAIN, True
+    driven.policy._apply()
     driven.run(3000)
     lengths = [
         len(list(own)) for is_tried, own in groupby(bool(step.kind.sources) for step in driven.steps[100:]) if is_tried
@@ -203,7 +219,7 @@ def test_what_is_foreseen_to_win_costs_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(policy_module, "FIRST_CREDIT", 0.0)
     monkeypatch.setattr(policy_module, "BUDGET", 0.0)
     unknown, poor = Driven([GOOD]), Driven([POOR], is_measured=False)
-    unknown.run(20)
+    unknown.run(40)
     assert unknown.policy.used == only("good")
     assert unknown.policy._credit == 0.0
     poor.run(30)
@@ -268,16 +284,6 @@ def test_a_draft_worker_may_answer_before_its_silence_counts() -> None:
     driven.run(round(ROUND_TRIPS / FIRST_S) + 10)
     assert driven.policy.foresight.yields[REMOTE].worth > 0
     assert driven.policy.foresight.yields[REMOTE].reach()[0] < PRIOR_CHANCE
-
-
-def test_where_nothing_is_measured_all_sources_always_draft() -> None:
-    driven = Driven([BAD, POOR, Made(REMOTE, 0.1)], is_measured=False)
-    driven.run(100, 4)
-    driven.run(100, 64)
-    assert driven.policy.allowed == {"bad", "poor", REMOTE}
-    assert {len(step.kind.sources) for step in driven.steps} == {3}
-    assert not any(step.looked_at for step in driven.steps)
-    assert not driven.policy.decisions
 
 
 def test_sources_that_cannot_bring_more_sleep() -> None:

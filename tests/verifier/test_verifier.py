@@ -204,7 +204,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
 
 def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None:
     """No verdict was answered by it. A later one says how long it took."""
-    verifier, told = make_verifier(), list[float]()
+    verifier, told = make_verifier(measures_drafts=False), list[float]()
     verifier.policy.foresight.learn_round_trip = told.append  # type: ignore[method-assign]
     open_session(verifier)
     verifier.handle(chain(toy_text(PROMPT, 1)), 1000.0)

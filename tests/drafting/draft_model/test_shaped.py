@@ -49,7 +49,8 @@ class World:
         self.shaped = ShapedTrees(DraftWorker(proposer, incarnation=0))
         chains = proposer.in_chains() if of_one else ToyChains(ToyProposer())
         own = ColocatedSource(chains, StepCurve([1, 64], [0.0005, 0.0005]), shaped=self.shaped)
-        self.verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), (own,), incarnation=1)
+        curve = StepCurve([1, 64], [0.005, 0.01])
+        self.verifier = Verifier(ToyEngine(), curve, (own,), incarnation=1, measures_drafts=False)
         self.texts: dict[int, list[int]] = {}
         self.verdicts: dict[int, list[Verdict]] = {}
 

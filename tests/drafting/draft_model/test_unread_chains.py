@@ -18,7 +18,7 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyProposer, UnreadToyChains
 from specq.verification import NO_TOKEN, DeviceTokens, handles
-from specq.verifier.control.choices import Step
+from specq.verifier.control.choices import Choice, Step
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import graft_batch
@@ -185,9 +185,12 @@ def test_chains_are_unread_where_that_is_found_to_be_faster(launch_s: float, mor
 
 
 @pytest.mark.parametrize(("is_unread", "waits_s"), [(True, 0.004), (True, 0.0), (False, 0.004), (False, 0.0)])
-def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits_s: float) -> None:
-    """Not what it takes to launch the step, before or after."""
-    world, now = World(is_unread, width=1), [0.0]
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits_s: float, is_chosen: bool) -> None:
+    """Not what it takes to launch the step, before or after. Only where that is left to choose, steps of unread drafts
+    are of a kind of their own."""
+    world, now = World(None if is_chosen else is_unread, width=1), [0.0]
+    world.verifier.policy.used = Choice(frozenset({COLOCATED}), is_unread)
     finish, launch = world.chains.collect, world.verifier.engine.launch  # type: ignore[attr-defined]
 
     def after(seconds: float, does: Any) -> Any:
@@ -207,7 +210,8 @@ def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits
     assert (world.chains.num_unread > 3) is is_unread
     drafted = [step for step in learned if step.judged[COLOCATED].tried.any()]
     assert len(drafted) > 3
-    assert {step.kind.is_unread for step in drafted[1:]} == {is_unread}  # of the first one nothing is usual yet
+    kinds = {step.kind.is_unread for step in drafted[1:]}  # of the first one nothing is usual yet
+    assert kinds == {is_unread and is_chosen}
     assert all(step.waits[COLOCATED] == pytest.approx(waits_s) for step in drafted)
 
 

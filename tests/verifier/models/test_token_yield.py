@@ -170,13 +170,14 @@ def test_what_was_worth_less_stays_so() -> None:
     assert found.worth == 0.0
 
 
-def test_after_silence_a_few_rounds_count_as_much_as_all_before() -> None:
+def test_after_silence_a_few_rounds_count_more_than_all_before() -> None:
+    """What was known before is worth as little as a first guess."""
     found, rng = learned(400, [0.05] * 4), np.random.default_rng(6)
     for _ in range(300):
         found.pass_by()
     for _ in range(8):
         found.learn(drawn(rng, [0.9] * 4))
-    assert found.reach()[0] > 0.7
+    assert found.reach()[0] > 0.5
     assert found.worth < 10
 
 
