@@ -153,7 +153,7 @@ def _method(
 
 
 def _levels(source: ColocatedSource, verifier: Verifier, num_sessions: int) -> int:
-    return verifier.control.foresight.foresee(Choice(frozenset({source.name})), num_sessions).depth
+    return verifier.control.forecast.foresee(Choice(frozenset({source.name})), num_sessions).depth
 
 
 def slowness(runs: Sequence[WatchedRun]) -> float:

@@ -182,7 +182,7 @@ def test_beyond_what_was_measured_the_slope_is_learned_and_small_steps_stay_as_t
     rng, small = np.random.default_rng(0), [curve(rows) for rows in range(1, 65)]
     assert curve(512) == pytest.approx(0.07 + 448 * 0.03 / 32, rel=0.05)
     for rows in rng.integers(100, 512, 300).tolist():
-        curve.learn(rows, 0.07 + (rows - 64) * 0.01 / 32)
+        curve.learn_slope(rows, 0.07 + (rows - 64) * 0.01 / 32)
     assert curve(512) == pytest.approx(0.07 + 448 * 0.01 / 32, rel=0.05)
     assert [curve(rows) for rows in range(1, 65)] == small
     np.testing.assert_allclose(curve.times(60, 10), [curve(rows) for rows in range(60, 70)])
@@ -191,8 +191,8 @@ def test_beyond_what_was_measured_the_slope_is_learned_and_small_steps_stay_as_t
 def test_one_strange_step_does_not_turn_the_line_over():
     curve = StepCurve([1, 64], [0.01, 0.07])
     before = curve(512)
-    curve.learn(512, 1000.0)
+    curve.learn_slope(512, 1000.0)
     assert curve(512) < 2 * before
     for _ in range(100):
-        curve.learn(512, 0.0)
+        curve.learn_slope(512, 0.0)
     assert curve(512) >= curve(64)

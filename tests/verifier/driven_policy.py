@@ -11,7 +11,7 @@ import numpy as np
 
 from specq.protocol import REMOTE, IntpArray
 from specq.verifier.control.choices import Choice, SourceTraits, Step
-from specq.verifier.control.foresight import Foresight
+from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import Policy
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.step_time import StepKind, StepRows, StepTime
@@ -93,7 +93,7 @@ class Driven:
         names = {one.name: one.is_told for one in self.sources}
         time = StepTime(names, (curve, curve))
         self.policy = Policy(
-            Foresight([one.traits() for one in self.sources], time, overlaps=self.overlaps),
+            Forecast([one.traits() for one in self.sources], time, overlaps=self.overlaps),
             first_s=FIRST_S,
             is_measured=self.is_measured,
         )
@@ -105,7 +105,7 @@ class Driven:
         """Serve so many steps of so many sessions."""
         begun, tokens = len(self.steps), 0.0
         for _ in range(num_steps):
-            self.policy.foresight.hear(dict.fromkeys(self.heard, 1))
+            self.policy.forecast.hear(dict.fromkeys(self.heard, 1))
             self.policy.meet(num_sessions)
             step = self.made_step(num_sessions)
             tokens += self._expected_tokens(self._counts(num_sessions), num_sessions)

@@ -14,7 +14,7 @@ from specq.protocol.wire import decode, encode
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.control.choices import DECISIONS, Choice, SourceTraits
-from specq.verifier.control.foresight import Foresight
+from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import FIRST_PLAIN, Policy
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
@@ -163,8 +163,8 @@ def met(num_sessions: int, names: list[str]) -> Policy:
     curve = StepCurve([1, 64], [0.005, 0.01])
     traits = [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names]
     time = StepTime(dict.fromkeys(names, False), (curve, curve))
-    policy = Policy(Foresight(traits, time, overlaps=True), first_s=0.005)
-    policy.foresight.hear(dict.fromkeys(names, 1))
+    policy = Policy(Forecast(traits, time, overlaps=True), first_s=0.005)
+    policy.forecast.hear(dict.fromkeys(names, 1))
     policy._num_steps = FIRST_PLAIN
     policy.meet(num_sessions)
     return policy
@@ -183,7 +183,7 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
         "remote+suffix early": 0,
     }
     assert metrics["choices"]["suffix"][1] == pytest.approx(
-        policy.foresight.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
+        policy.forecast.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
     )
     assert metrics["decisions"] == {"probe": 1}
     assert metrics["decided"] == policy.decisions[-1].numbers()

@@ -10,7 +10,7 @@ import pytest
 
 from specq.protocol import COLOCATED, SUFFIX
 from specq.verifier.control.choices import DECISIONS, Choice
-from specq.verifier.control.foresight import PROMPT_FADE, SHARED
+from specq.verifier.control.forecast import PROMPT_FADE, SHARED
 from specq.verifier.control.policy import KEPT_DECISIONS
 from specq.verifier.models.step_time import StepRows
 from specq.verifier.models.token_yield import NO_NODES, PRIOR_CHANCE, Judged, TokenYield
@@ -71,7 +71,7 @@ def test_what_slows_steps_counts_against_a_source(slows: float, is_used: bool) -
     for driven.policy.used in (PLAIN, only("slow")) * 3:
         driven.run(200)
     for choice, names in ((PLAIN, []), (only("slow"), ["slow"])):
-        assert driven.policy.foresight.foresee(choice, 1).rate == pytest.approx(driven.rate(names), rel=0.06)
+        assert driven.policy.forecast.foresee(choice, 1).rate == pytest.approx(driven.rate(names), rel=0.06)
     driven.policy._is_measured = True
     driven.run(100)
     assert (driven.policy.used == only("slow")) is is_used
@@ -179,12 +179,12 @@ def test_steps_that_say_nothing_of_drafts_still_say_what_steps_take() -> None:
     driven = Driven([GOOD], is_told=False, node_s=0.0)
     driven.policy.used = only("good")
     driven.run(100)
-    assert driven.policy.foresight.yields["good"].reach().tolist() == TokenYield().reach().tolist()
+    assert driven.policy.forecast.yields["good"].reach().tolist() == TokenYield().reach().tolist()
     driven = Driven([GOOD], row_s=0.0)
     driven.is_told = False
     for _ in range(200):
         driven.policy.learn(driven.made_step(1)._replace(seconds=1.3 * FIRST_S))
-    assert driven.policy.foresight.foresee(PLAIN, 1).rate == pytest.approx(1 / (1.3 * FIRST_S), rel=0.05)
+    assert driven.policy.forecast.foresee(PLAIN, 1).rate == pytest.approx(1 / (1.3 * FIRST_S), rel=0.05)
     assert not driven.policy.decisions
 
 
@@ -195,7 +195,7 @@ def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
     step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, 0)})
     for prompts, is_learned in ((10, False), (0, True)):
         driven.policy.learn(step._replace(rows=StepRows(1 + prompts, prompts=prompts)))
-        assert (driven.policy.foresight.yields["good"].worth > 0) is is_learned
+        assert (driven.policy.forecast.yields["good"].worth > 0) is is_learned
 
 
 # --- what is foreseen
@@ -204,7 +204,7 @@ def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
 
 def test_before_any_step_tokens_are_likely_and_seconds_as_measured() -> None:
     policy = Driven([Made("new", 0.5)]).policy
-    plain, new = policy.foresight.foresee(PLAIN, 1), policy.foresight.foresee(only("new"), 1)
+    plain, new = policy.forecast.foresee(PLAIN, 1), policy.forecast.foresee(only("new"), 1)
     assert (plain.rate, plain.tokens, plain.depth) == (pytest.approx(1 / FIRST_S), 1.0, 0)
     assert new.tokens == pytest.approx(1 + sum(PRIOR_CHANCE**level for level in range(1, new.depth + 1)))
     assert new.deviation > plain.deviation
@@ -213,8 +213,8 @@ def test_before_any_step_tokens_are_likely_and_seconds_as_measured() -> None:
 def test_two_sources_are_foreseen_to_find_some_tokens_alike() -> None:
     """More than the better one, less than if each found its own."""
     policy = Driven([Made("a", 0.5), Made("b", 0.5)]).policy
-    alone, both = policy.foresight.foresee(only("a"), 1).tokens, policy.foresight.foresee(only("a", "b"), 1).tokens
-    chances = PRIOR_CHANCE ** np.arange(1, 1 + policy.foresight.foresee(only("a", "b"), 1).depth)
+    alone, both = policy.forecast.foresee(only("a"), 1).tokens, policy.forecast.foresee(only("a", "b"), 1).tokens
+    chances = PRIOR_CHANCE ** np.arange(1, 1 + policy.forecast.foresee(only("a", "b"), 1).depth)
     assert both - 1 == pytest.approx(float((chances + SHARED * (chances - chances**2)).sum()))
     assert alone < both < 2 * alone - 1
 
@@ -227,7 +227,7 @@ def test_levels_are_drafted_as_they_pay(level_s: float, expected: range) -> None
     driven.is_measured = driven.policy._is_measured = False
     driven.run(300)
     assert driven.policy.depth in expected
-    tokens = driven.policy.foresight.foresee(only("deep"), 1).tokens
+    tokens = driven.policy.forecast.foresee(only("deep"), 1).tokens
     assert driven.policy.promised == pytest.approx(tokens - 1, rel=0.05)  # of the last choice
 
 
@@ -239,11 +239,11 @@ def test_each_token_brings_its_part_of_prompts() -> None:
         driven.run(100)
     driven.run(round(5 / PROMPT_FADE))
     policy, prompt_s = driven.policy, 100 * 0.00005
-    plain, good = policy.foresight.foresee(PLAIN, 1), policy.foresight.foresee(only("good"), 1)
+    plain, good = policy.forecast.foresee(PLAIN, 1), policy.forecast.foresee(only("good"), 1)
     assert 2.5 < good.tokens < 4.5
     assert plain.rate == pytest.approx(1 / (FIRST_S + 0.2 * prompt_s), rel=0.1)
     assert good.rate == pytest.approx(good.tokens / (FIRST_S + 0.2 * good.tokens * prompt_s), rel=0.1)
-    without = policy.foresight.foresee(only("good"), 1, prompts=False)
+    without = policy.forecast.foresee(only("good"), 1, prompts=False)
     assert without.rate == pytest.approx(good.tokens / FIRST_S, rel=0.05)
 
 

@@ -11,7 +11,7 @@ import pytest
 from specq.protocol import COLOCATED, REMOTE
 from specq.verifier.control import policy as policy_module
 from specq.verifier.control.choices import DECISIONS, Choice
-from specq.verifier.control.foresight import ROUND_TRIPS
+from specq.verifier.control.forecast import ROUND_TRIPS
 from specq.verifier.control.policy import (
     BUDGET,
     FIRST_CREDIT,
@@ -233,7 +233,7 @@ def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> No
     driven = Driven([Made("good", 0.8, as_such_s=0.002, join_s=0.05)])
     driven.run(60)
     assert driven.policy.used == only("good")
-    assert driven.policy.foresight.foresee(only("good"), 1).rate == pytest.approx(driven.rate(["good"]), rel=0.2)
+    assert driven.policy.forecast.foresee(only("good"), 1).rate == pytest.approx(driven.rate(["good"]), rel=0.2)
     dear = Driven([Made("dear", 0.45, levels=1, as_such_s=0.0005, join_s=0.3)])
     dear.run(3000)
     assert dear.policy.num_decided["probe"] < 12
@@ -243,12 +243,12 @@ def test_the_step_in_which_a_source_joins_says_nothing_of_others() -> None:
     """Contexts may be computed in it, for which nobody is waited for."""
     policy = (driven := Driven([GOOD], is_measured=False)).policy
     policy.meet(1)
-    before = policy.foresight.foresee(PLAIN, 1).rate
+    before = policy.forecast.foresee(PLAIN, 1).rate
     late = driven.made_step(1)._replace(seconds=1.0)
     policy.learn(late)
-    assert policy.foresight.foresee(PLAIN, 1).rate == before
+    assert policy.forecast.foresee(PLAIN, 1).rate == before
     policy.learn(late)
-    assert policy.foresight.foresee(PLAIN, 1).rate < before
+    assert policy.forecast.foresee(PLAIN, 1).rate < before
 
 
 # --- who is compared
@@ -266,7 +266,7 @@ def test_a_draft_worker_that_was_never_heard_is_not_compared() -> None:
     assert policy.used == only(COLOCATED)
     assert policy.metrics()["choices"].keys() == {"none", COLOCATED}
     assert not any(REMOTE in one.other.sources | one.used.sources for one in policy.decisions)
-    assert policy.foresight.yields[REMOTE].worth == 0
+    assert policy.forecast.yields[REMOTE].worth == 0
     driven.heard.add(REMOTE)
     driven.run(200)
     assert policy.uses(REMOTE)
@@ -277,13 +277,13 @@ def test_a_draft_worker_may_answer_before_its_silence_counts() -> None:
     """Some round trips from its first step on; other sources answer at once."""
     driven = Driven([Made(REMOTE, 0.0001, levels=1), Made("own", 0.0001, levels=1)], is_measured=False)
     for _ in range(200):
-        driven.policy.foresight.learn_round_trip(5.0)  # as a second
+        driven.policy.forecast.learn_round_trip(5.0)  # as a second
     driven.run(5)
-    worth = {name: one.worth for name, one in driven.policy.foresight.yields.items()}
+    worth = {name: one.worth for name, one in driven.policy.forecast.yields.items()}
     assert worth == {REMOTE: 0.0, "own": pytest.approx(5.0, rel=0.05)}
     driven.run(round(ROUND_TRIPS / FIRST_S) + 10)
-    assert driven.policy.foresight.yields[REMOTE].worth > 0
-    assert driven.policy.foresight.yields[REMOTE].reach()[0] < PRIOR_CHANCE
+    assert driven.policy.forecast.yields[REMOTE].worth > 0
+    assert driven.policy.forecast.yields[REMOTE].reach()[0] < PRIOR_CHANCE
 
 
 def test_sources_that_cannot_bring_more_sleep() -> None:

@@ -191,7 +191,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     prompt = np.array(PROMPT * 3, np.int32)
     params = SamplingParams()
     verifier.handle(Open(session_id=7, epoch=1, prompt_len=9, tokens_left=50, params=params, token_ids=prompt), 0.0)
-    verifier.policy.foresight.hear({REMOTE: 1})
+    verifier.policy.forecast.hear({REMOTE: 1})
     verifier.policy.used = Choice(allowed)
     (first,) = step(verifier)
     assert (first.min_accept_prob > 1000) == (REMOTE not in allowed)
@@ -205,7 +205,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
 def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None:
     """No verdict was answered by it. A later one says how long it took."""
     verifier, told = make_verifier(measures_drafts=False), list[float]()
-    verifier.policy.foresight.learn_round_trip = told.append  # type: ignore[method-assign]
+    verifier.policy.forecast.learn_round_trip = told.append  # type: ignore[method-assign]
     open_session(verifier)
     verifier.handle(chain(toy_text(PROMPT, 1)), 1000.0)
     assert told == []

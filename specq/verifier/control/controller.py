@@ -19,7 +19,7 @@ from specq.engines import Engine, takes_unread
 from specq.protocol import REMOTE
 from specq.verifier.control.bursts import Bursts
 from specq.verifier.control.choices import Drafting, Step
-from specq.verifier.control.foresight import Foresight
+from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
 from specq.verifier.control.round_trips import RoundTrips
@@ -59,8 +59,8 @@ class Controller:
         self._can_be_helped, self.curves = engine.is_helped, curves
         traits = [source.traits(is_unread_possible=takes_unread(engine)) for source in sources.sources]
         self.time = StepTime({one.name: one.levels_s is not None for one in traits}, curves)
-        self.foresight = Foresight(traits, self.time, overlaps=engine.overlaps)
-        self.policy = Policy(self.foresight, first_s=curves[-1].profiled(1), is_measured=measures_drafts)
+        self.forecast = Forecast(traits, self.time, overlaps=engine.overlaps)
+        self.policy = Policy(self.forecast, first_s=curves[-1].profiled(1), is_measured=measures_drafts)
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
         self._round_trips = RoundTrips()
         self.num_met = 0
@@ -121,7 +121,7 @@ class Controller:
         """Draft as it pays with so many sessions; and take help from the cores of drafters only while those are asked
         for nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes
         there."""
-        self.foresight.hear(self._sources.num_sent)
+        self.forecast.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:
             self.num_met = min(num_sessions, max_sessions)
             self.policy.meet(self.num_met)
@@ -144,7 +144,7 @@ class Controller:
         """Note that a draft has arrived, perhaps the answer to a commit."""
         took_s = self._round_trips.answer(session_id, base_len, now)
         if took_s is not None:
-            self.foresight.learn_round_trip(took_s)
+            self.forecast.learn_round_trip(took_s)
 
     def note_commit(self, rounds: Rounds, ended: float) -> None:
         """Note that drafters are about to hear of these rounds."""
@@ -165,11 +165,11 @@ class Controller:
         num_prompts, num_first = shares.prompts()
         num_decoding = shares.num_decoding if num_prompts else len(shares)
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
-        num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.foresight.sources}
+        num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
         drafted = {name for name, one in judged.items() if one.tried.any()}
         felt = {name for name in drafting.sources if name != REMOTE or self.policy.uses(REMOTE)}
-        is_unread = shares.batch.drafted is not None and self.foresight.may_be_unread(frozenset(felt))
+        is_unread = shares.batch.drafted is not None and self.forecast.may_be_unread(frozenset(felt))
         kind = StepKind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
         rows = StepRows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
         self.policy.learn(

@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 
 from specq.verifier.control.choices import DECISIONS, Choice, DraftDecision, Step
-from specq.verifier.control.foresight import Foreseen, Foresight
+from specq.verifier.control.forecast import Forecast, Foreseen
 from specq.verifier.models.token_yield import NUM_LEVELS
 
 log = structlog.get_logger(__name__)
@@ -72,10 +72,10 @@ class Policy:
     used         the choice in use; decisions: the last ones
     """
 
-    def __init__(self, foresight: Foresight, *, first_s: float, is_measured: bool = True) -> None:
+    def __init__(self, forecast: Forecast, *, first_s: float, is_measured: bool = True) -> None:
         """`first_s`: of a plain step of one session; `is_measured`: else all sources always draft."""
-        self.foresight, self._first_s, self._is_measured = foresight, first_s, is_measured
-        self.used = PLAIN if is_measured else Choice(foresight.sources)
+        self.forecast, self._first_s, self._is_measured = forecast, first_s, is_measured
+        self.used = PLAIN if is_measured else Choice(forecast.sources)
         self.allowed, self.looked_at, self.asleep = self.used.sources, PLAIN.sources, PLAIN.sources
         self.depth, self.promised, self.is_unread, self.is_early = NUM_LEVELS, 0.0, False, False
         self.decisions = deque[DraftDecision](maxlen=KEPT_DECISIONS)
@@ -91,7 +91,7 @@ class Policy:
 
     def uses(self, source: str) -> bool:
         """Return whether a source is allowed, and has ever sent anything."""
-        return source in self.allowed and source in self.foresight.heard
+        return source in self.allowed and source in self.forecast.heard
 
     def metrics(self) -> dict[str, Any]:
         """Return what is foreseen of each choice at the present load, by the names of heartbeats
@@ -101,10 +101,10 @@ class Policy:
             return {"choices": {}, "decisions": {}}
         choices = {
             str(one): [
-                int(one == self.foresight.felt(self.used)),
-                round(self.foresight.foresee(one, self._num_sessions).rate, 2),
+                int(one == self.forecast.felt(self.used)),
+                round(self.forecast.foresee(one, self._num_sessions).rate, 2),
             ]
-            for one in self.foresight.choices(self.used)
+            for one in self.forecast.choices(self.used)
         }
         decisions = {name: count for name, count in self.num_decided.items() if count}
         decided = self.decisions[-1].numbers() if self.decisions else []
@@ -124,7 +124,7 @@ class Policy:
         """Take in a step that came at once after another."""
         kind = step.kind
         choice = Choice(kind.sources, kind.is_unread, kind.is_early and bool(kind.sources))
-        self.foresight.learn(step, self.foresight.felt(choice))
+        self.forecast.learn(step, self.forecast.felt(choice))
         if step.is_told and step.num_sessions:
             self._num_steps += 1
             self._pay(step)
@@ -148,7 +148,7 @@ class Policy:
         if step.rows.prompts:
             lost_s = sum((step.waits.get(name, 0.0) for name in step.kind.sources - self.used.sources), 0.0)
         else:
-            usual = self.foresight.foresee(self.used, step.num_sessions, prompts=False)
+            usual = self.forecast.foresee(self.used, step.num_sessions, prompts=False)
             lost_s = step.seconds - step.num_tokens / usual.rate
         most_debt = max(MOST_DEBT * unit, MOST_DEBT_S)
         self._credit = min(max(self._credit - lost_s, -most_debt), max(before, MOST_CREDIT * unit))
@@ -171,7 +171,7 @@ class Policy:
         """End a probe if it has lost or won, or go on with all sessions."""
         if probe.num_steps < WARM_UP:
             return
-        now, other = (self.foresight.foresee(one, self._num_sessions) for one in (self.used, probe.choice))
+        now, other = (self.forecast.foresee(one, self._num_sessions) for one in (self.used, probe.choice))
         gain = other.log_rate - now.log_rate
         if gain + DOUBT * other.deviation < 0:
             self._end_probe("probe_lost", now, other)
@@ -196,7 +196,7 @@ class Policy:
     def _note(self, reason: str, now: Foreseen, choice: Choice, other: Foreseen) -> None:
         """Keep a decision: what is in use from now on, and the choice that it was held against."""
         decision = DraftDecision(
-            self._num_steps, self._num_sessions, reason, self.foresight.felt(self.used), now.rate, choice, other.rate
+            self._num_steps, self._num_sessions, reason, self.forecast.felt(self.used), now.rate, choice, other.rate
         )
         self.decisions.append(decision)
         self.num_decided[reason] += 1
@@ -204,15 +204,15 @@ class Policy:
 
     def _choose(self) -> None:
         """Use a part of what is in use if that is better, or begin the probe of what may be better by most."""
-        used, count = self.foresight.felt(self.used), self._num_sessions
-        now = self.foresight.foresee(used, count)
+        used, count = self.forecast.felt(self.used), self._num_sessions
+        now = self.forecast.foresee(used, count)
         better, best_rate = None, now.log_rate + MARGIN
         tried, most_gain = None, MARGIN
-        promises = dict.fromkeys(self.foresight.sources, -math.inf)
-        for one in self.foresight.choices(self.used):
+        promises = dict.fromkeys(self.forecast.sources, -math.inf)
+        for one in self.forecast.choices(self.used):
             if one == used or self._is_left_out(one, used):
                 continue
-            other = self.foresight.joining(one, used, count)
+            other = self.forecast.joining(one, used, count)
             if one.sources < used.sources and other.log_rate > best_rate:
                 better, best_rate = (one, other), other.log_rate
             gain = other.log_rate + OPTIMISM * other.deviation - now.log_rate
@@ -225,7 +225,7 @@ class Policy:
             self._use(better[0], "drafts_fell", now, better[1])
         elif tried is not None:
             choice, other, is_free = tried
-            is_known = all(map(self.foresight.is_known, choice.sources - used.sources))
+            is_known = all(map(self.forecast.is_known, choice.sources - used.sources))
             self._probe = _Probe(choice, count > 1 and not is_known, is_free)
             self._note("probe", now, choice, other)
 
@@ -236,7 +236,7 @@ class Policy:
 
     def _apply(self) -> None:
         """Set what is asked of the sources from now on."""
-        silent = self.foresight.sources - self.foresight.felt(Choice(self.foresight.sources)).sources
+        silent = self.forecast.sources - self.forecast.felt(Choice(self.forecast.sources)).sources
         used, probe = self.used, self._probe
         self.looked_at = PLAIN.sources
         if probe is None:
@@ -248,6 +248,6 @@ class Policy:
         self.allowed, self.is_unread, self.is_early = choice.sources | silent, choice.is_unread, choice.is_early
         self.asleep -= self.allowed
         if choice.sources and self._num_sessions:
-            foreseen = self.foresight.foresee(choice, self._num_sessions)
+            foreseen = self.forecast.foresee(choice, self._num_sessions)
             least = 0 if probe is None else PROBE_DEPTH
             self.depth, self.promised = max(foreseen.depth, least), foreseen.tokens - 1.0

@@ -47,7 +47,7 @@ class Foreseen(NamedTuple):
         return math.exp(self.log_rate)
 
 
-class Foresight:
+class Forecast:
     """What is known of the sources of one verifier, and what it lets expect.
 
     sources    all that there are; heard: those that have ever sent anything
