@@ -84,7 +84,7 @@ class Forecast:
         """Take in a step; `used`: the choice that it was. One whose sessions' modes do not let drafts pay or not says
         only what steps take."""
         joins = self._join(step)
-        if not joins:
+        if not joins and step.seconds > 0:  # a clock that stands still says nothing
             waited_s = sum(self._waited_s(name, step) for name in step.waits)
             self._time.learn(step.kind, step.rows, max(step.seconds - waited_s, 0.0))
         if not (step.is_told and step.num_sessions):
