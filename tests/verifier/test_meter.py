@@ -180,7 +180,6 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
         "remote": 0,
         "suffix": 0,
         "remote+suffix": 0,
-        "remote+suffix early": 0,
     }
     assert metrics["choices"]["suffix"][1] == pytest.approx(
         policy.forecast.foresee(Choice(frozenset({SUFFIX})), 4).rate, abs=0.01
@@ -208,7 +207,7 @@ def test_the_fullest_heartbeat_arrives():
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
     count = len(LANES_OF)
-    num_choices = 1 + count + count * (count - 1) // 2 + 1 + 1 + 1
-    assert len(metrics["choices"]) == num_choices, "none, one, two, all; one unread; all early"
+    num_choices = 1 + count + count * (count - 1) // 2 + 1 + 1
+    assert len(metrics["choices"]) == num_choices, "none, one, two, all; one unread"
     assert metrics["decisions"].keys() == set(DECISIONS)
     assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more

@@ -175,7 +175,7 @@ class Forecast:
         sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
         found = [Choice(frozenset(one)) for size in sizes for one in combinations(names, size)]
         found += [Choice(one.sources, is_unread=True) for one in found if self.may_be_unread(one.sources)]
-        if self._overlaps and REMOTE in names:
+        if self._overlaps and names == [REMOTE]:  # others are waited for in any case
             found += [Choice(frozenset(names), is_early=True)]
         used = self.felt(used)
         return found if used in found else [*found, used]

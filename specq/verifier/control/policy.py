@@ -99,12 +99,10 @@ class Policy:
         what was last (as `trace_events.DECIDED`)."""
         if not self._num_sessions:
             return {"choices": {}, "decisions": {}}
+        used = self.forecast.felt(self.used)
+        found = [one for one in self.forecast.choices(used) if one == used or not self._is_left_out(one, used)]
         choices = {
-            str(one): [
-                int(one == self.forecast.felt(self.used)),
-                round(self.forecast.foresee(one, self._num_sessions).rate, 2),
-            ]
-            for one in self.forecast.choices(self.used)
+            str(one): [int(one == used), round(self.forecast.foresee(one, self._num_sessions).rate, 2)] for one in found
         }
         decisions = {name: count for name, count in self.num_decided.items() if count}
         decided = self.decisions[-1].numbers() if self.decisions else []
