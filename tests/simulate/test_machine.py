@@ -252,4 +252,6 @@ def test_drafters_that_do_not_pay_are_silenced_for_the_core_that_they_take():
     )
     found = simulation.run(drain=False)
     assert found.seconds / found.rounds < 0.0070
-    assert not simulation.world.processes[b"target-0"].worker.policy.uses("remote")
+    assert (
+        "remote" not in simulation.world.processes[b"target-0"].worker.policy.used.sources
+    )  # a probe may be under way
