@@ -188,7 +188,7 @@ class Verifier:
     def _plan(self, began: float, faults: Faults, clock: Callable[[], float]) -> InFlightStep:
         drafted, planner = clock(), self.planner
         shares = planner.plan(self.in_flight.newest, faults)
-        counts = self.control.num_met, planner.num_rows, planner.priced
+        counts = planner.num_rows, planner.priced
         return InFlightStep(shares, *counts, self.sources.waited_s, began, drafted, clock(), self.control.drafting)
 
     def _launch(self, step: InFlightStep, faults: Faults, clock: Callable[[], float]) -> None:

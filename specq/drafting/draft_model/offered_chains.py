@@ -31,12 +31,9 @@ from specq.verifier.sources import NONE, DraftBatch, Round, Rounds, Session, Unr
 
 
 class Outcomes(NamedTuple):
-    """What became of n chains: how many tokens of each were judged, and how many of these were accepted, i64[n]; and of
-    all judged tokens, one chain after the other, the drafter's own log-probabilities f32[all] and whether they were
-    accepted bool[all]."""
+    """What became of all judged tokens of some chains, one chain after the other: the drafter's own log-probabilities
+    f32[all], and whether they were accepted bool[all]."""
 
-    num_judged: IntpArray
-    num_accepted: IntpArray
     scores: Float32Array
     is_accepted: BoolArray
 
@@ -75,9 +72,7 @@ class OfferedChains:
         levels = np.arange(self.scores.shape[1])
         is_judged = levels < judged[:, None]
         scores = self.scores[places[own]][is_judged]
-        return Outcomes(
-            judged, accepted, scores, np.broadcast_to(levels, is_judged.shape)[is_judged] < accepted.repeat(judged)
-        )
+        return Outcomes(scores, np.broadcast_to(levels, is_judged.shape)[is_judged] < accepted.repeat(judged))
 
 
 def _judged_as_drawn(done: Round, node_ids: Sequence[int]) -> int:

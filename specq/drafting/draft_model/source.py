@@ -322,8 +322,8 @@ class ColocatedSource(DraftSource):
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
         outcomes = offered.outcomes(rounds, num_followed)
-        if len(outcomes.num_judged):
-            self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
+        if len(outcomes.scores):
+            self.calibration.observe_all(*outcomes)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import numpy as np
 from specq.engines import Engine, takes_unread
 from specq.protocol import REMOTE
 from specq.verifier.control.bursts import Bursts
-from specq.verifier.control.choices import Drafting, Step
+from specq.verifier.control.choices import Choice, Drafting, Step
 from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
@@ -41,7 +41,6 @@ class Controller:
 
     time, policy   what steps take; how they draft
     prefill, bursts    how many rows of prompts a step has; whether it is put off
-    num_met   sessions of the load that the policy met last
     last_end  of the last step, if there was work to go on with at once
     """
 
@@ -63,7 +62,6 @@ class Controller:
         self.policy = Policy(self.forecast, first_s=curves[-1].profiled(1), is_measured=measures_drafts)
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
         self._round_trips = RoundTrips()
-        self.num_met = 0
         self.last_end: float | None = None
         self.follow_drafting()
 
@@ -82,7 +80,7 @@ class Controller:
 
     def follow_drafting(self) -> None:
         """Set what the next step is expected to take by its rows: `curve`."""
-        felt = frozenset(one for one in self.policy.allowed if one != REMOTE or self.policy.uses(REMOTE))
+        felt = self.forecast.felt(Choice(self.policy.allowed)).sources
         self.curve = self.time.curve(StepKind(felt, is_helped=self.is_helped))
 
     @property
@@ -123,8 +121,7 @@ class Controller:
         there."""
         self.forecast.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:
-            self.num_met = min(num_sessions, max_sessions)
-            self.policy.meet(self.num_met)
+            self.policy.meet(min(num_sessions, max_sessions))
         if self._can_be_helped:
             self._engine.is_helped = sessions.has_prompts or not self.policy.uses(REMOTE)
         self.follow_drafting()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class Forecast:
         self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
         # Means of a step: whether it has prompts, their rows, the tokens that these attend to; its tokens.
         self._prompts: Float64Array = np.zeros(4)
-        self._of_drafts: dict[tuple[str, int], Float64Array] = {}
+        self._drafts_s = lru_cache(MOST_KEPT)(lambda name, num_sessions: self._traits[name].drafts_s(num_sessions))
         self._depths: dict[Choice, int] = {}  # that were foreseen to pay, of each choice last
         self._round_trip_s = 0.0
         self._num_steps = 0
@@ -124,19 +125,20 @@ class Forecast:
     def _waited_s(self, name: str, step: Step) -> float:
         """Return for how long a source was waited for; of drafts that were not read before the step was launched, for
         how long it would have been: what that saves is the step's."""
-        return float(self._foreseen_s(name, step)[1][0]) if step.kind.is_unread else step.waits[name]
-
-    def _foreseen_s(self, name: str, step: Step) -> tuple[float, Float64Array]:
-        """Return what was foreseen of a draft at the start, and for how long the source is expected to be waited
-        for."""
-        count = step.judged[name].num_rounds
-        foreseen_s = self._traits[name].draft_s(count, step.depth)
-        return foreseen_s, self._time.wait(name).of(count, np.array([foreseen_s]))
+        if not step.kind.is_unread:
+            return step.waits[name]
+        count, foreseen_s = self._draft_of(name, step)
+        return float(self._time.wait(name).of(count, np.array([foreseen_s]))[0])
 
     def _learn_wait(self, name: str, step: Step, *, joins: bool) -> None:
         if not step.kind.is_unread:
-            count, (foreseen_s, _) = step.judged[name].num_rounds, self._foreseen_s(name, step)
+            count, foreseen_s = self._draft_of(name, step)
             self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
+
+    def _draft_of(self, name: str, step: Step) -> tuple[int, float]:
+        """Return for how many sessions a source has drafted, and the seconds that were foreseen of it at the start."""
+        count = step.judged[name].num_rounds
+        return count, self._traits[name].draft_s(count, step.depth)
 
     def _learn_ratio(self, used: Choice, step: Step) -> None:
         """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
@@ -186,7 +188,7 @@ class Forecast:
 
     def foresee(self, choice: Choice, num_sessions: int, *, prompts: bool = True) -> Foreseen:
         """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
-        kind = self.kind(choice)
+        choice, kind = self.felt(choice), self.kind(choice)
         sources = [] if choice.is_early else sorted(kind.sources)
         tokens, nodes = self._rounds(sources, is_unread=choice.is_unread)
         waits_s, doubted_s, of_tokens = np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1), 0.0
@@ -199,8 +201,8 @@ class Forecast:
         seconds = waits_s + self._seconds(kind, num_sessions, num_sessions * nodes, tokens if prompts else None)
         depth, _ = best_by_goodput(tokens[first:last], seconds[first:last])
         depth += first
-        brought = float(tokens[depth]) * (self._ratio(self.felt(choice)) if sources else 1.0)
-        self._depths[self.felt(choice)] = depth
+        brought = float(tokens[depth]) * (self._ratio(choice) if sources else 1.0)
+        self._depths[choice] = depth
         of_seconds = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
         return Foreseen(
             math.log(num_sessions * brought / seconds[depth]),
@@ -222,15 +224,6 @@ class Forecast:
             nodes[1 : most + 1] += one.offered(is_unread=is_unread)
         tokens[1:] += np.cumsum(reach + SHARED * (1 - misses - reach))
         return tokens, np.cumsum(nodes)
-
-    def _drafts_s(self, name: str, num_sessions: int) -> Float64Array:
-        """Return `SourceTraits.drafts_s`, which stays as it is."""
-        key = name, num_sessions
-        if key not in self._of_drafts:
-            if len(self._of_drafts) >= MOST_KEPT:
-                self._of_drafts.clear()
-            self._of_drafts[key] = self._traits[name].drafts_s(num_sessions)
-        return self._of_drafts[key]
 
     def _seconds(
         self, kind: StepKind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None

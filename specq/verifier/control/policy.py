@@ -100,9 +100,9 @@ class Policy:
         if not self._num_sessions:
             return {"choices": {}, "decisions": {}}
         used = self.forecast.felt(self.used)
-        found = [one for one in self.forecast.choices(used) if one == used or not self._is_left_out(one, used)]
         choices = {
-            str(one): [int(one == used), round(self.forecast.foresee(one, self._num_sessions).rate, 2)] for one in found
+            str(one): [int(one == used), round(self.forecast.foresee(one, self._num_sessions).rate, 2)]
+            for one in self._choices(used)
         }
         decisions = {name: count for name, count in self.num_decided.items() if count}
         decided = self.decisions[-1].numbers() if self.decisions else []
@@ -207,8 +207,8 @@ class Policy:
         better, best_rate = None, now.log_rate + MARGIN
         tried, most_gain = None, MARGIN
         promises = dict.fromkeys(self.forecast.sources, -math.inf)
-        for one in self.forecast.choices(self.used):
-            if one == used or self._is_left_out(one, used):
+        for one in self._choices(used):
+            if one == used:
                 continue
             other = self.forecast.joining(one, used, count)
             if one.sources < used.sources and other.log_rate > best_rate:
@@ -227,10 +227,13 @@ class Policy:
             self._probe = _Probe(choice, count > 1 and not is_known, is_free)
             self._note("probe", now, choice, other)
 
-    def _is_left_out(self, choice: Choice, used: Choice) -> bool:
-        """Return whether a choice is none: where drafts are not measured, all sources draft, in one way or another;
-        where they are, plain decoding is better than drafts that come too late."""
-        return choice.is_early if self._is_measured else choice.sources != used.sources
+    def _choices(self, used: Choice) -> list[Choice]:
+        """Return the choices that may be made, and what is in use: where drafts are not measured, all sources draft, in
+        one way or another; where they are, plain decoding is better than drafts that come too late."""
+        found = self.forecast.choices(used)
+        if self._is_measured:
+            return [one for one in found if one == used or not one.is_early]
+        return [one for one in found if one.sources == used.sources]
 
     def _apply(self) -> None:
         """Set what is asked of the sources from now on."""

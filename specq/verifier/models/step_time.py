@@ -98,15 +98,18 @@ class StepTime:
         slows = sum(max(float(weights[self._places[one]]), 0.0) for one in kind.sources)
         return max(1.0 + float(weights[SCALE]) + slows, LEAST_PART)
 
+    def _node_s(self, kind: StepKind) -> float:
+        """Return the seconds of a node beyond its row."""
+        return max(float(self._ridge.weights[NODE]), 0.0) * self.profile(kind).profiled(1)
+
     def _beyond(self, kind: StepKind, rows: StepRows) -> float:
         """Return the seconds beyond those of rows."""
         w = self._ridge.weights
         parts = w[AS_SUCH] + min(w[EARLY], 0.0) * kind.is_early + w[UNREAD] * kind.is_unread
-        parts += max(w[NODE], 0.0) * rows.nodes
         if rows.prompts:
             of_prompts = np.maximum(w[[PROMPTS, PROMPT_ROW, ATTENDED]], 0.0)
             parts += of_prompts @ np.array([1.0, rows.prompts, rows.attended])
-        return float(parts) * self.profile(kind).profiled(1)
+        return float(parts) * self.profile(kind).profiled(1) + self._node_s(kind) * rows.nodes
 
     def times(
         self, kind: StepKind, num_rows: IntpArray, num_nodes: Float64Array, rows: StepRows = NO_ROWS
@@ -114,8 +117,8 @@ class StepTime:
         """Return f64[n]: the expected seconds of steps with so many rows, so many of them nodes, and besides
         `rows`."""
         profiled = self.profile(kind).profiled_at(num_rows + rows.total)
-        node_s = max(self._ridge.weights[NODE], 0.0) * self.profile(kind).profiled(1)
-        found: Float64Array = profiled * self._scale(kind) + (self._beyond(kind, rows) + node_s * num_nodes)
+        beyond = self._beyond(kind, rows) + self._node_s(kind) * num_nodes
+        found: Float64Array = profiled * self._scale(kind) + beyond
         np.maximum(found, LEAST_PART * profiled, out=found)
         return found
 
@@ -126,10 +129,9 @@ class StepTime:
     def curve(self, kind: StepKind) -> StepCurve:
         """Return what steps take by their rows and nodes, as it is now, for whoever plans one."""
         first_s = self.profile(kind).profiled(1)
-        node_s = max(float(self._ridge.weights[NODE]), 0.0) * first_s
         scale = self._scale(kind)
         extra_s = max(self._beyond(kind, NO_ROWS), (LEAST_PART - scale) * first_s)
-        return self.profile(kind).corrected(scale, extra_s, node_s)
+        return self.profile(kind).corrected(scale, extra_s, self._node_s(kind))
 
     @property
     def saved_s(self) -> float:

@@ -41,7 +41,6 @@ class InFlightStep:
     """A step that was planned and launched.
 
     shares    as they were planned; parts: those that were launched, at one call or several
-    num_met   sessions that there were, those among them that wait for rows of their prompts
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`; drafting: how it was decided
@@ -50,7 +49,6 @@ class InFlightStep:
     """
 
     shares: Shares
-    num_met: int
     num_rows: int
     min_accept_prob: int
     waited_s: float
