@@ -105,7 +105,7 @@ class DraftSource(ABC):
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
     most_levels   levels that it drafts at most
-    may_be_unread whether it may hang its drafts unread, and is told when (`Budget.is_unread`); then it has a `level_size`
+    may_be_unread whether it may hang its drafts unread where `Budget.is_unread` says so; then it has a `level_size`
     """
 
     name: ClassVar[str]
