@@ -85,7 +85,7 @@ def drafting(config: Config) -> str:
 
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:
     """Wait until all processes are ready, and show them."""
-    click.echo(f"starting the processes{'' if has_kernels() else ' (first start: it compiles its kernels)'} ...")
+    click.echo(f"starting the processes{'' if has_kernels() else ' (first start: specq compiles its kernels)'} ...")
     full.wait_ready(tell=click.echo)
     click.echo("starting a second verifier without draft model and draft workers, for comparison ...")
     alone.wait_ready(tell=click.echo)
