@@ -82,7 +82,7 @@ export function showComparison(parent, drafted, plain) {
   const [fast, slow] = [drafted, plain].map((run) => run.stats?.choices?.[0]?.tokens_per_second ?? NaN);
   const same = drafted.text === plain.text;
   parent.replaceChildren(
-    make("p", { class: "ratio" }, `${rounded(fast / slow, 2)}×`, make("span", {}, ` speedup: ${rounded(fast)} tokens/s with drafts, ${rounded(slow)} without`)),
+    make("p", { class: "ratio" }, `${rounded(fast / slow, 2)}×`, make("span", {}, ` speedup, ${rounded(fast)} vs ${rounded(slow)} tokens/s`)),
     make("p", { class: same ? "same" : "differs" }, same ? "✓ The texts are the same." : "≠ The texts differ. With the strategy deterministic they are the same."),
   );
 }

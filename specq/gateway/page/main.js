@@ -5,7 +5,7 @@ import { chat, getJson } from "./api.js";
 import { $, make } from "./dom.js";
 import { showComparison, showFigures } from "./figures.js";
 import { WorkMap } from "./map.js";
-import { LEGEND, classOf, isAccepted, meaningOf, nameOf } from "./origins.js";
+import { LEGEND, classOf, isAccepted, legendOf, nameOf } from "./origins.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = ["Name three colours and say what each reminds you of.", "Write a Python function that adds two numbers.",
@@ -128,7 +128,7 @@ function state(text, isReady) {
 }
 
 $("legend").append(...LEGEND.map((origin) =>
-  make("li", { "data-origin": origin }, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${meaningOf(origin)}`)));
+  make("li", { "data-origin": origin }, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${legendOf(origin)}`)));
 $("examples").append(...EXAMPLES.map((text) => {
   const button = make("button", { type: "button" }, text);
   button.addEventListener("click", () => ask(text));

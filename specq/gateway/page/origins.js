@@ -25,3 +25,8 @@ export function meaningOf(origin) {
   if (!isAccepted(origin)) return what;
   return `accepted draft: ${nameOf(origin)}${what ? ` (${what})` : ""}`;
 }
+
+// The same beside the name, for the legend.
+export function legendOf(origin) {
+  return meaningOf(origin).replace(`: ${nameOf(origin)}`, "");
+}
