@@ -59,7 +59,7 @@ chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an ho
 	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
 
 docs: $(DOCS)/.ready ## Build the site of docs/ into site/; a link that leads nowhere is an error
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 $(DOCS)/.ready: requirements-docs.lock
 	@python3 -m venv --clear $(DOCS)

@@ -36,7 +36,7 @@ MOST_CHANCE = 0.99
 STEP_DOWN = 1 - 1e-6  # by which a node is less likely than the one before, at least
 
 # Trees that are tried, by the nodes of their levels: those with the most tokens a round among all of as many nodes, for
-# an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/LOG.md of 2026-11-26).
+# an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/log/heads.md of 2026-11-26).
 SHAPES: tuple[tuple[int, ...], ...] = (
     (1, 1, 1, 1),
     (2, 1, 1, 1, 1, 1),
