@@ -60,7 +60,8 @@ class Open(Message):
 
     - trace: as in `Submit`.
     - explain: the session's verdicts must describe their verified nodes.
-    - owner: the group that may share KV of prefixes and earlier texts. A peer that may see one text of an owner may see all.
+    - owner: the group that may share KV of prefixes and earlier texts. A peer that may see one text of an owner
+      may see all.
     - by_owner: the broker relies on that, and reads `Verdict.cached_tokens`. Set for verifiers with the capability
       "owners".
     - former_ends: the text began under the model's `former_fingerprint`, so its `added_eos_ids` do not end the text.
