@@ -1,9 +1,9 @@
 """`walk_kernel` and `longest_kernel` walk down drafted trees, one program per session.
 
 They find the accepted nodes, and the numbers that choose the token after them. So the host waits once, for that token.
+
 `specq.verification.cuda_paths` defines the memory layout of the trees. A session has at most BLOCK nodes, siblings, and
-tokens of the siblings or their
-distribution. Each has its own lane.
+tokens of the siblings or their distribution. Each has its own lane.
 """
 
 # Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.

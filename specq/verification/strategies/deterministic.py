@@ -2,8 +2,8 @@
 
 The target's own token is y = argmax of `sampling.perturbed_scores`. It is a function of target logits, parameters, seed
 and position only. So the text is the same with any drafter, or none. Over seeds it follows the target's distribution
-exactly. A drafter may add the same noise to its own logits. It then agrees as often as a coupling by shared
-exponential races (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+exactly. A drafter may add the same noise to its own logits. It then agrees as often as a coupling by shared exponential
+races (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
 The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample. Here a mismatch is never
 accepted, and the target's own token takes its place.
