@@ -68,7 +68,7 @@ class Broker:
 
     - `validates`: check the invariants after each message and tick. Used in tests and chaos runs.
     - `incarnation`: a number of seconds, for example the wall clock at the start. It makes a later broker's epochs
-      greater than an earlier one's, if the earlier broker opened fewer than 1024 sessions a second on average.
+      greater than an earlier one's. The earlier broker must have opened fewer than 1024 sessions a second on average.
     - `epoch`: the journal's highest epoch. New epochs are greater than this too, and that needs no clock.
     - `offset`: the journal's time is the caller's time plus this, in seconds. Any value works without a journal.
     - `grants`: the allowed keys, by name. None: keys are not in use.

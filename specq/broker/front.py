@@ -1,6 +1,6 @@
 """The broker's front: the ROUTER for clients and workers, and the key behind each message.
 
-With keys, a directory lists the peers that may connect. The broker reads it again at each tick, so keys can be added
+With keys, a directory lists the peers that may connect. The broker reads it again at each tick. So keys can be added
 and removed while it runs.
 """
 

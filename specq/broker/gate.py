@@ -8,8 +8,8 @@ Rules:
 - Drafts are not sent to a silent verifier. Its queue then holds only the messages that it must receive.
 
 All sessions of a verifier together may use half of its time for drafts. Each session gets an equal part, and so does
-each lane of a session. A draft costs the time that the verifier needs to decode and graft it (DRAFT_US, NODE_US,
-measured by `specq bench calibrate`).
+each lane of a session. A draft costs the time to decode and graft it there (DRAFT_US, NODE_US, measured by `specq bench
+calibrate`).
 """
 
 from __future__ import annotations

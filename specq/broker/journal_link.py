@@ -63,7 +63,7 @@ class JournalLink:
     def notify(self, broker: Broker, now: float) -> list[Effect]:
         """Notify the broker of the threads' results, and return its effects.
 
-        Raises JournalLostError if the broker must stop. The signal is cleared before the results are read, so a result
+        Raises JournalLostError if the broker must stop. The signal is cleared before the results are read. A result
         that arrives in between sets it again.
         """
         with contextlib.suppress(OSError):

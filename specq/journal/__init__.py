@@ -8,7 +8,7 @@
 Input: groups of records. Output: unfinished jobs, finished ones by id, lists. To add a kind of journal, see
 `interface`.
 
-Rules: a group of records is journaled as a whole or not at all, and only by the broker with the newest fence. Tokens
+Rules: a group of records is journaled as a whole or not at all. Only the broker with the newest fence may write. Tokens
 count by position, so writing tokens twice has no effect.
 """
 

@@ -1,7 +1,7 @@
 """The interface of a journal, and the table of its kinds.
 
 A kind is a class with the constructor and the methods of `Journal`. To add one, write a package beside `sqlite`. Add a
-line in `JOURNALS`, and a line in `tests/journal/kinds.py`, so that the conformance suite runs over it.
+line in `JOURNALS`. Add a line in `tests/journal/kinds.py` to run the conformance suite over it.
 
 The journal's time is the only time that is stored and compared. It never decreases, and changes of the wall clock do
 not affect it.
@@ -9,9 +9,8 @@ not affect it.
     journal time = the monotonic clock + an offset, which each broker finds when it opens the journal
 
 It begins near the seconds since 1970. It advances while a broker runs, and between two brokers while the machine is up.
-For that the journal notes the time together with the machine's uptime. After a reboot it continues from the last note,
-so at most NOTE_S seconds are lost. If the system does not name its boots (Linux does), each start of a broker counts as
-a boot.
+For that the journal notes the time together with the machine's uptime. After a reboot it continues from the last note.
+So at most NOTE_S seconds are lost. Linux names its boots. On other systems, each start of a broker counts as a boot.
 
 Rule: when a broker opens a journal, no stored time is later than the journal's time. Later times are corrected to that
 (`specq.journal.sqlite.connection`).

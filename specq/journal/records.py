@@ -2,7 +2,7 @@
 
 Rule: records are written in the order of events. The `TokensAdded` of one job follow each other without a gap.
 
-Log-probabilities are stored as bytes, one row per token, so rows of two rounds are joined by appending. A row is f32
+Log-probabilities are stored as bytes, one row per token. So rows of two rounds are joined by appending. A row is f32
 log-probability of the token, i32[n] the likeliest tokens, f32[n] theirs, little-endian.
 """
 

@@ -1,8 +1,8 @@
 """The two threads that keep disk access out of the broker's loop: one writes, one reads.
 
-The writer journals all waiting records as one group, as soon as the previous group is done. It writes at most one group
-in two milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both
-threads call `wake` after a change.
+The writer journals all waiting records as one group once the previous group is done. It writes at most one group in two
+milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads
+call `wake` after a change.
 """
 
 from __future__ import annotations

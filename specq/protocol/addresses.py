@@ -1,8 +1,8 @@
 """Addresses in their text form: tcp://HOST:PORT and ipc://PATH. Only this module parses them. It does no I/O.
 
 HOST is a name, an IPv4 address, or an IPv6 address in brackets. A link-local IPv6 address also names its interface
-([fe80::1%eth0]). For all interfaces, HOST is * (IPv4, and IPv6 if the machine has it), 0.0.0.0 (IPv4) or [::] (IPv6 and
-IPv4). PORT is 1 to 65535, or * for any free port.
+([fe80::1%eth0]). Three hosts mean all interfaces: * (IPv4, and IPv6 if the machine has it), 0.0.0.0 (IPv4) and [::]
+(both). PORT is 1 to 65535, or * for any free port.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 - `Elements`: the numbers in an array.
 
 Rule: every number, string and list of every message names its bound here. `specq.protocol.wire` refuses to load a
-message type with an unbounded field. A bound allows all honest uses, and stays within the limits of the code behind it.
+message type with an unbounded field. A bound allows all honest uses. It stays within the limits of the code behind it.
 An admitted value can neither overflow nor fill the memory. To add a field, give it a bound from the table, or add a new
 bound.
 """
@@ -161,7 +161,7 @@ def _is_small(value: Any) -> bool:
 class Elements:
     """The numbers in an array, little-endian.
 
-    - `is_plain`: checks the bytes first. A message has few bytes, and NumPy calls would cost more than the rest of its
+    - `is_plain`: checks the bytes first. A message has few bytes. NumPy calls would cost more than the rest of its
       decoding. None: all values are allowed.
     - `admits`: checks the values if `is_plain` was false. None: then the values are wrong.
     - `most`: the maximum number of values. A frame has a limit, too.

@@ -1,9 +1,9 @@
 """The conditions that a draft must meet before it is grafted.
 
-A draft that breaks them is dropped as a whole and counted, before it reaches a session's tree. The judge relies on
-these conditions. They cannot detect a false draft distribution, from which the tokens were not drawn. A false
-distribution would bias the text of `probabilistic`. So the drafts of untrusted drafters are reduced to point masses
-(`stripped`), which are always exact.
+A draft that breaks them is dropped as a whole and counted. It never reaches a session's tree. The judge relies on these
+conditions. They cannot detect a false draft distribution, from which the tokens were not drawn. A false distribution
+would bias the text of `probabilistic`. So the drafts of untrusted drafters are reduced to point masses (`stripped`),
+which are always exact.
 
 This module also decides whether a draft model fits a target. It converts draft distributions to the arrays of a `Draft`
 or a tree.

@@ -231,8 +231,8 @@ class Speculation(Values):
     - max_nodes: maximum number of nodes of a session's tree at any time. 0: the drafter's own limit.
     - tree: a static tree as a list of paths (Cai et al. 2024, Medusa). (0, 2) is the third likeliest child of the
       likeliest first token. All prefixes of a path are part of the tree. Empty: none.
-    - fan_out_hit, fan_out_miss: fixed fan-outs, as in SSD. The number of guesses for each token of a chain, after a
-      round whose outcome was drafted, and after a round whose outcome was not. Empty: none.
+    - fan_out_hit, fan_out_miss: fixed fan-outs, as in SSD. They are the numbers of guesses for each token of a chain.
+      The first applies after a round whose outcome was drafted, the second after all others. Empty: none.
     """
 
     LABEL: ClassVar[str] = "drafting parameter"

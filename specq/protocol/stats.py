@@ -9,8 +9,8 @@ its report. The gateway converts these to Prometheus series. A value is one of:
 - a list: numbers by place. Trailing zeros may be left out.
 - an object: numbers or lists by the value of a label.
 
-A histogram is a list. First comes the sum of the observed values. Then follow the numbers of values up to the first
-limit, up to the second, ..., and beyond all.
+A histogram is a list. First comes the sum of the observed values. Then comes the count of each bin: values up to the
+first limit, above it up to the second, ..., above all.
 
 Rule: versions agree on names. A receiver ignores unknown names. A name never changes its meaning, and a histogram never
 changes its limits. The bound limits only the amount of data.

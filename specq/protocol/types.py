@@ -139,8 +139,8 @@ class ScratchRows:
     - `token_ids` i32[s].
     - `parents` i32[s]: a row sees the context, its parent and the parent's ancestors. -1: the context alone. Below the
       number n of the tree's nodes: that node. n + i: scratch row i, which comes before its children.
-    - `positions` i32[s]: the position of each token, counted from the step's `base_len`. It may differ from the depth
-      that the parents imply.
+    - `positions` i32[s]: the position of each token in the context, at least the step's `base_len`. It may differ from
+      the depth that the parents imply.
     """
 
     token_ids: Int32Array

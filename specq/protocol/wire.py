@@ -4,8 +4,8 @@ Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ... The 
 fields that differ from their defaults. A message type fixes its arrays and their dtypes. Lengths come from the frames.
 `v` is the oldest version that has all of the message's content (`specq.protocol.versions`).
 
-Rule: for any input, `decode` returns a valid message with every value within its bound, or raises ProtocolError. It
-never runs code from the wire, and never allocates more than the given frames.
+Rule: for any input, `decode` returns a valid message or raises ProtocolError. Every value is within its bound. It never
+runs code from the wire, and never allocates more than the given frames.
 """
 
 from __future__ import annotations

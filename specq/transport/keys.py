@@ -1,6 +1,6 @@
 """CURVE keys: who may connect, and what each key may do. With keys, all messages are encrypted and signed.
 
-A key pair is two files in a directory: NAME.secret for its owner alone, and NAME.pub, which may be shared.
+A key pair is two files in a directory. NAME.secret is for its owner alone, NAME.pub may be shared.
 
 - broker: its own secret, and the .pub file of each key that may connect. Its directory is the allow-list.
 - all others: their own secret and the broker's .pub.
@@ -199,7 +199,8 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
 def keys_of_gateway(keys: str) -> str:
     """Return the option `keys` for a gateway.
 
-    For a directory, it is its one key that may submit for tenants, if there is exactly one. Raises ConfigError.
+    A directory with exactly one key that may submit for tenants becomes DIRECTORY/NAME of that key. Any other option is
+    unchanged. Raises ConfigError.
     """
     path, is_directory = _place(keys)
     if not keys or not is_directory:

@@ -1,6 +1,6 @@
 """The meaning of an address on this machine now: its families, its listeners, and its errors.
 
-Rule: a caller waits at most LOOKUP_S seconds for a name, and PROBE_S for an answer.
+Rule: a caller waits at most LOOKUP_S s for a name, and PROBE_S s for an answer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The purpose of the options (measured on libzmq 4.3.5):
 
 - MANDATORY: without it, a ROUTER drops messages silently at its high-water mark.
-- HANDOVER: without it, a ROUTER ignores a peer that returns under its identity before the old connection is known to be
-  dead. Identities are random, so a peer cannot take another's place.
+- HANDOVER: without it, a ROUTER ignores a peer that returns early under its identity. Early means before the old
+  connection is known to be dead. Identities are random, so a peer cannot take another's place.
 - IMMEDIATE: without it, a DEALER queues while it has no peer.
 - LINGER: with -1 the process hangs at exit.
 - IPV6: without it, IPv6 addresses are refused. With it, a name with both families means IPv6 alone.
@@ -18,7 +18,7 @@ a message asks `AllowList.who` whether the key still is on the list.
 
 Rule: make the handler before a socket is bound. A CURVE socket without it admits no peer.
 
-This module also has the tools of each process's main loop: a flag that signals set, and a timer.
+This module also has tools for main loops: a flag that signals set, and a timer.
 """
 
 from __future__ import annotations

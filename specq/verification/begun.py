@@ -1,9 +1,9 @@
 """Judging in two halves: a GPU chooses the target's own tokens at once, and the host reads them later.
 
-If a step has no drafts and its strategy emits the target's own token, `Judging.tokens` is on the device as soon as it
-is computed. The next step may begin with it. The device also shapes the logits and computes log-probabilities. If
-drafts are judged by the target's own tokens alone, the device chooses these tokens, while the host prepares to follow
-them. All other steps are judged in `finish`.
+A step may have no drafts and a strategy that emits the target's own token. `Judging.tokens` is then on the device as
+soon as it is computed. The next step may begin with it. The device also shapes the logits and computes
+log-probabilities. If drafts are judged by the target's own tokens alone, the device chooses these tokens. Meanwhile the
+host prepares to follow them. All other steps are judged in `finish`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class OwnTokens:
     def __init__(self, best: torch.Tensor) -> None:
         """Start the copy to the host.
 
-        `best` i32[3, rows] has, for each row: the bits of the largest score, its token, and a token that is valid in
-        any case.
+        `best` i32[3, rows] has for each row the bits of the largest score and its token. The third row has a token that
+        is valid in any case.
         """
         self.tokens, self._found = best[2], Fetched(best[:2])
 

@@ -1,6 +1,6 @@
 """Calibrates the scores of a lane: from predicted to measured acceptance.
 
-For each node, a drafter predicts the probability that the target commits it given that it commits the parent. Measured
+For each node, a drafter predicts the probability that the target commits it, given the commit of its parent. Measured
 is the committed share, by bin of the prediction. A node whose parent is off the target's path gives no evidence and is
 not counted. Old counts fade, so a drafter that improves or degrades is noticed.
 

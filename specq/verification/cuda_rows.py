@@ -82,7 +82,7 @@ class CudaRows(TorchRows):
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
         """Let the device choose the own tokens of rows, and return i32[3, rows].
 
-        They are the bits of the largest scores, the tokens, and tokens that are valid in any case. The score of a row
+        The rows are the bits of the largest scores, the tokens, and tokens that are always valid. The score of a row
         without a token is not finite.
         """
         num_rows, places = len(self.logits), rows["logit_row"]

@@ -1,9 +1,9 @@
 """Drafted tokens that a device has chosen and the host has not read yet. A step may be launched with them.
 
 In the host's arrays a *handle* stands for such a token. It is a negative number that encodes the token's place. A
-handle never equals a token. So if a node is judged before its token was read, it is rejected, never accepted.
+handle never equals a token. So a node that is judged before its token was read is always rejected.
 
-The tokens may be nodes of trees whose parents the host does not know, only the depth of each node. Then any node one
+The tokens may be nodes of trees. The host then knows the depth of each node, but not its parent. Then any node one
 level up stands for the parent (`DeviceLines`).
 """
 

@@ -28,8 +28,8 @@ def target_rows(logits: torch.Tensor) -> TargetRows:
 def check_alive(device: torch.device) -> None:
     """Check that the device still works in this process. CUDA, for example, does not after a failed assertion.
 
-    Raises EngineLostError if it does not. Call this after an error and before a retry: an error of the device does not
-    come from one session.
+    Raises EngineLostError if it does not. Call this after an error and before a retry. An error of the device does not
+    come from a session.
     """
     if device.type != "cuda":
         return

@@ -7,7 +7,7 @@ integers.
 The drafter has its own randomness. It must not know the job's seed, which determines the verifier's draws.
 
 This module also has the random numbers of `probabilistic`, as an argument of the judge. Tests integrate over them. The
-job's seed, the position and the token determine each draw, so it does not depend on the batch. Acceptance and residual
+job's seed, the position and the token determine each draw. It does not depend on the batch. Acceptance and residual
 draws have separate domains.
 """
 
@@ -64,9 +64,9 @@ class SampledChildren:
 
     - `ids` i32[rows, k], `weights` u16[rows, k]: the distributions, as in `specq.protocol.types.DraftDistributions`.
     - `token_ids` i32[rows, c]: -1 if a distribution had no more tokens.
-    - `scores` f32[rows, c]: log of the probability that a draw from the target agrees, if the target had the draft's
-      distribution. It is the sum of squares, known before the token is drawn. A score that depends on the token would
-      bias the verifier's choice of nodes.
+    - `scores` f32[rows, c]: log of the probability that a draw from the target agrees. It assumes that the target has
+      the draft's distribution. So it is the sum of squares, known before the token is drawn. A score that depends on
+      the token would bias the verifier's choice of nodes.
     """
 
     ids: Int32Array

@@ -30,12 +30,12 @@ class Decision:
     """The decision on one node.
 
     - `position`: the position of its token in the context.
-    - `target_prob`: the token's probability in the distribution that the strategy judges by, after bias, penalties,
-      temperature and cuts. At T = 0 it is 1 or 0. Under `threshold` at T = 0 it is from the softmax of the logits.
+    - `target_prob`: the token's probability in the distribution that the strategy judges by. That is after bias,
+      penalties, temperature and cuts. At T = 0 it is 1 or 0. Under `threshold` at T = 0 it is from the softmax of the
+      logits.
     - `draft_prob`: its probability in its draft distribution, given its earlier siblings. 1 for a point mass.
     - `verdict` `accepted`: it was emitted.
-    - `verdict` `not reached`: its parent was not accepted, or the strategy had accepted an earlier sibling, or the
-      strategy ignores drafts.
+    - `verdict` `not reached`: its parent was not accepted, or an earlier sibling was. Or the strategy ignores drafts.
     - `verdict` `rejected`: any other node. Some strategies may reject a node above the bar because they took a longer
       path.
     """

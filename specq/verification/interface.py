@@ -1,7 +1,7 @@
 """The interface of a verification strategy: a rule that judges drafts, and its traits for the rest of specq.
 
-The broker, the client and drafters ask a strategy for its traits, and have no torch. So this module and the strategies'
-modules do not import torch. Code never compares names of strategies.
+The broker, the client and drafters ask a strategy for its traits. They have no torch. So this module and the
+strategies' modules do not import torch. Code never compares names of strategies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Strategy(ABC):
     - `parameters`: the fields of `SamplingParams` that only this strategy reads, each with its help text.
     - `uses_drafts`: whether it reads drafts. If not, its jobs are not drafted for.
     - `takes_distributions`: whether at T > 0 it judges nodes by draft distributions that travel with them. The drafter
-      must be trusted with these, and must not know the seed of the judge's draws.
+      must be trusted with these. It must not know the seed of the judge's draws.
     - `stops_at_accepted`: whether it judges siblings one by one, and ignores those after an accepted one.
     """
 

@@ -6,9 +6,9 @@ a few numbers per node travel to the host, never logits.
 
 `judge_each` is for callers that serve many sessions. A request or logits that cannot be judged must not spoil other
 sessions' judgements. Without errors it is the same as `judge`, at no extra cost. If that raises, the logits are judged
-again in halves, down to the session at fault. This session gets a judgement with a `Fault`. A row without a token (its
-logits are not numbers, or all are banned) is a fault only if the accepted path leads to it. Plain decoding never sees a
-row below a rejected node, and a draft must not fail a session.
+again in halves, down to the session at fault. This session gets a judgement with a `Fault`. A row has no token if its
+logits are not numbers, or all are banned. That is a fault only if the accepted path leads to it. Plain decoding never
+sees a row below a rejected node, and a draft must not fail a session.
 """
 
 from __future__ import annotations

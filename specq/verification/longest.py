@@ -1,8 +1,8 @@
 """The shared part of the lossy strategies: accept nodes above a bar, and take the longest accepted path.
 
 Of several longest paths it takes the likeliest under the target, as in Medusa's `evaluate_posterior`. Choosing the
-longest path is itself biased. The chance that *some* candidate survives favours tokens that were drafted often. That is
-why the seed project's "longest of N candidates" is here, among the lossy strategies, and not in `probabilistic`.
+longest path is itself biased. The chance that *some* candidate survives favours tokens that were drafted often. So the
+seed project's "longest of N candidates" is a lossy strategy, and not in `probabilistic`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties, in vLLM's order.
 
-Penalties count the tokens before a row's token: the committed context and the drafted path to the row's node. So each
-node is judged as if its path had been committed, and speculation does not change the text. Steps without such
-parameters cost no time. For the others, only the few changed logits are read and written. They are restored when the
-step is judged.
+Penalties count the tokens before a row's token, in the committed context and the drafted path. So each node is judged
+as if its path had been committed. Speculation does not change the text. Steps without such parameters cost no time. For
+the others, only the few changed logits are read and written. They are restored when the step is judged.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ The order for one row of logits l, all in float32:
 
 1. temperature: s = (l - max l) / T. T = 0 stops here: the argmax of the plain logits is the token.
 2. top-k: keep s >= the k-th largest.
-3. top-p: of the top-k tokens, keep s >= the first sorted value at which the mass reaches top_p times the mass of the
-   top-k tokens.
-4. min-p: keep s >= log(min_p), which means a probability of at least min_p times the likeliest token's.
+3. top-p: of the top-k tokens, keep s >= the first sorted value at which the mass reaches top_p times their mass.
+4. min-p: keep s >= log(min_p). The probability is then at least min_p times the likeliest token's.
 5. noise: add `noise.gumbel` of (seed, position, token id) to the kept s. The rest are -inf. The argmax is an exact draw
    from softmax(s) (Gumbel 1954; Maddison et al. 2014).
 

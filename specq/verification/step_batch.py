@@ -74,8 +74,8 @@ class StepBatch(Sequence[SessionStep]):
       knows, its place among the sessions judged there. -1 for all others. `token_ids` then holds any token of the
       vocabulary.
     - `drafted`: None, or the tokens for which handles stand in `token_ids`. The host may not have read these drafted
-      tokens yet. If it has not read their parents either, any node of the parent's level stands for the parent in
-      `parents`.
+      tokens yet. It may not have read their parents either. Then any node of the parent's level stands for the parent
+      in `parents`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """What the readers of jobs receive: acceptance of the job, its tokens, its end.
 
-Rules: a reader receives only what the journal holds, and each token once. If it did not take a message, the tokens are
-sent again from their position at the next tick. If several jobs of one client have new tokens at the same time, these
-go in one message.
+Rules: a reader receives only what the journal holds, and each token once. Tokens of a message that it did not take are
+sent again at the next tick. New tokens of several jobs of one client go in one message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The broker's side towards clients: how jobs enter and end. `specq.broker.jobs.delivery` sends the tokens.
 
 Rules:
-- Submitting twice is harmless. The same id with the same content attaches to the job, and the client receives what it
+- Submitting twice is harmless. The same id with the same content attaches to the job. The client receives what it
   lacks. The same id with other content is refused.
 - The journal holds a job's data before a client receives it.
 - A key may hold at most as many jobs as there are free places. That is half of the queue for one key, a third each for

@@ -5,8 +5,8 @@ metrics read the state.
 
 Rules:
 - Counters only grow while the broker runs. For a rate, take two reports and their `time_s`.
-- A report stays far below the maximum size of a frame, for any number of workers and sessions. It lists only the
-  requested number of busiest sessions, with clipped texts.
+- For any number of workers and sessions, a report stays far below the maximum frame size. It lists only the requested
+  number of busiest sessions, with clipped texts.
 - A job is shown only to peers that may know it.
 - Waiting and running jobs are listed from memory, ended ones from the journal.
 """

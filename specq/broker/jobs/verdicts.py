@@ -1,8 +1,8 @@
 """Verdicts into jobs: to the session's drafters at once, then into the transcript and to the journal.
 
 Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. For a verdict
-that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays,
-which takes 60% of the time of a whole `decode`. These are checked as strictly. The drafters read the rest.
+that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
+That takes 60% of the time of a whole `decode`. These are checked as strictly. The drafters read the rest.
 
 Drafters usually receive verdicts at once and unchanged. But a busy verifier verifies hardly any draft. A drafter that
 then receives every verdict only takes processor time and memory bandwidth from it. In that case the broker holds

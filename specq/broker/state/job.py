@@ -13,8 +13,8 @@
 - `state` (`state/lifecycle.py`): the current state.
 
 Rule: the transcript is the truth once the journal holds it. A client sees a token only after that. Any verifier with
-the same weights can continue a job from its transcript. Ended jobs stay in memory for a while, so that an absent client
-can still fetch them. The journal keeps the jobs that the broker has forgotten.
+the same weights can continue a job from its transcript. Ended jobs stay in memory for a while. An absent client can
+still fetch them. The journal keeps the jobs that the broker has forgotten.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The states of a job, and the events that lead from one to another.
 
 A submitted job waits in the queue until a verifier has space. It runs there, and ends once. If its verifier is lost,
-leaves, or gives it back, the job waits again and continues from its transcript elsewhere. If a verifier held the job
-when an earlier broker stopped, the job is absent. It then waits for that verifier to come back first.
+leaves, or gives it back, the job waits again. It then continues from its transcript elsewhere. If a verifier held the
+job when an earlier broker stopped, the job is absent. It then waits for that verifier to come back first.
 
 Rule: only `BrokerJob.note` changes a state. An event that the table does not have is a bug, and raises. The diagram in
 docs/reference/protocol.md is drawn from this table.

@@ -2,11 +2,11 @@
 
 Roles, with keys: the broker checks each message against the roles of the key that it came with. The socket knows the
 key (`who`, the key's name). What a peer claims about itself does not count. A job belongs to the key that submitted it.
-Other keys get no information about it, not even that it exists. The grants, by name, may change at any time. A key that
-is removed from them loses all rights, and receives no more messages: see `specq.broker.gate.Revocation`. Without keys,
-every peer may do everything.
+Other keys get no information about it, not even that it exists. The grants, by name, may change at any time. A removed
+key loses all rights, and receives no more messages: see `specq.broker.gate.Revocation`. Without keys, every peer may do
+everything.
 
-Rates: each peer (a key, or a socket without keys) may make a number of requests a second. Bytes count too,
+Rates: each peer may make a number of requests a second. A peer is a key, or a socket without keys. Bytes count too,
 those of answers included. Bytes of headers count most, since decoding a header of 60 KB takes 20 ms. A report of the
 broker's state also costs a look at each job. A peer repeats a dropped request by itself, and every request is safe to
 repeat.

@@ -6,7 +6,7 @@
 - `traces.take(identity, message)`: for the events of another process.
 
 A job is traced in all processes if it asks for it (`Submit.trace`). Up to `at_once` other jobs are also traced that
-way. So a few are traced at any time, and the cost does not grow with the load.
+way. So a few are traced at any time. The cost does not grow with the load.
 
 Rules: the broker accepts events only from the workers that had the job and from its client. Events are numbers and are
 shown as numbers. They are stored as received, which takes a tenth of the memory of named values. For each job the first

@@ -92,7 +92,8 @@ class Transcript:
     def commit(self, commit: Commit) -> int:
         """Append a verdict's new tokens. Return how many of its tokens were known, or -1 if it does not fit.
 
-        A verdict does not fit if it leaves a gap, contradicts known tokens, or exceeds the requested number of tokens.
+        A verdict does not fit if it leaves a gap or contradicts known tokens. It must not exceed the requested number
+        of tokens.
         """
         tokens = commit.token_ids
         start = commit.base_len - self.prompt_len

@@ -3,9 +3,9 @@
 Rule: each session is opened under a new epoch. The broker ignores what a former verifier still sends for it.
 
 The journal names the verifier of a job by its incarnation. So a restarted broker knows which verifiers must come back.
-Its jobs are placed nowhere until a verifier of that incarnation registers or the time for that is over. In the first
-case its jobs are free to continue. The second case counts as a crash. This also finds a job that crashes verifier and
-broker together. A broker or verifier that stops in good order leaves no job bound.
+Their jobs wait until a verifier of that incarnation registers or the time for that is over. In the first case the jobs
+may continue. The second case counts as a crash. This also finds a job that crashes verifier and broker together. A
+broker or verifier that stops in good order leaves no job bound.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ Verifiers without KV space come last. The new verifier computes the KV of a move
 verifier that has just joined, or if the difference is large. Only a few move at once, and none twice within
 MOVE_INTERVAL_S.
 
-Quarantine. A job that two crashed verifiers held runs alone: one such job on a verifier, without other jobs. If
-necessary, the other jobs of a verifier wait meanwhile. A job that crashes a verifier alone, twice, is given up. A job
-that gets well past its position at the last crash is cleared. So harmless jobs do not delay others for long.
+Quarantine. A job that two crashed verifiers held runs alone on its verifier. If necessary, the other jobs of a verifier
+wait meanwhile. A job that crashes a verifier alone, twice, is given up. A job that gets well past its position at the
+last crash is cleared. So harmless jobs do not delay others for long.
 
-Heartbeats. Sessions are compared by id, epoch and two lengths: the committed length now, and the length at the worker's
-last heartbeat (`HeartbeatMark`). What was sent after that may still be on its way.
+Heartbeats. Sessions are compared by id, epoch and two committed lengths: now, and at the worker's last heartbeat
+(`HeartbeatMark`). What was sent after that may still be on its way.
 
 - close: the worker has a session that is not its own, or has another epoch.
 - keep: it has what it should have.

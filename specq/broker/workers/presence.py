@@ -2,13 +2,13 @@
 
 It also finds jobs that no worker can serve.
 
-Rules: a worker that is silent or hangs loses its sessions to others, which continue from the transcript. A draining
-worker hands them over if there are others. Lost messages are sent again.
+Rules: a worker that is silent or hangs loses its sessions. Others continue them from the transcript. A draining worker
+hands them over if there are others. Lost messages are sent again.
 
 A session that two heartbeats in a row lack was lost on the way, and is sent again. If `MAX_OPENS` attempts fail while
 the verifier sends heartbeats, the session cannot reach it. The message may be too large for the verifier, or no message
 reaches it. That counts as a failure of the session there, and another verifier may try. Ordinary loss fails no job.
-With 1% of all messages lost, three `Open`s in a row are lost once in a million, and a job fails only after three such
+With 1% of all messages lost, three `Open`s in a row are lost once in a million. A job fails only after three such
 failures. A slow line is not a loss. The session must also be missing for `PATIENCE` times the allowed silence of a
 verifier.
 

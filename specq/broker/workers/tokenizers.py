@@ -1,7 +1,7 @@
 """Tokenizers for clients: fetched once from a verifier, kept by hash, sent in pieces.
 
-Rules: a verifier sends only its own tokenizer. At the next tick, the broker forgets a tokenizer that no present
-verifier has, and the pieces of a lost verifier. Waiting clients then get the tokenizer from another verifier that has
+Rules: a verifier sends only its own tokenizer. At each tick, the broker forgets tokenizers that no present verifier
+has. It also forgets the pieces of lost verifiers. Waiting clients then get the tokenizer from another verifier that has
 it, or ask again.
 """
 

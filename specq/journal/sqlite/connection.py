@@ -6,8 +6,8 @@ The journal's time in a SQLite file: see `specq.journal.interface`. `meta` has t
 One broker at a time owns a journal. A number that rises with each owner identifies it, the fence. An owner holds a lock
 on a file beside the journal. The fence is part of the file's name. The system releases the lock when the process ends,
 for any reason. A broker that finds the lock held is refused, unless it takes the journal over. To take it over, it
-raises the fence. The former owner, frozen or cut off, notices at its next group of records that its fence is not the
-newest. It then stops.
+raises the fence. The former owner may be frozen or cut off. At its next group of records it notices that its fence is
+not the newest, and stops.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ number of steps that a file has completed. A file with more steps than this spec
 
 Size: everything counts, as pages in use. That includes prompts, parameters, tokens, results, indexes, and SQLite's own
 data. The results that ended first are forgotten first, with their prompts. Their pages are used again. They return to
-the file system if the file exceeds its limit, or if the writer is idle.
+the file system if the file exceeds its limit or the writer is idle.
 
 Rule: a step is small (`STEP_BYTES`, `GIVEN_BACK` pages), since groups of records wait for it.
 """

@@ -130,7 +130,7 @@ class Verdicts(Message):
 
     - step_us: duration of the step.
     - session_ids i64[n], epochs i64[n], base_lens i32[n].
-    - num_tokens, num_nodes, num_seen i32[n]: how many elements of the arrays below belong to each session.
+    - num_tokens, num_nodes, num_seen i32[n]: number of elements of each session in the arrays below.
     - waited_us i32[n]: waiting time of its oldest verified node.
     - token_ids i32[tokens], origins u8[tokens].
     - node_ids i32[nodes], mask u8[nodes], node_lanes u8[nodes].

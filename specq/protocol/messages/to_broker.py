@@ -104,11 +104,11 @@ class Submit(Message):
     - label: the client's own name for the job, at most 1000 characters. A label with a `digest` identifies the request.
     - trace: record what happens to the job in every process, see `specq.protocol.trace_events`.
     - explain: report what became of drafts. The report is lost when the broker's process ends.
-    - tenant: the gateway's user for whom it submits the job. Among the jobs of one key (one connection without keys),
-      each tenant has its own turns and its own share of the queue. With keys, only a client's key with the right
-      `tenants` may name a tenant.
-    - cache_salt: if not "", the job shares its prompt's KV and earlier texts only with jobs of the same owner, tenant
-      and salt.
+    - tenant: the gateway's user for whom it submits the job. Among the jobs of one key, each tenant has its own turns
+      and its own share of the queue. Without keys this holds for one connection. With keys, only a client's key with
+      the right `tenants` may name a tenant.
+    - cache_salt: if not "", it limits sharing. The job shares its prompt's KV and earlier texts only with jobs of the
+      same owner, tenant and salt.
     """
 
     TYPE: ClassVar[str] = "submit"

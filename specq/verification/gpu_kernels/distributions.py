@@ -73,8 +73,8 @@ def _split_at(
 ):  # fmt: skip
     """Split the tokens with keys up to `last` at the key `middle`.
 
-    The tokens are the gathered ones, or those of the row if in_row. Return f64, the weight or the number of keys below
-    `middle`, then i32, the largest such key, and i32, the smallest other.
+    The tokens are the gathered ones, or those of the row if in_row. Return the weight or the number of keys below
+    `middle`, f64. Then return the largest such key, and the smallest other, i32.
     """
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], tl.float64)

@@ -103,8 +103,8 @@ def heads_kernel(
 
     With top-k or top-p, gather tokens with scaled >= -HEAD or nearly that. counts i32[rows, splits] is OVERFULL if
     there was too little room. columns and heights as in `_gather`. sums f64[rows, splits, 3]: the mass of the other
-    tokens that min-p keeps, then 0, then the sum of `weigh_kernel`. For the other rows, if of_all: the mass of all
-    tokens that min-p keeps, and the mass times scaled logits.
+    tokens that min-p keeps, then 0, then the sum of `weigh_kernel`. For the other rows, if of_all, the sums are over
+    all tokens that min-p keeps: mass, and mass times scaled logits.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)

@@ -11,17 +11,17 @@ target's own distribution (the bonus).
   that distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then
   come the point masses, whose draft distribution is all on their token. They are accepted with probability t(x).
 
-The seed project accepts a mismatch with min(1, p/q) but emits no residual sample, and picks the longest of N accepted
-candidates. Both bias the text (tests/verification/ has them as mutants). Here depth and choice follow from the rule.
+The seed project accepts a mismatch with min(1, p/q) but emits no residual sample. It also picks the longest of N
+accepted candidates. Both bias the text (tests/verification/ has them as mutants). Here depth and choice follow from the
+rule.
 
 A step does not wait for a sampled child that was drafted but is not in the step. Whether a child is verified is decided
-without its token. So it is exact to draw the target's own token there, and keep the child's subtree only if the two
-agree.
+without its token. So drawing the target's own token there is exact. The child's subtree stays only if the two agree.
 
 Target distributions are kept unnormalised. `walks.SiblingGroup.residual` holds them at the tokens of children or their
 distributions. All other tokens keep the target's own probabilities, and `mass` is the sum. So a rejection changes k
-numbers, not a vocabulary. The device computes distributions, their probabilities at those tokens, and residual draws
-for all sessions at once. The walk in between needs a few numbers per session.
+numbers, not a vocabulary. The device computes distributions, probabilities at those tokens, and residual draws for all
+sessions at once. The walk in between needs a few numbers per session.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`threshold`: accept a node iff the target gives its token more than `SamplingParams.threshold` (default 0.1). Lossy.
 
-The bias: a drafted token above the threshold is always emitted, even if the target itself would emit it rarely. The
-target's probability is the one after temperature and cuts. At T = 0 that distribution is a point mass, and the strategy
-would be plain greedy decoding. So at T = 0 it uses the softmax of the plain logits, and a greedy job accepts plausible
-drafts.
+The bias: a drafted token above the threshold is always emitted. The target itself may emit it rarely. The target's
+probability is the one after temperature and cuts. At T = 0 that distribution is a point mass, and the strategy would be
+plain greedy decoding. So at T = 0 it uses the softmax of the plain logits. A greedy job then accepts plausible drafts.
 """
 
 from __future__ import annotations

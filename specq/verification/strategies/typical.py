@@ -4,7 +4,7 @@ This is typical acceptance of Medusa (Cai et al. 2024, section 2.3.1). If the ta
 and the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats,
 is that of the distribution after temperature and cuts. At T = 0 only the argmax is accepted, as in Medusa's code.
 
-The bias: a drafted token above the bar is always emitted, even if the target itself would emit it rarely.
+The bias: a drafted token above the bar is always emitted. The target itself may emit it rarely.
 """
 
 from __future__ import annotations
