@@ -2,12 +2,14 @@
 
 Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. For a verdict
 that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
-That takes 60% of the time of a whole `decode`. These are checked as strictly. The drafters read the rest.
+That takes 60% of the time of a whole `decode`. The four arrays are checked as strictly as there. The drafters read the
+rest.
 
 Drafters usually receive verdicts at once and unchanged. But a busy verifier verifies hardly any draft. A drafter that
 then receives every verdict only takes processor time and memory bandwidth from it. In that case the broker holds
-verdicts back and sends several as one. It sends less often the longer this lasts. When drafters shall be silent, it
-goes to the lowest rate at once. A synchronous drafter receives each verdict, since its round waits for it.
+verdicts back and sends several as one. It sends less often the longer this lasts. If the verifier asks drafters to be
+silent, the broker uses the lowest rate at once. A synchronous drafter receives each verdict, since its round waits for
+it.
 
 When the journal holds a verdict's tokens, the clients receive them: see `specq.broker.core.Broker.journaled`.
 """
