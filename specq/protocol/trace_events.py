@@ -39,8 +39,8 @@ CLOSED = Kind(6, "closed", ("length",))
 # How a verifier's steps draft. A choice of sources is a number: the sum of 1 << code of their origins, and UNREAD.
 DECIDED = Kind(7, "decided", ("reason", "sessions", "used", "tokens_in_1000_s", "other", "other_in_1000_s"))
 UNREAD = 1 << 30
-# The reasons. A code is an index. A choice is tried, or its probe has won or lost. Or the used choice is worse than a part
-# of itself.
+# The reasons. A code is an index. A choice is tried, or its probe has won or lost. Or the used choice is worse than a
+# part of itself.
 DECISIONS = "probe", "probe_won", "probe_lost", "drafts_fell"
 # Of a drafter.
 ASSIGNED = Kind(10, "assigned", ("lane", "context_tokens"))
