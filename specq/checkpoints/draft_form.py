@@ -3,21 +3,20 @@
 Such a model is a directory with config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that
 is cheap for a large vocabulary:
 
-- Its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the
-  transpose of `model.embed_tokens.lift` [hidden_size, embedding_rank].
-- Its output head `lm_head.weight` has one row for each token in `lm_head.token_ids` (int32, ascending), and for no
-  other tokens.
+- Its input embedding is a product of two matrices. A row of `model.embed_tokens.weight` [vocab_size, embedding_rank] is
+  multiplied by the transpose of `model.embed_tokens.lift` [hidden_size, embedding_rank].
+- Its output head `lm_head.weight` only has rows for the tokens in `lm_head.token_ids` (int32, ascending).
 - Each matrix is int8 with a float32 scale per row, in NAME.scale. A value is the product with the scale in half
   precision. Norms are float32.
 - It has no tokenizer of its own. `tokenizer_hash` and `num_tokens` in config.json identify it, see `specq.text`.
 
 A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) has `num_places` in config.json, 2 or more. It drafts
-this number of tokens in one pass, from the last token of a text and from masks after it. Its file has one more tensor,
-`model.embed_tokens.masks` float32 [num_places - 1, hidden_size]: the embedding of the mask at each place. Their token
-ids begin at `vocab_size`.
+this number of tokens in one pass. The inputs are the last token of a text and masks after it. Its file has one more
+tensor, `model.embed_tokens.masks` float32 [num_places - 1, hidden_size]. It has the embedding of the mask at each
+place. Their token ids begin at `vocab_size`.
 
-A draft model may have `shared` in config.json: the path from its directory to another model of this form. It then uses
-that model's input embedding and output head. Its own file lacks them, and `lm_head.token_ids`.
+A draft model may have `shared` in config.json. It is the path from its directory to another model of this form. It then
+uses that model's input embedding and output head. Its own file lacks them, and `lm_head.token_ids`.
 
 A Llama in Hugging Face layout whose config.json has `num_places` is also a parallel draft model. The last num_places -
 1 of its vocab_size rows are the masks.
@@ -108,7 +107,7 @@ def draft_shape(model: Path) -> DraftModelShape | None:
 
 
 def num_places(model: Path) -> int:
-    """Return how many tokens a pass of a draft model drafts, in either layout: 1 unless it is a parallel one.
+    """Return how many tokens a draft model drafts in a pass: 1 unless it is a parallel one.
 
     Raises ConfigError for an impossible number.
     """

@@ -1,18 +1,18 @@
 """The metadata of a GGUF file as `config.json` and `generation_config.json` in Hugging Face layout.
 
-To add an architecture, add a name to ARCHITECTURES, if llama.cpp builds it like Llama: its tensors have the names of
-`specq.checkpoints.gguf_tensors`, and its keys are in _KEYS.
+To add an architecture that llama.cpp builds like Llama, add a name to ARCHITECTURES. Its tensors must have the names of
+`specq.checkpoints.gguf_tensors`, and its keys must be in _KEYS.
 
-Rule: an unknown key of the architecture may change the text, so the file is refused. A key with the value 0 does not.
+Rule: an unknown key of the architecture may change the text. So the file is refused. A key with the value 0 does not.
 
 The tokens that end a text are those that llama.cpp calls end-of-generation tokens:
 
 - by metadata: eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM).
-- by name: tokens with the names of known models' end tokens, since most files name only one end.
+- by name: tokens with the names of known end tokens, since most files name only one end.
 
 The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended:
 
-- A token must be of the kind control or user-defined. `</s>` may be an ordinary word, but llama.cpp treats it as an end
+- A token must be of the kind control or user-defined. `</s>` may be an ordinary word. But llama.cpp treats it as an end
   in any case.
 - A token in the metadata stays an end. In two families of models llama.cpp drops `<|end|>` and `</s>` even then.
 """
@@ -211,7 +211,7 @@ def _rope(said: _Said) -> dict[str, Any]:
 
 
 def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raise ConfigError unless the file has these numbers of layers and heads, before memory is allocated for them."""
+    """Raise ConfigError unless the file has these numbers of layers and heads, before memory is allocated."""
     layers = {int(match[1]) for name in file.tensors if (match := _LAYER.match(name))}
     rows = {"attn_q": num_heads * head_dim, "attn_k": num_kv_heads * head_dim, "attn_v": num_kv_heads * head_dim}
     said = {f"blk.0.{name}.weight": count for name, count in rows.items()}

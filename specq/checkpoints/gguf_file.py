@@ -118,8 +118,8 @@ def gguf_parts(path: str | Path) -> list[Path]:
 def read_gguf(path: str | Path) -> GgufFile:
     """Read a file's header, and those of its other parts.
 
-    Raises ConfigError if one cannot be read, is cut, is not a GGUF file, or is not a part of this model. The result is
-    cached as long as the file does not change: a verifier reads tokenizer, configuration and tensors in turn.
+    Raises ConfigError for an unreadable or cut file, a file that is not GGUF, or a part of another model. The result is
+    cached as long as the file does not change. A verifier reads tokenizer, configuration and tensors in turn.
     """
     parts = gguf_parts(path)
     return _header(parts[0]) if len(parts) == 1 else _joined(tuple(map(_state, parts)))

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file, dequantised or in blocks, under transformers' names and in its layout.
 
-llama.cpp stores the rows of Llama's query and key projections in the order of its rotary kernel: a head's first and
-second half interleaved. This module restores transformers' order. Other architectures need no change.
+llama.cpp stores the rows of Llama's query and key projections in the order of its rotary kernel. A head's first and
+second half are interleaved. This module restores transformers' order. Other architectures need no change.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"
 def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
     """Yield (name, values) of a file's tensors, for the model of this `config.json`.
 
-    Raises ConfigError for a tensor that the model does not have, for a type that cannot be dequantised, and for values
-    that are not finite.
+    Raises ConfigError for an unknown tensor, an unsupported type, and values that are not finite.
     """
     for tensor in file.tensors.values():
         if tensor.name != ROPE_FACTORS:
@@ -51,7 +50,7 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 def blocks(
     file: GgufFile, config: dict[str, Any], types: Collection[str]
 ) -> Iterator[tuple[str, str, npt.NDArray[np.uint8]]]:
-    """Yield (layer, type, rows) of the linear layers in one of these block types, u8[rows, bytes of a row].
+    """Yield (layer, type, rows) of linear layers in these block types; rows are u8[rows, bytes of a row].
 
     A head that is tied to the embedding has the embedding's blocks.
     """

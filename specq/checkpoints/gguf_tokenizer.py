@@ -1,13 +1,14 @@
 """The tokenizer of a GGUF file as the files of Hugging Face layout.
 
 It supports byte-level BPE ("gpt2" in llama.cpp), with the word-splitting rules in RULES. Other kinds (SentencePiece and
-so on) are refused: a tokenizer that is slightly wrong makes worse text, and the cause stays invisible.
+so on) are refused. A slightly wrong tokenizer makes worse text, and the cause stays invisible.
 
 A token may appear twice. Its text is encoded as the last of its ids, as in llama.cpp's and transformers' tables. Each
-of its ids is decoded to that text: tokenizer.json has the earlier ones with a mark at the end, which its decoder
+of its ids is decoded to that text. In tokenizer.json the earlier ones have a mark at the end, which its decoder
 removes.
 
-To add a rule, add its name in llama.cpp (`tokenizer.ggml.pre`) and the matching part of the model's own tokenizer.json.
+To add a rule, add its name in llama.cpp (`tokenizer.ggml.pre`). Add the matching part of the model's own
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _by_regex(digits: str) -> tuple[dict[str, Any], ...]:
-    """Return the splits of the GPT-4 family; the regex `digits` matches the digits of one word."""
+    """Return the splits of the GPT-4 family. The regex `digits` matches the digits of one word."""
     regex = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits
@@ -163,7 +164,7 @@ def _merges(file: GgufFile) -> list[list[str]]:
 
 
 def _around(file: GgufFile, rule: _Rule, tokens: dict[int, str]) -> dict[str, Any] | None:
-    """Return the processor that adds BOS before a prompt and EOS after it, if the file requests them."""
+    """Return the processor that adds BOS before a prompt and EOS after it, if requested."""
     unsaid = {"bos": rule.begins, "eos": False}
     wanted = [end for end in unsaid if file.metadata.get(f"tokenizer.ggml.add_{end}_token", unsaid[end])]
     ids = {end: i for end in wanted if (i := _special_id(file, end)) in tokens}
@@ -183,7 +184,7 @@ def _special_id(file: GgufFile, key: str) -> int:
 
 
 def _settings(file: GgufFile, tokens: dict[int, str]) -> dict[str, Any]:
-    """Return the names of special tokens and the chat template; a list by name if there is also one for tools."""
+    """Return the names of special tokens and the chat template. A list by name if there is also one for tools."""
     ids = {name: _special_id(file, key) for key, name in _NAMED.items()}
     named = {f"{name}_token": tokens[i] for name, i in ids.items() if i in tokens}
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}

@@ -1,8 +1,8 @@
-"""Read the facts of a checkpoint that do not depend on the engine: its end tokens and its fingerprint.
+"""Read the end tokens and the fingerprint of a checkpoint, independent of the engine.
 
-The tokens that end a text come from all files of a checkpoint, since many files name only one of several. Fine-tunes
-often add the end of a turn to the tokenizer alone, and keep the base model's end in `generation_config.json`. vLLM,
-SGLang and llama.cpp end a text at any of them. For GGUF files see `specq.checkpoints.gguf_config`.
+The tokens that end a text come from all files of a checkpoint. Many files name only one of several. Fine-tunes often
+add the end of a turn to the tokenizer alone. `generation_config.json` then still has the base model's end. vLLM, SGLang
+and llama.cpp end a text at any of them. For GGUF files see `specq.checkpoints.gguf_config`.
 
 Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and three keys of a GGUF file. A job that
 began under them ends by those tokens (docs/decisions/0016). `added_ends` returns the other ones.
@@ -10,10 +10,10 @@ began under them ends by those tokens (docs/decisions/0016). `added_ends` return
 The fingerprint is one hash of everything that the text of a checkpoint depends on. Verifiers with equal fingerprints
 and number formats generate the same text.
 
-The fingerprint covers the tensors (the whole GGUF file, or all its parts), `config.json` and the files that describe
-quantisation. It also covers the end tokens, and the options by which a deployment changes what the files specify. Only
-the content of a file counts: the order of keys and spaces do not. The keys in `LEFT_OUT` do not count either. They name
-where a copy came from, or the number format, which stands beside the fingerprint.
+The fingerprint covers the tensors: the whole GGUF file, or all its parts. It covers `config.json`, the files that
+describe quantisation, and the end tokens. It also covers options of a deployment that override the files. Only the
+content of a file counts: the order of keys and spaces do not. The keys in `LEFT_OUT` do not count either. They name the
+origin of a copy, or the number format, which is compared separately.
 
 Rule: the fingerprint includes everything that may change a text. When in doubt, include it.
 """
@@ -49,7 +49,7 @@ _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def end_tokens(model: Path) -> dict[int, str]:
-    """Return the ids of the tokens that end a text, each with its source: a file or a metadata key.
+    """Return {id: source} of the tokens that end a text; a source is a file or a metadata key.
 
     The ids that older versions used come first.
     """
@@ -116,7 +116,7 @@ def _ids(file: Path, said: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def resolve_checkpoint(model: str) -> Path:
-    """Return the checkpoint's directory or GGUF file; fetch it from the hub unless `model` is one."""
+    """Return the checkpoint's directory or GGUF file. Fetch it from the hub unless `model` is one."""
     found = local_checkpoint(model)
     if found is not None:
         return found
@@ -127,7 +127,7 @@ def resolve_checkpoint(model: str) -> Path:
 
 
 def local_checkpoint(model: str) -> Path | None:
-    """Return the checkpoint's directory, its GGUF file, or the GGUF file in its directory; None for a hub name."""
+    """Return the checkpoint's directory, its GGUF file, or the GGUF file in its directory. None for a hub name."""
     path = Path(model)
     if path.is_dir():
         return gguf_in(path) or path
@@ -283,7 +283,7 @@ def tensors_hash(model: Path) -> str:
 
 
 class TensorsHash:
-    """Compute the `tensors_hash` of a checkpoint in threads, in parallel with the loading of the weights.
+    """Compute the `tensors_hash` of a checkpoint in threads, while the weights are loaded.
 
     The threads start at once. A large model has many files. Hashing releases the interpreter lock, except for a moment
     after each CHUNK_BYTES.

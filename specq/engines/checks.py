@@ -1,4 +1,4 @@
-"""Checks that every engine shares: steps that do not fit their session or the model, and a test of an engine."""
+"""The checks of all engines: whether a step fits its session and the model, and whether the engine works."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_steps(batch: StepBatch, kv_lens: IntpArray, info: ModelInfo) -> None:
 
 
 def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
-    """Raise EngineError for a step that is empty, too long, or does not begin where its session's KV ends."""
+    """Raise EngineError for a step that is empty or too long, or does not start at the end of its session's KV."""
     num_tokens, num_nodes = len(step.token_ids), step.tree.num_nodes
     if step.start != kv_len:
         raise misfit(step, f"the step starts at {step.start}; its KV holds {kv_len} tokens")
@@ -62,7 +62,7 @@ def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
 
 
 def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
-    """Raise EngineError if a step requests hidden states or scratch rows that the engine does not support."""
+    """Raise EngineError if the engine does not support the requested hidden states or scratch rows."""
     if tap.layers:
         num_layers = engine.num_tap_layers
         if not num_layers:

@@ -1,7 +1,7 @@
 """The interface between a verifier and an engine.
 
-Every engine runs a step in two halves: launch and collect. An engine that cannot overlap with the host computes the
-whole step in the first half.
+Every engine runs a step in two halves: launch and collect. An engine without overlap computes the whole step in the
+first half.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specq.protocol import NO_TAP, Int32Array, ModelInfo, SessionStep, StepOutpu
 class Engine(Protocol):
     """What a verifier needs of a model.
 
-    An engine keeps the KV of each session in a fixed pool of `info.kv_slots` slots, one slot per token. One thread
+    An engine keeps the KV of sessions in a fixed pool of `info.kv_slots` slots. Each token takes one slot. One thread
     drives it. `step` is the only expensive call.
     """
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
     # Whether threads on cores that other processes also use take part in steps. If this is True at first, the verifier
     # switches it between steps. Otherwise it stays False.
     is_helped: bool
-    # Row counts, ascending. The kernels compute rows in tiles, so a step with one row more takes longer at once.
+    # Row counts, ascending. The kernels compute rows in tiles. So a step with one row more takes longer at once.
     # Between two jumps the time of a step is roughly linear. The verifier profiles on both sides of each jump.
     jumps: tuple[int, ...]
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """Return the number of KV slots that a step may still take, including cached prefixes that can be dropped.
+        """Return the number of free KV slots for steps, including cached prefixes that can be dropped.
 
         The verifier also reads it for each heartbeat. Raises EngineLostError if the engine is lost, even when no step
         is in flight.
@@ -65,11 +65,11 @@ class Engine(Protocol):
 
         Each step's `start` equals the KV length of its session. Afterwards the KV holds start + m tokens and the
         accepted path. It holds neither the correction nor scratch rows. A session that cannot be judged gets a
-        judgement with a `fault`, and the caller must close it.
+        judgement with a `fault`. The caller must close it.
 
-        Raises EngineError, with no change, if `free_slots` is less than the number of rows, or if the engine does not
-        support the request. Any other error except EngineLostError also leaves the state unchanged: the caller may
-        repeat the step with some of its sessions.
+        Raises EngineError if there are fewer `free_slots` than rows, or if the engine does not support the request.
+        After any error except EngineLostError the state is unchanged. The caller may then repeat the step with some of
+        its sessions.
         """
         ...
 
@@ -90,7 +90,7 @@ class Launched(Protocol):
     """A launched step.
 
     - feeds: whether the device knows the tokens of this step before the host collects them. Then `StepBatch.fed_by` of
-      the next step may name its sessions. This holds if the step has no drafts and judging needs no data from the host.
+      the next step may name its sessions. This requires a step without drafts, and judging without data from the host.
     """
 
     @property
@@ -112,14 +112,14 @@ class Launched(Protocol):
 class OverlappingEngine(Engine, Protocol):
     """An engine that can launch the next step before the last one is collected.
 
-    At most two steps are in flight, or three if the engine launches them in its own processes.
+    At most two steps are in flight. An engine that launches steps in its own processes may have three.
 
-    A session may be closed, and its id opened again, while one of its steps is in flight. The output of that step for
-    this session is then discarded.
+    A session may be closed while one of its steps is in flight. Its id may even be opened again. The output of that
+    step for the session is then discarded.
 
-    An engine may also have a method `tidy`, which does the work deferred by collecting a step (`specq.engines.tidy`).
-    Any engine may name the chains that it computes faster (`specq.engines.even_chains`). It may also declare that it
-    launches steps in other processes (`specq.engines.is_apart`).
+    An engine may also have a method `tidy`. It does the work that collecting a step has deferred
+    (`specq.engines.tidy`). Any engine may name the chains that it computes faster (`specq.engines.even_chains`). It may
+    also declare that it launches steps in other processes (`specq.engines.is_apart`).
     """
 
     # whether a step may have draft tokens that only the device knows at launch (`StepBatch.drafted`)
@@ -140,11 +140,11 @@ class EngineSpec:
 
     The module of a spec must import neither torch nor a model.
 
-    - make: makes the engine from a model's directory or hub name and the keyword arguments that
-      `specq.processes.target` lists. The heavy imports belong in this function.
+    - make: makes the engine from a model's directory or hub name. `specq.processes.target` lists its keyword arguments.
+      The heavy imports belong in this function.
     - options: the keys of [target.NAME]. `make` also takes them as keyword arguments.
     - renumbers_devices: whether the process sees only its own GPUs, renumbered from cuda:0.
-    - prefill_rows: default for the most rows of a step that computes prompts, if it differs from other steps.
+    - prefill_rows: default for the most rows of a step that computes prompts; 0: as for other steps.
     - package: the package that `make` needs; "": no extra package.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
@@ -189,7 +189,7 @@ def is_apart(engine: Engine) -> bool:
 
 
 def even_chains(engine: Engine) -> Mapping[int, int]:
-    """Return {number of nodes: most sessions}: steps that the engine computes faster if all chains have this length.
+    """Return {number of nodes: most sessions} for steps that are faster if all chains have this length.
 
     For engines that take chains only. The engine pads shorter chains to this length. Empty: chain lengths do not affect
     the time.
@@ -201,8 +201,8 @@ def even_chains(engine: Engine) -> Mapping[int, int]:
 def tidy(engine: Engine) -> None:
     """Let an engine do the work that it deferred when it collected a step.
 
-    Without this call the engine does the work at the next call, and the device would wait for it. The verifier calls it
-    while the device has other work.
+    Without this call the engine does the work at the next call. The device would then wait for it. The verifier calls
+    it while the device has other work.
     """
     if callable(tidies := getattr(engine, "tidy", None)):
         tidies()

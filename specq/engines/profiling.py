@@ -1,9 +1,9 @@
 """Measure the step times of an engine at start-up, on a few short sessions.
 
-If kernels are not compiled per size, `quick_step_times` measures a few sizes for a short time and reuses the times of
-an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
+If kernels are not compiled per size, `quick_step_times` is used. It measures a few sizes for a short time, and reuses
+the times of an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
 
-The user's cache holds the times of earlier starts: one small file per machine, model and number of threads.
+The user's cache holds the times of earlier starts, one file per machine, model and number of threads.
 
 Rules: a missing or malformed file counts as empty, and the caller measures again. A written file becomes the newest
 file, even if the wall clock was set back.
@@ -96,13 +96,13 @@ def step_times(
     block_slots: int = 1,
     most_each: int = 0,
 ) -> list[float]:
-    """Return the minimum seconds of a step for each size, over a few rounds: disturbances only add time.
+    """Return the minimum seconds of a step for each size, over a few rounds. Disturbances only add time.
 
     - settle: waits until the device has finished its work.
     - patience_s: after this time only the LEAST_REPEATS rounds are completed.
     - most_sessions: the most sessions of a step.
     - block_slots: KV slots per block; a session takes whole blocks.
-    - most_each: rows per session; larger steps have more than SESSIONS sessions if the KV memory allows. 0: always
+    - most_each: rows per session. Larger steps have more than SESSIONS sessions if the KV memory allows. 0: always
       SESSIONS sessions.
 
     Raises ConfigError if the KV memory is too small for these steps. See `Engine.step_times`.
@@ -122,10 +122,10 @@ def step_times(
 
 
 def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
-    """Run steps of these sizes with and without many sessions, so that no step in service is the first of its kind.
+    """Run steps of these sizes with few and many sessions, so that they are prepared before service.
 
-    The steps return hidden states of `layers` (see `Tap`), if any. An engine may prepare a step with many rows of one
-    session in another way than a step with few rows of many sessions.
+    The steps return hidden states of `layers` (see `Tap`), if any. An engine may prepare few sessions with many rows in
+    another way than many sessions with few rows.
     """
     random = np.random.default_rng(1)
     for size in sizes:
@@ -164,7 +164,7 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
 
 
 def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: int = 1) -> int:
-    """Return the fewest KV slots, in whole blocks, with which a step of `num_rows` rows can be timed.
+    """Return the fewest KV slots, in whole blocks, for timing a step of `num_rows` rows.
 
     Each session has `context` - 1 tokens before the step.
     """
@@ -187,7 +187,10 @@ def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = 
 
 
 def _holds(recalled: Mapping[int, float], engine: Engine, random: np.random.Generator) -> bool:
-    """Return whether steps take about the recalled time: the smaller of two measurements at each checked size."""
+    """Return whether steps take about the recalled time.
+
+    The smaller of two measurements counts at each checked size.
+    """
     for size in CHECKED:
         seconds = recalled.get(size, 0.0)
         found = min(_quick_step(engine, size, random) for _ in range(2)) if seconds else 0.0

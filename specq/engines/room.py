@@ -13,8 +13,8 @@ def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     """Return the most tokens that always fit, however they are divided among sessions.
 
     `num_free` blocks are free. Session i has room for slacks[i] tokens in its own blocks, i64[n]. One token beyond a
-    session's slack takes a block, and so does each further `block_size` tokens. The result is one less than the
-    smallest number of tokens that can take too many blocks.
+    session's slack takes a block. Each further `block_size` tokens take another block. The result is one less than the
+    smallest number of tokens that may not fit.
     """
     if len(slacks) > num_free + 1:  # the sessions with the least slack already take one block too many
         slacks = np.partition(slacks, num_free)[: num_free + 1]
@@ -25,10 +25,10 @@ def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
 class Slacks:
     """The summary of session slacks that `free_slots` needs. Sessions can be added.
 
-    It is valid while the number of free blocks is at least the number of sessions less one.
+    It is valid while `count` <= free blocks + 1.
 
     - least: the least slack.
-    - num_saved: by how many tokens the first blocks of all sessions cost less than `block_size` each.
+    - num_saved: tokens saved because first blocks cost less than `block_size` each.
     """
 
     block_size: int

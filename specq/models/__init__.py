@@ -4,12 +4,12 @@
 - smollm2: a small chat model, whose weights come in a package (`packaged`). A draft model, a parallel one
   (smollm2-parallel) and Medusa heads ship with specq.
 
-To bundle another, add a directory NAME/ROLE beside this file, in Hugging Face layout or in the form
+To bundle another, add a directory NAME/ROLE beside this file. It has Hugging Face layout or the form
 `checkpoints.draft_form`. NAME/heads has the form of `drafting.medusa.form`. NAME/parallel is a parallel draft model,
 known as NAME-parallel. A README.md in NAME or NAME/ROLE must contain "licensed under ...". Packed bfloat16 weights
 (`packed`) take a third less space.
 
-`inflate` (which needs torch) makes large stand-ins for the bundled models, in one of the shapes of `shapes`.
+`inflate` makes large stand-ins for the bundled models, in one of the shapes of `shapes`. It needs torch.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _home(name: str, role: str) -> Path:
 
 
 def resolve_model(name: str, role: str) -> str:
-    """Return the directory, GGUF file or hub name to load: for a name of ours its model for `role`, else the path.
+    """Return the directory, GGUF file or hub name to load. A name of ours gives its model for `role`.
 
     A packed model is first unpacked into the cache, which takes a second once. Raises ConfigError in these cases:
 

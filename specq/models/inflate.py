@@ -1,20 +1,19 @@
-"""Make checkpoints of any larger shape that compute the same as a small Llama, at the larger shape's full cost.
+"""Make checkpoints of a larger shape that compute the same as a small Llama, at the larger one's cost.
 
-So an engine can be measured at real sizes with the real acceptance of small models, if no large weights are available.
-Any engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes
-the model in memory. `specq.models.inflate_heads` does the same for heads. These rules keep the outputs of the small
-model:
+So an engine can be measured at real sizes with the real acceptance of small models. No large weights are needed. Any
+engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the
+model in memory. `specq.models.inflate_heads` does the same for heads. These rules keep the outputs of the small model:
 
 - The residual stream is padded with zeros. Norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
-- Rotary pair i of head size e becomes pair i * E/e of head size E, which has its frequency. q is scaled by sqrt(E/e).
-- Extra heads and feed-forward columns have random input weights and zero output weights, and so have extra layers.
+- Rotary pair i of head size e becomes pair i * E/e of head size E, with the same frequency. q is scaled by sqrt(E/e).
+- Extra heads, feed-forward columns and layers have random input weights and zero output weights.
 - Extra rows of the vocabulary copy the row of the padding token. If none is named, they copy the token that is the
   least likely after random text. Its logit is far below the others. A row of zeros would have logit 0 and take
   probability mass at T > 0. A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the
   same way.
 
-The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model in our own form. A parallel draft
-model stays one: its masks are the last rows of the larger vocabulary, and config.json has `num_places`.
+The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of ours. A parallel draft model
+stays one. Its masks are the last rows of the larger vocabulary, and config.json has `num_places`.
 """
 
 from __future__ import annotations

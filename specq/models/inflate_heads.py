@@ -1,9 +1,9 @@
-"""Inflate heads for a target of a larger shape: same drafts as the small heads, at the larger shape's full cost.
+"""Inflate heads for a larger target: they draft the same as the small heads, at the larger one's cost.
 
 The layer outputs of an inflated target are those of the small one, padded with zeros (`specq.models.inflate_layers`).
-So an EAGLE-3 head reads the same layers, has one layer of the target's shape, and covers the same tokens as the small
-head. Medusa heads read the last hidden state in the same way. Both share the inflated target's embedding or output
-matrix if the small heads shared the small target's.
+So an EAGLE-3 head reads the same layers and covers the same tokens as the small head. It has one layer of the target's
+shape. Medusa heads read the last hidden state in the same way. If the small heads share the small target's embedding or
+output matrix, the inflated ones do so too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EAGLE, MEDUSA = "eagle3", "medusa"  # the names of the directories that they are
 def write_heads(
     heads: Path, target: str | Path, out: Path, shape: Shape, *, device: str = "", dtype: str = "bfloat16"
 ) -> Path:
-    """Write heads inflated for a target of this shape into a new directory in `out`; return the directory.
+    """Write heads inflated for a target of this shape into a new directory in `out`. Return the directory.
 
     `target` is the small target. `device` and `dtype` are as in `specq.models.inflate.write`. Raises ConfigError if
     `heads` has no heads, or if they do not fit into the shape.

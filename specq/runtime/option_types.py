@@ -104,7 +104,7 @@ def _try(path: Path, folder: Path) -> None:
 
 
 def _try_in(folder: Path) -> None:
-    """Raise OSError if no file can be written in a directory, for example because the disk is full."""
+    """Raise OSError if no file can be written in a directory, for example on a full disk."""
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(_PROBE)
         probe.flush()

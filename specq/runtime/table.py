@@ -1,8 +1,8 @@
 """Choice by table: names to "package.module:object", imported only when chosen.
 
 So `specq --help`, the broker and the client start without torch. A new strategy, proposer or engine is one file and one
-line in its package's table. `resolve` is for closed tables. A `Table` is open: it also has what another package
-registers as an entry point of the table's group, as in that package's pyproject.toml:
+line in its package's table. `resolve` is for closed tables. A `Table` is open. It also has what another package
+registers as an entry point of the table's group. That package's pyproject.toml has, for example:
 
     [project.entry-points."specq.strategies"]
     cautious = "their_package.module:Cautious"

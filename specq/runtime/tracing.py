@@ -1,4 +1,4 @@
-"""Record the events of traced jobs by this process's clock, and measure its offset from the broker's clock.
+"""Record the events of traced jobs, and measure the offset of this process's clock from the broker's.
 
     tracer = Tracer()
     tracer.open(session_id)                                  # events of other sessions are ignored

@@ -3,7 +3,7 @@
 It also reaps processes that this one has started. The measurements read /proc, so they work only on Linux.
 
 Rules: call `apply_cpu` before torch is imported, because its thread pools read the environment only once. Call
-`give_way` when the process is ready: a process that lowers its priority while it loads may wait for minutes on a busy
+`give_way` when the process is ready. A process that lowers its priority while it loads may wait for minutes on a busy
 machine.
 """
 
@@ -44,7 +44,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
-    """Pin the process to `cores`, compute with `threads`; return the number of threads, 0: the library's own.
+    """Pin the process to `cores`, compute with `threads`. Return the number of threads, 0: the library's own.
 
     If the system cannot pin (macOS), `cores` only set the number of threads. Raises ConfigError if a core does not
     exist.
@@ -58,7 +58,7 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
 
 
 def give_way(nice: int) -> None:
-    """Add `nice` to the niceness of this process and all its threads: on Linux each thread has its own.
+    """Add `nice` to the niceness of this process and all its threads. On Linux each thread has its own.
 
     Linux may divide a core among sessions first (sched(7), "The autogroup feature"). A niceness then only counts within
     a session. A process that leads a session, as those of `specq up` do, sets the niceness of the whole session.
@@ -76,7 +76,7 @@ def give_way(nice: int) -> None:
 
 
 def _thread_ids() -> list[int]:
-    """Return the ids of this process's threads; 0, the process, if the system does not list them."""
+    """Return the ids of this process's threads. 0, the process, if the system does not list them."""
     return [int(path.name) for path in TASKS.iterdir()] if TASKS.exists() else [0]
 
 
@@ -111,7 +111,7 @@ class Usage:
     def of(
         cls, pids: Mapping[str, int], cores: Collection[int] = (), *, with_ended: bool = False, proc: Path = PROC
     ) -> Usage:
-        """Return the time that our processes used, and this one as `client`; `busy` covers these cores, or all.
+        """Return the time that our processes used, and this one as `client`. `busy` covers these cores, or all.
 
         - with_ended: also add the time of ended children of this process, as `ended`. Do not use it if one of `pids`
           may end meanwhile.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, in a temporary directory beside `path`; move the file there if no error is raised."""
+    """Yield a path to write to, in a temporary directory beside `path`. Move the file there if no error is raised."""
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         temporary = Path(directory) / path.name
         yield temporary

@@ -28,8 +28,8 @@ class Reference:
     """The right answer.
 
     - answer: GSM8K, a text whose last number is the answer.
-    - prompt, test, entry_point: HumanEval, the beginning of the program, a function `check`, and the name of the
-      function that `check` receives.
+    - prompt, test, entry_point: HumanEval, the beginning of the program, a function `check`, and the name of its
+      argument.
     """
 
     answer: str = ""
@@ -113,7 +113,7 @@ def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
 
 
 def _without_references(raw_lines: Iterable[bytes], found: dict[int, Reference]) -> Iterator[bytes]:
-    """Yield the lines in the form of a prompts file; their reference answers go to `found`."""
+    """Yield the lines in the form of a prompts file. Their reference answers go to `found`."""
     for number, raw in enumerate(raw_lines, 1):
         try:
             values = orjson.loads(raw.removeprefix(BOM_UTF8))

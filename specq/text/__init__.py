@@ -1,6 +1,6 @@
 """Text to token ids and back, without torch or transformers.
 
-- token_texts: what each token is: its spelling, bytes and text; a tokenizer's files as messages.
+- token_texts: what each token is: its spelling, bytes and text. A tokenizer's files as messages.
 - codec: the tokenizer of one model.
 - byte_codec: the same between bytes and ids, for pieces of a text.
 - vocabularies: two vocabularies: their common tokens, and a text of one in tokens of the other.

@@ -2,7 +2,7 @@
 
 `TextCodec` is for readable text and whole prompts. Here half a character is two or three bytes. No token is added
 before or after a text, and the text is not normalised. The bytes of the ids from `encode` are the input bytes, except
-those that have no token in the vocabulary.
+bytes without a token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _KEPT_NORMALIZERS = {"Replace"}  # the space as a letter, which is undone below;
 class ByteCodec:
     """The tokenizer of one model.
 
-    - tokens: the bytes of each id; None for an id without bytes (a special token, an unknown word, a gap).
+    - tokens: the bytes of each id. None for an id without bytes (a special token, an unknown word, a gap).
     - special: the special tokens' ids by their text.
-    - ends: the ids that begin and end a text, by role ("bos_token", "eos_token"), if the model names them.
+    - ends: the ids that begin and end a text, by role ("bos_token", "eos_token"), if named.
     - before: the special tokens that the model requires before a text.
     """
 

@@ -34,7 +34,7 @@ LONG_CHARACTERS = 4096  # from this length on, tokenizing takes milliseconds
 
 
 def load_tokenizer_files(model: str | Path) -> dict[str, str]:
-    """Return the tokenizer files of a checkpoint as {name: text}; empty if it has no tokenizer.json."""
+    """Return the tokenizer files of a checkpoint as {name: text}. Empty if it has no tokenizer.json."""
     found = {name: read_text(Path(model), name) for name in TOKENIZER_FILES}
     return {name: text for name, text in found.items() if text is not None} if found["tokenizer.json"] else {}
 
@@ -110,7 +110,7 @@ class TextCodec:
         self.tokens = TokenTexts(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a plain prompt, with the special tokens (BOS) that the model requires around it."""
+        """Return the ids of a plain prompt, with the model's special tokens (BOS) around it."""
         return self._ids(text, special=True)
 
     def encode_part(self, text: str) -> list[int]:
@@ -170,7 +170,7 @@ class TextCodec:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The named special tokens (bos_token, eos_token and so on) that chat templates see, as in transformers."""
+        """The named special tokens (bos_token, eos_token ...) for chat templates, as in transformers."""
         named = {name: _text(self._config.get(name)) for name in NAMED_TOKENS}
         return {name: text for name, text in named.items() if text}
 

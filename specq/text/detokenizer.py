@@ -3,8 +3,8 @@
 - Detokenizer: the whole text.
 - StopMatcher: the text up to the first stop string. Client and verifier both use it, so they agree.
 
-Rules: the joined pieces are the tokenizer's own decoding of prompt and answer, without that of the prompt. Text that
-the tokenizer may still change is not shown, nor any part of a stop string.
+Rules: the joined pieces are the tokenizer's decoding of prompt and answer, without that of the prompt. Text that the
+tokenizer may still change is not shown, nor any part of a stop string.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Pieces:
         return self._add(run) if run and not is_broken else ""
 
     def _add(self, spellings: list[str], piece: TextPiece | None = None) -> str:
-        """Add tokens that belong together, with their piece if it is known; return the text that is certain now."""
+        """Add tokens that belong together, with their piece if it is known. Return the text that is certain now."""
         owed, piece = self._after(spellings, piece)
         if self._head is not None:
             self._head = None if piece.sure or piece.last else [*self._head, *spellings]
@@ -138,9 +138,9 @@ class _Pieces:
 
 
 class Detokenizer:
-    """Token ids in, text out: the joined pieces are the text of all ids after those in `before`, except special ones.
+    """Token ids in, text out. The joined pieces are the text of all ids after `before`, except special ones.
 
-    If the prompt ends within a character, and the answer completes it, the character belongs to the answer.
+    A character that begins in the prompt and ends in the answer belongs to the answer.
     """
 
     def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
@@ -174,7 +174,7 @@ class Detokenizer:
         return self._num_certain + len(self.unsure) + len(self._text.owed)
 
     def push(self, token_id: int) -> str:
-        """Add one token; return the text that is certain now: often the token's own, sometimes empty."""
+        """Add one token. Return the text that is certain now: often the token's own, sometimes empty."""
         token = self._texts[token_id]
         if token.is_special or not token.spelling:
             return ""
@@ -215,8 +215,8 @@ class StopMatcher:
 
     The first stop string is the one that is complete first. If several end together, it is the longest. Later tokens
     are ignored. A stop string that is complete within the first `min_tokens` tokens is plain text, also later. One that
-    only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings that name a special
-    token are searched in the text together with the special tokens that stop strings name.
+    only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings may name special
+    tokens. These strings are searched in the text together with these tokens.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class StopMatcher:
         return self.matched
 
     def _hear(self, piece: str, unsure: str) -> None:
-        """Add text, whose end may still change; show what can no longer be part of a stop string."""
+        """Add text, whose end may still change. Show what can no longer be part of a stop string."""
         heard, before = piece + unsure, self._hidden[len(self._hidden) - self._num_unsure :]
         if not heard.startswith(before):
             self._hidden, before = self._hidden.removesuffix(before), ""

@@ -4,8 +4,8 @@ Every message becomes plain JSON values. Then these rules apply:
 
 - null: such fields are removed, for example an answer's own `refusal`, `audio`, `annotations` and `function_call`.
 - content: it is always a text. Parts of text are joined, one line each. null or missing content is an empty text. Only
-  an assistant may lack content, if it called something, refused (then the refusal is the text) or reasoned. A template
-  that shows only parts receives the text as one part.
+  an assistant may lack content, if it called a tool, refused or reasoned. A refusal is then the text. A template that
+  shows only parts receives the text as one part.
 - tool_calls: they are removed if empty. `arguments` with the JSON text of an object become that object. Empty or
   missing ones become {}. Any other text does not change.
 - reasoning: `reasoning_content`, `thinking` or `reasoning` becomes the first two of these names, as in transformers.
@@ -17,7 +17,7 @@ two.
 Templates are rendered as in transformers: Jinja in a sandbox, with the same filters, globals and tags.
 
 Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox, within the limits of
-`template_limits`, and receives only plain JSON values. `specq.text.codec` imports this module when a chat is first
+`template_limits`. It receives only plain JSON values. `specq.text.codec` imports this module when a chat is first
 rendered, since importing jinja2 is slow.
 """
 
@@ -157,7 +157,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    """Decode arguments with the JSON text of an object; empty ones become {}, any others do not change."""
+    """Decode arguments with the JSON text of an object. Empty ones become {}, any others do not change."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     if not isinstance(given, str):
@@ -196,7 +196,7 @@ def now() -> datetime:
 
 @lru_cache(maxsize=16)
 def _reads_parts_only(template: str, named_tokens: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether a template shows content only in parts, like some templates of models that also see images."""
+    """Return whether a template shows content only in parts, as for some models that also see images."""
     probe = "0-probe-9"
     as_text, shown = [{"role": "user", "content": probe}], []
     others = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(named_tokens)}

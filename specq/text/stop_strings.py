@@ -44,7 +44,7 @@ class StopSearch:
 
     @property
     def num_ended(self) -> int:
-        """How many characters of the text belong to the longest stop string that ends with it; 0 if there is none."""
+        """How many characters of the text belong to the longest stop string that ends with it. 0 if there is none."""
         length = max((len(string) for string in self._ordered if self._begun.endswith(string)), default=0)
         return self._kinds.count(_TEXT, len(self._kinds) - length)
 

@@ -1,4 +1,4 @@
-"""Jinja's sandbox with limits of time and size, for untrusted templates; in any thread, without signals.
+"""Jinja's sandbox with limits of time and size, for untrusted templates. In any thread, without signals.
 
 A template is rewritten before it is compiled, so that a `Meter` sees its steps:
 
@@ -7,7 +7,7 @@ A template is rewritten before it is compiled, so that a `Meter` sees its steps:
 - a new text or list: is counted; before it is made, if it may be much longer than its parts.
 - a printed value: is counted when it is printed.
 
-Rule: the input of a step is bounded, so no single step takes long, and the next check of the time comes soon. An
+Rule: the input of a step is bounded. So no single step takes long, and the next check of the time comes soon. An
 operation that lengthens texts, or is slow per character, needs a line in `_GROWTH`.
 """
 
@@ -59,7 +59,7 @@ def _replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> in
 
 
 def _formatted(text: Any, *values: Any, **named: Any) -> int:
-    """Return a bound for a format: its widths, values that may be widths, and values that it may show many times."""
+    """Return a bound for a format, from its widths and from its values, which may be widths or repeated."""
     given = [*values, *named.values()]
     form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     widths = sum(int(digits) for digits in re.findall(r"\d{1,12}", form))

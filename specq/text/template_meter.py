@@ -1,6 +1,6 @@
 """The time and size that the rendering of a chat template has used, for `template_limits`.
 
-Rule: the time is the thread's own processor time, so a busy machine does not cause a refusal.
+Rule: the time is the thread's own processor time. So a busy machine does not cause a refusal.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def check_size(size: int) -> None:
 
 
 def bits_size(count: int) -> int:
-    """Return the size of an integer with `count` bits: above the limit if it is slow to compute, else 0."""
+    """Return the size of an integer with `count` bits: above the limit if it is slow, else 0."""
     return SIZE_LIMIT + 1 if count > BITS_LIMIT else 0
 
 
 def size_of(value: Any) -> int:
-    """Return the characters and entries of a value, each as often as it is printed; it stops beyond the limit."""
+    """Return the characters and entries of a value, each as often as it is printed. It stops beyond the limit."""
     if isinstance(value, str | bytes):
         return len(value)
     waiting, total = [value], 0

@@ -1,8 +1,8 @@
 """What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text.
 
 Rule: the tokenizer's own decoder is the reference. All code that shows or compares single tokens uses this module. A
-byte-level decoder joins bytes. Any other decoder decodes a token between two others, since several (SentencePiece's)
-drop a space where a text begins or ends.
+byte-level decoder joins bytes. Any other decoder decodes a token between two others. Several (SentencePiece's) drop a
+space where a text begins or ends.
 
 The module also turns a tokenizer's files into messages and back. They are cut into pieces, so that a small message
 never waits behind a large one.
@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextPiece(NamedTuple):
-    """The text that some tokens add: `sure` in any case, then `followed` if a token comes after them, else `last`."""
+    """The text that some tokens add: `sure`, then `followed` if a token comes after them, else `last`."""
 
     sure: str = ""
     followed: str = ""
@@ -40,12 +40,12 @@ NO_PIECE = TextPiece()
 class Token:
     """One token.
 
-    - spelling: as in the vocabulary ("\u0120the", "\u2581the", "<0x0A>"), like transformers' `convert_ids_to_tokens`;
+    - spelling: as in the vocabulary ("\u0120the", "\u2581the", "<0x0A>"), like transformers' `convert_ids_to_tokens`.
       "": there is no such token.
     - data: its bytes within a text; for a special token those of its spelling.
     - is_special: whether texts leave it out.
     - is_byte: whether it stands for one byte, which makes characters with the bytes beside it.
-    - piece: what it adds to a text when it is not at the beginning; empty if only the bytes count.
+    - piece: what it adds to a text when it is not at the beginning. Empty if only the bytes count.
     """
 
     spelling: str = ""
@@ -64,7 +64,7 @@ class TokenTexts:
     """The tokens of one tokenizer by id.
 
     - kinds: the types of its decoder's parts.
-    - is_byte_level: whether each token is some bytes, and a text is the bytes of all its tokens.
+    - is_byte_level: whether tokens are bytes, and a text is the bytes of its tokens.
     - special: the texts of the special tokens.
     """
 
@@ -111,7 +111,7 @@ class TokenTexts:
         return spelling
 
     def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> TextPiece:
-        """Return what tokens that are not byte-level add to a text together; `is_first`: they begin the text."""
+        """Return what tokens that are not byte-level add to a text together. `is_first`: they begin the text."""
         before, start = ([], 0) if is_first else ([_BEFORE], len(_BEFORE))
         last = self._decoded([*before, *spellings])[start:]
         followed = self._decoded([*before, *spellings, _AFTER])[start : -self._num_after]

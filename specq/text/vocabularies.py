@@ -4,8 +4,8 @@
   Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
 - Retold: one growing text.
 
-Special tokens are shared if their spelling is equal, or if both begin or both end a text. Others, such as tokens of a
-chat template that the draft model never saw, are encoded as the text of their spelling.
+Special tokens are shared if their spelling is equal, or if both begin or both end a text. Others are encoded as the
+text of their spelling. An example is a chat template's token that the draft model never saw.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Retold:
     """A target's text in tokens of the draft. It grows at the end, and only its last part is ever tokenized again.
 
     - target_ids: the text in tokens of the target.
-    - draft_ids: the text in tokens of the draft. While the target follows a draft, these are the drafted tokens, which
-      the draft's tokenizer might split in another way.
+    - draft_ids: the text in tokens of the draft. While the target follows a draft, these are the drafted tokens. The
+      draft's tokenizer might split that text in another way.
 
     The ends of parts depend only on the target's earlier tokens. So equal texts that were not drafted have equal
     tokens.
@@ -150,7 +150,7 @@ class Retold:
         return ends
 
     def _is_end(self, last: int, following: int, *, is_long: bool) -> bool:
-        """Return whether a word begins between two tokens; in a long part, whether a character does."""
+        """Return whether a word begins between two tokens. In a long part, whether a character does."""
         before, after = (self._vocabularies.bytes_of(token) for token in (last, following))
         if not before or not after:
             return True  # a special token

@@ -1,4 +1,4 @@
-"""Chains of draft tokens on a CPU in one call of C (kernels/chain.h), without Python between their levels."""
+"""Chains of draft tokens on a CPU in one C call (kernels/chain.h), without Python between levels."""
 
 from __future__ import annotations
 

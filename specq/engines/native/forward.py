@@ -4,7 +4,7 @@ Weights are packed once. Query, key and value projections are merged, gate and u
 in panels of 16 (kernels/matmul.h), as bfloat16 if that is exact. With few rows the time of a step is the time to read
 the weights. Packing halves their bytes, and one call replaces about 200 torch operations of 5 to 20 us each.
 
-A row's logits do not depend on the batch: the same bits result alone, in a tree or in a prefill chunk. Under
+A row's logits do not depend on the batch. The same bits result alone, in a tree or in a prefill chunk. Under
 `deterministic` the text is therefore exactly drafter-invariant, without near-ties.
 
 Threads may share steps of many rows (kernels/team.h), with the same bits again.
@@ -161,7 +161,7 @@ class NativeForward:
         return NativeOutput(logits[:, : self._num_logits], hidden, tapped)
 
     def draft_chains(self, rows: PackedRows, chains: ctypes.Structure, depth: int) -> None:
-        """Draft chains of this depth with kernels/chain.h; `rows`: the last level, `chains`: its Chains structure."""
+        """Draft chains of this depth with kernels/chain.h. `rows`: the last level, `chains`: its Chains structure."""
         self._run(self._library.specq_draft_chains, rows, ctypes.byref(chains), depth)
 
     def _run(self, function: Any, rows: PackedRows, more: Any, depth: int) -> tuple[Float32Array, Float32Array]:
@@ -265,7 +265,7 @@ def _start_team(library: ctypes.CDLL, threads: Threads) -> _Pointer:
 
 
 def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
-    """Fill the C structure; it points into `rows` and into the second value, which must outlive it."""
+    """Fill the C structure. It points into `rows` and into the second value, which must outlive it."""
     tables = table_addresses(rows.tables)
     spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
@@ -275,7 +275,7 @@ def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
 
 
 def _describe_tap(tap: RowTap | None, out: Float32Array | None) -> tuple[Any, Any]:
-    """Return the argument with which C fills `out`; it points into `tap`, `out` and the second value.
+    """Return the argument with which C fills `out`. It points into `tap`, `out` and the second value.
 
     The second value must outlive it.
     """

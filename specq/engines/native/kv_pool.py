@@ -4,16 +4,16 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one of 
 
 - free: on the free stack.
 - taken: handed out by `take`, and not yet given back or appended (rows in flight, tree nodes).
-- private: in the unfinished last block of one session, or in an earlier block that `fill_blocks` has not processed yet.
+- private: in the unfinished last block of one session, or in an earlier block before `fill_blocks` runs.
 - in a block: 16 consecutive tokens of some context. The key of a block is (previous block, its tokens), and its users
-  are counted. The key of a context's first block is (owner, its tokens), so that owners share no blocks.
+  are counted. The key of a context's first block is (owner, its tokens). So owners share no blocks.
 
 A session's table is the slots of its whole blocks, then its private slots. Committing a token appends its slot, so that
-copies no KV. Later sessions with the same context find whole blocks again, including blocks of generated text. If a
-context agrees only with the beginning of a block, the KV of that part can be copied to private slots (`copies`).
+copies no KV. Later sessions with the same context find whole blocks again, including blocks of generated text. A
+context may agree only with the beginning of a block. The KV of that part can be copied to private slots (`copies`).
 
 A block without users stays in the cache until slots run short. The least recently used block is dropped first. A block
-is always released after the blocks that follow it, so that no block is dropped before its followers.
+is always released after its followers. So it is also dropped after them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class KvPool:
         return self.tables(np.array([self._place(session_id)]))[0]
 
     def token_ids(self, session_id: int) -> Int32Array:
-        """Return the session's tokens that have KV, in the order of positions; valid until the next change."""
+        """Return the session's tokens that have KV, in the order of positions. Valid until the next change."""
         place = self._place(session_id)
         first = int(self._tables.offsets[place])
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
@@ -93,7 +93,7 @@ class KvPool:
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session and share the owner's cached blocks of its context, except for the last token.
 
-        Returns the number of tokens with KV: those of the shared blocks, and those whose KV will be copied.
+        Returns the number of tokens with shared KV or with KV that will be copied.
         """
         if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
@@ -117,7 +117,7 @@ class KvPool:
         return int(memory.lengths[place])
 
     def _copy_beginning(self, session_id: int, place: int, token_ids: Int32Array) -> None:
-        """Plan copies of KV for a session's next tokens, as far as a cached block begins with them."""
+        """Plan copies of KV for the next tokens of a session that a cached block begins with."""
         memory = self._tables
         block = self._beginning.get((self._previous(place), int(token_ids[0]))) if len(token_ids) else None
         if block is None:
@@ -180,7 +180,7 @@ class KvPool:
     # --- one session ------------------------------------------------------------------------------------------------
 
     def stage(self, session_id: int, slots: Int32Array) -> Int32Array:
-        """Write taken slots into the table after the session's end, for a forward pass; return the table.
+        """Write taken slots into the table after the session's end, for a forward pass. Return the table.
 
         The length does not change.
         """
@@ -195,8 +195,8 @@ class KvPool:
     def rewind(self, session_id: int, length: int) -> int:
         """Forget a session's tokens beyond `length`; return how many tokens keep their slots.
 
-        These are fewer than `length` if the cut is inside a block: the block stays whole in the cache. The tokens that
-        lose their slots stay known, if tokens can be known before they have slots.
+        These are fewer than `length` if the cut is inside a block. The block then stays whole in the cache. Tokens that
+        lose their slots stay known, if tokens without slots can be known.
         """
         place = self._place(session_id)
         self.fill_blocks()

@@ -1,8 +1,9 @@
-"""The packed rows of one forward pass: rows of many sessions in sequence, described only by integer arrays.
+"""The packed rows of one forward pass: rows of many sessions in sequence, as integer arrays.
 
-A row sees the first `ctx_lens[r]` slots of its session's table, then its extras (the slots of its ancestors in the
-tree, root to leaf, and its own). That covers prefill chunks (each row sees one more slot of the table), plain rows and
-tree nodes. Slots appear in the order of positions, so that sums over them are reproducible.
+A row sees the first `ctx_lens[r]` slots of its session's table, then its extras. The extras are the slots of its
+ancestors in the tree, root to leaf, and its own. That covers prefill chunks, plain rows and tree nodes. In a prefill
+chunk each row sees one more slot of the table. Slots appear in the order of positions, so that sums over them are
+reproducible.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows for one forward pass: R rows of S sessions; J of the rows give logits.
+    """Rows for one forward pass: R rows of S sessions. J of the rows give logits.
 
     - tables: S arrays i32[>= ctx_lens], slot of each committed position.
     - block: i32, all arrays below in sequence.
@@ -59,7 +60,7 @@ class PackedRows:
 class LinePlaces(NamedTuple):
     """Where the slots of lines stand in a block, i64[n] each.
 
-    `starts` are the places in the block of the nodes at `levels` of the lines of the packed `rows`.
+    Each entry is one node. `rows` is the packed row of its line, `levels` its level, `starts` its place in the block.
     """
 
     starts: Int64Array
@@ -75,7 +76,7 @@ class LinePlaces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowTap:
-    """Hidden states that a forward pass returns: layers as in `Tap`, at least one, of packed rows i32[n]."""
+    """Hidden states that a forward pass returns, for packed rows i32[n]. It has at least one layer, as in `Tap`."""
 
     layers: tuple[int, ...]
     rows: Int32Array
@@ -88,7 +89,7 @@ class ChainStarts:
     - tables: of S sessions, i32[>= length] each, slots of the context.
     - row_starts: i32[S + 1]. Session s has the chains row_starts[s] .. row_starts[s + 1].
     - lengths: i32[chains], length of the context.
-    - lineages: for each chain, the slots of the node's ancestors and its own, root first; () if all begin after
+    - lineages: for each chain, the slots of the node's ancestors and its own, root first. () if all begin after
       contexts.
     - positions: i32[chains], position of the chain's first token.
     - slots: i32[chains, depth - 1], for the keys and values of the chain's tokens except the last.
@@ -321,6 +322,6 @@ def table_addresses(tables: Sequence[Int32Array]) -> npt.NDArray[np.int64]:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return the address of a contiguous array's data; this takes a third of the time of `array.ctypes.data`."""
+    """Return the address of a contiguous array's data. This takes a third of the time of `array.ctypes.data`."""
     found: int = array.__array_interface__["data"][0]
     return found

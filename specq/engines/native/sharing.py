@@ -1,7 +1,7 @@
-"""Decide whether the helper threads share a forward pass of few rows: the faster measured way wins.
+"""Decide by measurement whether the helper threads share a forward pass of few rows.
 
-A pass with few rows loses time if another process delays a helper. That process may be another process of specq, a
-client, or another user of these cores, and it may start and stop at any time. So each kind of pass is timed both ways.
+A pass with few rows loses time if another process delays a helper. That may be another process of specq, a client, or
+another user of these cores. It may start and stop at any time. So each kind of pass is timed both ways.
 """
 
 from __future__ import annotations

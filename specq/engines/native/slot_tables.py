@@ -1,4 +1,4 @@
-"""The tables and tokens of sessions in a KV pool: which slot holds the KV of each position."""
+"""The tables and tokens of sessions in a KV pool. A table has the slot of each position."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class TableMemory:
 
     A session has a range of both arrays. The range moves when it is full.
 
-    - offsets, rooms, lengths: i64[places], where the range of each place begins, its size, and how much of it is in
-      use.
-    - ahead: i64[places], how many staged tokens after the end belong to a step in flight; num_ahead: in all places.
-    - known: i64[places], how many tokens are known, with or without a slot; 0 if only tokens with a slot are known.
+    - offsets, rooms, lengths: i64[places], start, size and used length of each place's range.
+    - ahead: i64[places], number of staged tokens of a step in flight. num_ahead is their sum.
+    - known: i64[places], number of known tokens, with or without a slot. 0 if only tokens with a slot are known.
     - slots, token_ids: i32[size].
     """
 
@@ -54,14 +53,14 @@ class TableMemory:
         self._free_places.append(place)
 
     def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: array positions after each place's range in use, `counts` of each place.
+        """Return array positions after each place's range in use, `counts` of each, i64[sum of counts].
 
         They also come after the tokens of a step in flight. Ranges grow if needed.
         """
         return self.at(places, self.ends(places), counts)
 
     def at(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: array positions in each place's range from `starts` on, `counts` of each place.
+        """Return array positions in each place's range from `starts` on, `counts` of each, i64[sum of counts].
 
         Ranges grow if needed.
         """
@@ -78,7 +77,7 @@ class TableMemory:
         return found
 
     def ends(self, places: IntpArray) -> IntpArray:
-        """Return i64[places]: how much of each range is in use, including tokens of a step in flight."""
+        """Return the used length of each range, i64[places], including tokens of a step in flight."""
         return self.lengths[places] + self.ahead[places] if self.num_ahead else self.lengths[places]
 
     def _move(self, place: int, length: int) -> None:
@@ -92,7 +91,7 @@ class TableMemory:
         self._free_ranges.setdefault(room, []).append(first)
 
     def _reserve(self, place: int, length: int) -> None:
-        """Give a place a range for `length` tokens: a power of two, so that ranges can be reused."""
+        """Give a place a range for `length` tokens. Sizes are powers of two, so that ranges can be reused."""
         room = max(LEAST_ROOM, 1 << (length - 1).bit_length())
         free = self._free_ranges.get(room)
         if free:

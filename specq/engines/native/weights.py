@@ -1,9 +1,9 @@
 """The weights of a Llama-like decoder as arrays, and their packing for `NativeForward`.
 
-The C kernels read the weights of linear layers in panels of 16 outputs, in the format in which they came. A weight is a
-float32 array, stored as bfloat16 if that is exact, or a `BlockWeight`: a file's own quantised blocks. The blocks stay
-as they are. The kernel expands them to exactly the dequantised values. kernels/weights.h has the formats. To add one,
-add a line to `BLOCK_TYPES`, and its layout and arithmetic to that file.
+The C kernels read the weights of linear layers in panels of 16 outputs, in their original format. A weight is a float32
+array, stored as bfloat16 if that is exact. Or it is a `BlockWeight`: a file's own quantised blocks. The blocks stay as
+they are. The kernel expands them to exactly the dequantised values. kernels/weights.h has the formats. To add one, add
+a line to `BLOCK_TYPES`, and its layout and arithmetic to that file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer; norms f32[hidden], those of queries and keys f32[head_dim], None if there are none.
+    """One layer. Norms are f32[hidden], those of queries and keys f32[head_dim] or None.
 
     - qkv: projections of queries, keys and values.
     - out: projection of the attention output.
@@ -103,7 +103,7 @@ LINE, LARGE_PAGE = 64, 2 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A matrix [n, k] in blocks of 32 consecutive weights of a row, byte for byte as in GGUF.
+    """A matrix [n, k] in GGUF's blocks. A block has 32 consecutive weights of a row.
 
     - type: a key of BLOCK_TYPES.
     - data: u8[n, k / 32 * bytes of a block].
@@ -122,7 +122,12 @@ Weight = Float32Array | BlockWeight
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """What the kernels read: `format` as in weights.h, `k` weights of each column, and u8 `data` of all panels."""
+    """A matrix in the form that the kernels read.
+
+    - format: as in weights.h.
+    - k: weights of each column.
+    - data: u8, all panels.
+    """
 
     format: int
     num_panels: int

@@ -11,7 +11,7 @@
 - row_noise: the noise of rows, from keys.
 
 `specq.engines.native` has the parts that do not need torch: rows, the KV pool, the compiled forward. All forwards take
-`PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]. The engine and the
+`PackedRows`. Their KV tensors have one shape, [num_layers, num_kv_heads, num_slots, head_dim]. The engine and the
 draft-model proposer use any forward in the same way.
 """
 

@@ -1,12 +1,12 @@
-"""The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; one packed forward pass per step for all sessions.
+"""The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS. One packed forward pass per step for all sessions.
 
 The KV pool (native/kv_pool.py) decides where KV is stored. A forward (torch/native.py or torch/generic.py) runs the
 rows. `specq.verification` decides which tokens are accepted. A step changes the pool only after the forward pass and
 the judgement have succeeded. So a failed step can be repeated with some of its sessions.
 
 On a GPU the next step may be launched before the last one is collected (flights.py). The slots of its rows are known.
-Tokens that are not yet known pass from step to step on the device, which works in launch order. So a slot may be free
-again while a step in flight still reads or writes it: the next user of the slot runs later on the device.
+Tokens that are not yet known pass from step to step on the device. The device works in launch order. So a slot may be
+free again while a step in flight still reads or writes it. The next user of the slot runs later on the device.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TorchEngine:
     The arguments are those of `specq.engines.torch.loading.load`. The first may also be the result of that function or
     of `assemble`. More arguments:
 
-    - threads: number of threads on a CPU, within the cores of the process; 0: torch's default, at most one per core.
+    - threads: number of threads on a CPU, within the cores of the process. 0: torch's default, at most one per core.
     - helper_cores: one more thread on each of these cores.
     - verbose: log the decision on each draft node.
 
@@ -298,7 +298,7 @@ class TorchEngine:
 
 
 def _staged(flight: Flight) -> tuple[IntpArray, IntpArray]:
-    """Return the places of a step's sessions that are still open, and the number of tokens of each in the step."""
+    """Return the places of a step's open sessions, and the number of tokens of each in the step."""
     plan = flight.plan
     if not flight.closed:
         return plan.places, plan.batch.num_tokens

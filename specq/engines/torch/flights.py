@@ -35,7 +35,7 @@ class Plan:
 
 
 class Unread(NamedTuple):
-    """Packed rows i64[n] whose tokens the host has not read, and the handles of these tokens, i32[n]."""
+    """Packed rows i64[n] with tokens that the host has not read, and their handles, i32[n]."""
 
     rows: IntpArray
     handles: Int32Array
@@ -44,8 +44,8 @@ class Unread(NamedTuple):
     def of(plan: Plan) -> Unread | None:
         """Return the rows whose tokens only the device knows, and put token 0 in their place.
 
-        Returns None if there are no such rows. A step can have unread drafts and no such row: all of these drafts may
-        have been left out, or belong to other sessions.
+        Returns None if there are no such rows. A step with unread drafts may have no such row, if they were left out or
+        belong to other sessions.
         """
         if plan.batch.drafted is None:
             return None
@@ -66,7 +66,7 @@ class Flight:
     - output: the return value of the step, except the judgements.
     - after: the step that feeds this one.
     - logits: the logits to log, if any.
-    - unread: the rows whose draft tokens the host had not read at launch, i64[any], and their handles.
+    - unread: the rows with draft tokens that the host had not read at launch, and their handles.
     - closed: its sessions that have been closed since launch.
     - is_held: whether another step was planned after it while it was in flight.
     """
@@ -119,7 +119,7 @@ class Flight:
 
 
 def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
-    """Return the `feed` argument of a forward pass: tokens from the step before, or from a draft model.
+    """Return the `feed` argument of a forward pass: tokens of the step before or of a draft model.
 
     Empty if the pass takes no such tokens.
     """

@@ -37,7 +37,7 @@ class KvStore:
 
 
 def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
-    """Return the packed rows i32[n] that a tap requests, and where the rows of each step begin, i32[steps + 1]."""
+    """Return the packed rows of a tap, i32[n], and where the rows of each step begin, i32[steps + 1]."""
     batch = StepBatch.of(steps)
     counts = batch.is_judged * (1 + batch.num_nodes)
     if tap.chunks:
@@ -103,9 +103,9 @@ class Feed(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """Logits [J, vocab_size] of the J rows in `logit_rows`, and hidden [J, hidden_size] after the final norm.
+    """Logits [J, vocab_size] of the J `logit_rows`, and hidden [J, hidden_size] after the final norm.
 
-    - tapped: None without a tap; else [n, layers * hidden_size] for the rows of the tap, the layers side by side.
+    - tapped: None without a tap. Else [n, layers * hidden_size] for the rows of the tap, the layers side by side.
     """
 
     logits: torch.Tensor

@@ -1,7 +1,7 @@
 """The portable forward: transformers' own modelling code, with specq's attention registered in its AttentionInterface.
 
-It works on every device and for every decoder that calls the interface and needs only a scaled softmax over the past.
-The attention writes keys and values to their slots, gathers each session's slots, and masks what a row may not see.
+It works on every device. It supports decoders that call the interface and need only a scaled softmax over the past. The
+attention writes keys and values to their slots and gathers each session's slots. It masks what a row may not see.
 Sessions with a similar number of rows share one call of SDPA. `_Group` holds the index tensors of such a call. They are
 made once per step for all layers.
 """
@@ -31,7 +31,7 @@ UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sessions attended in one call; G sessions, up to M rows and L slots each, padded.
+    """Sessions attended in one call. G sessions, up to M rows and L slots each, padded.
 
     - rows: i64[G, M], packed row of each query; padding repeats a row.
     - slots: i64[G, L].
@@ -169,7 +169,7 @@ def _make_group(rows: PackedRows, sessions: list[int], device: torch.device) -> 
 
 
 def _seen_slots(rows: PackedRows, session: int) -> tuple[Int64Array, BoolArray]:
-    """Return the slots that any row of the session sees, i64[L], and which row sees which slot, bool[M, L]."""
+    """Return the slots that the session sees, i64[L], and which row sees which slot, bool[M, L]."""
     first, end = rows.row_starts[session], rows.row_starts[session + 1]
     ctx_lens = rows.ctx_lens[first:end]
     context = int(ctx_lens.max())

@@ -1,12 +1,12 @@
 """A GGUF file -> a transformers model in memory.
 
-The reference for such a model is arithmetic on exactly the values in memory: the dequantised values in float32, or
-rounded to another format. `values_format` chooses the format. It is part of the fingerprint, so the two formats are two
-models.
+The reference for such a model is arithmetic on exactly the values in memory. These are the dequantised values in
+float32, or rounded to another format. `values_format` chooses the format. It is part of the fingerprint, so the two
+formats are two models.
 
-On a CPU the default is to keep the values exactly, if the compiled forward supports all block types. It then reads the
+On a CPU the default is to keep the exact values, if the compiled forward supports all block types. It then reads the
 file's own blocks: for Q4_1, a third of the bytes of bfloat16. On other devices, and for other types, the default is to
-round to bfloat16, which takes half the bytes of float32. A CPU then still computes in float32.
+round to bfloat16. This takes half the bytes of float32. A CPU then still computes in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXACT, ROUNDED = "float32", "bfloat16"
 
 
 def values_format(path: Path, dtype: str, device: torch.device) -> str:
-    """Return the format that a file's values are rounded to, for the `dtype` of `load`; EXACT keeps them all."""
+    """Return the format that a file's values are rounded to, for the `dtype` of `load`. EXACT keeps them all."""
     if dtype != "auto":
         return dtype
     reads_blocks = device.type == "cpu" and gguf_tensors.has_only(read_gguf(path), BLOCK_TYPES)
@@ -62,7 +62,7 @@ def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:
-    """Return the linear weights that the kernels can read in the file's own blocks, by the layer's name."""
+    """Return the linear weights by name that the kernels can read in the file's own blocks."""
     file = read_gguf(path)
     found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
     return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}

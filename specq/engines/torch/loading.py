@@ -40,7 +40,7 @@ FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 class LoadedModel:
     """The result of `load`; the forward's KV has `info.kv_slots` slots.
 
-    - token_ids: i32[columns], the token of each logits column, ascending; None: column i is token i.
+    - token_ids: i32[columns], the token of each logits column, ascending. None: column i is token i.
     - num_masks: for a parallel draft model, how many token ids from `info.vocab_size` on are masks
       (`specq.checkpoints.draft_form`).
     """
@@ -63,8 +63,8 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint.
 
-    - model: a directory in Hugging Face layout or in the form of a draft model (`specq.checkpoints.draft_form`), a GGUF
-      file, or a hub name.
+    - model: a directory, a GGUF file, or a hub name. A directory is in Hugging Face layout or in the form of a draft
+      model (`specq.checkpoints.draft_form`).
     - device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best available device.
     - dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's own. For a GGUF file
       "auto" keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`).
@@ -95,7 +95,7 @@ def load(
 
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
-    """Return `overrides` and `blocks` of `assemble` for a file; blocks only if the exact values are used."""
+    """Return `overrides` and `blocks` of `assemble` for a file. Blocks only if the exact values are used."""
     values = values_format(path, dtype, device)
     is_exact = values == EXACT and device.type == "cpu"
     return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
@@ -123,7 +123,7 @@ def assemble(
     overrides: Mapping[str, Any] | None = None,
     blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
 ) -> LoadedModel:
-    """Make KV and a forward for a transformers model in memory; `checkpoint` has its tokenizer and files.
+    """Make KV and a forward for a transformers model in memory. `checkpoint` has its tokenizer and files.
 
     - overrides: other settings that the model's text depends on, see `specq.engines.checkpoint`.
     - blocks: as for `NativeTorchForward`. Other forwards use the model's own weights, which have the same values.
@@ -182,7 +182,7 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
-    """Return a drafter of chains that does not need the host between levels; None if there is none.
+    """Return a drafter of chains that does not need the host between levels. None if there is none.
 
     On a GPU it is a `specq.engines.torch.cuda.chain.CudaChainDrafter`. Over the native kernels it is a
     `NativeChainDrafter`. token_ids: as in `LoadedModel`. The GPU drafter uses a column's number as its token.

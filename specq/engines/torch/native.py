@@ -35,8 +35,8 @@ class NativeTorchForward:
     ) -> None:
         """Make the forward.
 
-        `blocks`: the weights of linear layers in the file's own blocks, by the layer's name in the model. The model's
-        own weights must equal the dequantised blocks.
+        `blocks`: the weights of linear layers in the file's own blocks, by their names in the model. The model's own
+        weights must equal the dequantised blocks.
         """
         self.kv = kv
         weights = decoder_weights(model, kv.num_slots, blocks)

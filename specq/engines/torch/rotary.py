@@ -1,8 +1,8 @@
 """Rotary positions: which kinds of scaling a model may have here, and its cosines as tables.
 
-Rule: a position has the same cosines in every text, independent of the length of that text or of its neighbours. Kept
-keys were rotated when they were computed. A kind that changes its frequencies with the length of the text (longrope)
-would rotate later keys in another way. One long session would then change the keys of all sessions in its step.
+Rule: a position has the same cosines in every text. They depend neither on the text's length nor on its neighbours.
+Kept keys were rotated when they were computed. A kind whose frequencies depend on the text's length (longrope) would
+rotate later keys in another way. One long session would then change the keys of all sessions in its step.
 
 So this module compares the outputs of transformers' own modules, not the name of a kind. Kinds that transformers adds
 later are checked in the same way.
@@ -57,7 +57,7 @@ def kinds(config: Any) -> list[str]:
 
 
 def unknown_kind(config: Any) -> str:
-    """Return the message about a kind that transformers does not have; "" if it has all kinds."""
+    """Return the message about a kind that transformers does not have. "" if it has all kinds."""
     known = ("default", *ROPE_INIT_FUNCTIONS)
     unknown = [kind for kind in kinds(config) if kind not in known]
     return f"its rotary scaling is of the kind {unknown[0]!r}; transformers has {', '.join(known)}" if unknown else ""
@@ -69,7 +69,7 @@ def reason_against(network: Any, rotated: int = 0) -> str:
 
     It covers texts of up to `max_position_embeddings` tokens.
 
-    - rotated: number of values of a head that its layers rotate; 0: equal to the number of cosines.
+    - rotated: number of values of a head that its layers rotate. 0: equal to the number of cosines.
     """
     positions = _positions(network.config)
     for module, options in _modules(network):
@@ -93,7 +93,7 @@ def _named(network: Any) -> str:
 
 
 def _modules(network: Any) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Yield the modules that make cosines, with the arguments for each type of layer that has its own cosines."""
+    """Yield the modules that make cosines, with the arguments for each type of layer."""
     for module in network.modules():
         if any("inv_freq" in name for name, _ in module.named_buffers(recurse=False)):
             types = getattr(module, "rope_type", None)

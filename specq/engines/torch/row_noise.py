@@ -1,4 +1,4 @@
-"""The noise that the target will add at some positions, as keys from which a device generates it."""
+"""The noise of the target at some positions, as keys from which a device generates it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below 
 def probe(network: Any, forward: Forward) -> None:
     """Compare an untested architecture with transformers' own attention. Raises ConfigError if the logits differ.
 
-    The text comes in parts and beside another text. A model with its own attention code does not know the kept keys: it
+    The text comes in parts and beside another text. A model with its own attention code does not know the kept keys. It
     sees only the rows of a step.
     """
     token_ids = [(7 * i) % network.config.vocab_size for i in range(8)]

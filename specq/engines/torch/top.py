@@ -1,4 +1,4 @@
-"""The k largest scores of each row and their log-probabilities: in C on a CPU, in Triton on a GPU, else in torch."""
+"""The k largest scores of each row and their log-probabilities, in C, Triton or torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Send draft tokens to worker processes that have prepared the step, and wait only for these tokens.
+"""Send draft tokens to worker processes that have prepared everything else of the step.
 
-For a step whose drafts the host has not read (`specq.verification.DeviceTokens`), the workers first receive the places
-of its tokens. So they prepare everything else meanwhile. Each worker has its own socket on this machine, in a private
-folder that is removed once all are connected.
+A step may have drafts that the host has not read (`specq.verification.DeviceTokens`). The workers then first receive
+the places of its tokens. So they prepare everything else meanwhile. Each worker has its own socket on this machine, in
+a private folder. The folder is removed once all are connected.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TokenReceiver:
         """Wait for the tokens i32[n] of the step with this number.
 
         Tokens of earlier steps, which failed, are dropped. Raises EngineError if the tokens do not arrive, or if the
-        process that started this one is gone.
+        parent process is gone.
         """
         end = monotonic() + self._patience_s
         while (left_s := end - monotonic()) > 0 and os.getppid() == self._host:

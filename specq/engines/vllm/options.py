@@ -1,7 +1,7 @@
-"""A verifier's or drafter's options as vLLM's arguments, and vLLM's start-up errors in terms of these options. Pure.
+"""Turn a verifier's or drafter's options into vLLM's arguments, and explain vLLM's start-up errors. Pure.
 
-It has the arguments that specq sets, those that a deployment may change or may not change, and the description of the
-model that vLLM runs with them. For a start-up error it names vLLM's reason and a remedy.
+The module has the arguments that specq sets, and checks those of a deployment. It describes the model that vLLM runs
+with them. For a start-up error it names vLLM's reason and a remedy.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def refusal(model: str, error: BaseException) -> str:
-    """Return the error message for the user: vLLM's reason, its causes, and a remedy if one is known."""
+    """Return the message for the user: vLLM's reason, its causes, and a remedy if known."""
     reason = "; ".join(dict.fromkeys(_reasons(error)))
     said = f"vLLM cannot run {model} so: {reason}"
     for signs, remedy in _REMEDIES:

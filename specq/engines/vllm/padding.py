@@ -1,8 +1,8 @@
 """Which whole CUDA graphs exist beside vLLM's own, and which steps are padded for them. Pure.
 
-If vLLM's attention can only be captured for equal query lengths, sessions get padding rows so that all have the same
-number of rows. A padding row is computed like a rejected draft token. It comes after its session's tokens and is never
-judged. The next step writes its own KV in that place.
+Some of vLLM's attention backends can only be captured for equal query lengths. Then sessions get padding rows, so that
+all have the same number of rows. A padding row is computed like a rejected draft token. It comes after its session's
+tokens and is never judged. The next step writes its own KV in that place.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...
 
 
 def mixed_up_to(most_rows: int) -> tuple[int, ...]:
-    """Return the step sizes in rows to capture for sessions with any number of rows, including the largest."""
+    """Return the step sizes in rows to capture, including the largest, for any rows per session."""
     fitting = {size for size in (*MIXED_ROWS, most_rows) if size <= min(most_rows, MIXED_ROWS[-1])}
     return tuple(sorted(fitting - {0}))
 
 
 def graph_rows(counts: Sequence[int], length: int, num_sessions: int) -> int:
-    """Return the rows of the smallest graph for `num_sessions` sessions with `length` rows each; 0 if there is none."""
+    """Return the rows of the smallest graph for `num_sessions` sessions with `length` rows each. 0 if there is none."""
     return next((length * count for count in counts if count >= num_sessions), 0)
 
 
 def row_counts(batch: StepBatch, length: int) -> IntpArray:
-    """Return the rows of each session of a step, i64[n]: `length`, or if that is 0, without padding."""
+    """Return the rows of each session of a step, i64[n]: `length`, or without padding if that is 0."""
     return np.full_like(batch.sizes, length) if length else batch.sizes
 
 
 def even_length(batch: StepBatch, graphs: Graphs) -> int:
     """Return the padded number of rows per session, with which a graph computes the step; 0: no padding.
 
-    It is 0 if the step has no drafts, computes prompts, or would get too many padding rows.
+    It is 0 for a step without drafts, with prompts, or with too many padding rows.
     """
     if not (graphs and len(batch.parents) and batch.are_judged and bool(np.all(batch.num_tokens == 1))):
         return 0

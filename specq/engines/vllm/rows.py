@@ -1,7 +1,7 @@
-"""Order rows of logits as in a step's sessions or as in vLLM's persistent batch, and continue vLLM's requests. Pure.
+"""Convert between the order of a step's sessions and that of vLLM's persistent batch. Pure.
 
-`order`, i64[n], says which of the n sessions of a step each request of vLLM's batch is. A request has one row of logits
-after its last token and one after each draft token.
+`order`, i64[n], is the session of a step for each request of vLLM's batch. A request has one row of logits after its
+last token and one after each draft token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANY_TOKEN = 0
 
 
 def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> IntpArray | None:
-    """Return which rows of vLLM's logits are judged, in the order of the step; None: all, in their own order.
+    """Return which rows of vLLM's logits are judged, in the order of the step. None: all, in their own order.
 
     `even_length`: rows of each session in vLLM's batch, including padding rows; 0: not padded.
     """

@@ -1,8 +1,8 @@
 """Check that drafts do not change the text. It runs at the start of a vLLM version that was not tested.
 
-A few sessions decode greedily: first without drafts, then with right drafts, wrong drafts, and drafts that are right at
-first and then wrong. If the two likeliest tokens are nearly equally likely, rounding may choose either. No other
-difference is allowed.
+A few sessions decode greedily, first without drafts, then with drafts. These are right, wrong, or right at first and
+then wrong. If the two likeliest tokens are nearly equally likely, rounding may choose either. No other difference is
+allowed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_drafts(engine: Engine, most_sessions: int) -> None:
 def _decode(
     engine: Engine, prompts: Sequence[Int32Array], params: SamplingParams, draft: Callable[[int, int], Tree]
 ) -> list[_Decoded]:
-    """Return the continuations of the prompts; `draft` returns a chain for a session and its number of tokens."""
+    """Return the continuations of the prompts. `draft` returns a chain for a session and its number of tokens."""
     texts = [_Decoded(prompt) for prompt in prompts]
     try:
         for i, text in enumerate(texts):

@@ -125,7 +125,7 @@ class Sessions:
         )  # not used: specq samples
 
     def _check(self) -> None:
-        """Raise ConfigError for models whose KV cannot be cut back after rejected drafts, or with pipeline stages."""
+        """Raise ConfigError for models whose KV cannot be cut after rejected drafts, or with pipeline stages."""
         if self._scheduler.has_mamba_layers or self._scheduler.is_encoder_decoder:
             raise ConfigError("the vllm engine runs decoders with attention only")
         if self._scheduler.use_pp:
@@ -220,7 +220,7 @@ class Sessions:
         return self._table.are_open(flight.members.places, flight.members.openings)
 
     def _members(self, session_ids: list[int]) -> Members:
-        """Return the members of a step; the same object as in the step before if the sessions are the same."""
+        """Return the members of a step. The same object as in the step before if the sessions are the same."""
         if self._newest is not None and session_ids == self._newest.batch.session_ids:
             return self._newest.members
         places = self._table.find(session_ids)
@@ -230,7 +230,7 @@ class Sessions:
         )
 
     def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
-        """Allocate the KV that a step needs, which must be free, and return the message for the workers.
+        """Allocate the KV for a step, which must be free, and return the message for the workers.
 
         `goes_on`: the step continues the newest one by one token.
         """
@@ -268,9 +268,9 @@ class Sessions:
         return delta
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
-        """Return the padded number of rows per session, so that a whole graph computes the step; 0: no padding.
+        """Return the padded number of rows per session for a whole graph; 0: no padding.
 
-        It is 0 if the padding rows would take KV that other sessions may need, or exceed the maximum length.
+        It is 0 if padding would take KV that other sessions may need, or exceed the maximum length.
         """
         length = even_length(batch, self._graphs)
         if not length:

@@ -1,6 +1,6 @@
 """The table entry of the `vllm` engine, and its options, without an import of vLLM.
 
-Rule: option names are checked when they are read, so that a wrong one is found before any process starts.
+Rule: option names are checked when they are read. So a wrong name is found before any process starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _check_further(_key: str, options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VllmModelOptions(OwnOptions):
-    """The options of a model in vLLM, for a target or a drafter; `further` has other arguments of `EngineArgs`."""
+    """The options of a model in vLLM, for a target or a drafter. `further` has other arguments of `EngineArgs`."""
 
     LABEL = "vllm"
 

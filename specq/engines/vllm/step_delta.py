@@ -21,7 +21,7 @@ class StepDelta:
     """The changes in a step of n requests. Integers are the places of requests among the n.
 
     - request_ids: ids of its requests; None: those of the step before.
-    - batch: the steps of their sessions, without parameters; None: each session continues by one token
+    - batch: the steps of their sessions, without parameters. None: each session continues by one token
       (`StepBatch.further`).
     - params: parameters of new sessions, and of sessions whose parameters changed.
     - new: vLLM's `NewRequestData` of requests that the workers do not know.
@@ -30,7 +30,7 @@ class StepDelta:
     - zeroed: new blocks that the workers must zero.
     - even_length: rows of each request, if padded; 0: not padded.
     - feeds: whether the next step may begin with the tokens of this one.
-    - late: the number under which draft tokens arrive that the host has not read (`late_tokens`); 0: there are none.
+    - late: the number under which draft tokens arrive that the host has not read (`late_tokens`). 0: there are none.
     """
 
     request_ids: list[str] | None

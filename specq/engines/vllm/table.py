@@ -1,4 +1,4 @@
-"""Open sessions as arrays, so that a step with many sessions handles each one only if it changed. Pure."""
+"""Open sessions as arrays, so that a step handles a single session only if it changed. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ ARRAYS = ("computed", "lengths", "rooms", "last_tokens", "is_taken", "openings",
 class SessionTable:
     """The state of open sessions, by place. After a session ends, another one may use its place.
 
-    - computed: i64[places], tokens that have KV, or will have it when the steps in flight are done.
+    - computed: i64[places], tokens that have KV, including those of steps in flight.
     - lengths: i64[places], tokens of the transcript, including one that is not known yet.
     - rooms: i64[places], tokens that fit into the session's blocks of KV memory.
     - last_tokens: i32[places], the transcript's last token that the host knows.
     - is_taken: bool[places], whether the place has a session.
-    - openings: i64[places], the number of the session's opening among all openings; of the last session if the place is
-      free.
+    - openings: i64[places], running number of the session's opening. A free place keeps the number of its last session.
     - unsaid: i32[places, any], tokens of the transcript that vLLM's request has not received yet.
     - num_unsaid: i64[places], the number of these tokens.
     """

@@ -1,12 +1,12 @@
-"""Which vLLM versions were tested with specq, and what is known of the installed one without importing it.
+"""The vLLM versions that were tested with specq, and facts about the installed one without an import.
 
-To add a version, run `make test-vllm` with it, add it to TESTED, and allow it in the extra `vllm` of pyproject.toml.
-These ran with the current steps (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU build yet:
-its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged after
+To add a version, run `make test-vllm` with it. Then add it to TESTED, and to the extra `vllm` of pyproject.toml. These
+ran with the current steps (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU build yet. Its
+Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged after
 `execute_model`. At start-up the engine checks that all used parts of vLLM exist. For a version that is not in TESTED,
 it also compares a few texts (`self_test`).
 
-An import of vLLM takes seconds and sets up a device, so the installed files are read instead.
+An import of vLLM takes seconds and sets up a device. So the installed files are read instead.
 
 Rule: a file that cannot be read counts as unknown, and is never an error. vLLM itself decides when it starts.
 """
@@ -29,7 +29,7 @@ _MODELS = "model_executor/models/registry.py"
 
 
 def installed_version() -> str:
-    """Return the installed version of vLLM, with +cpu for a CPU build; "" if none is installed."""
+    """Return the installed version of vLLM, with +cpu for a CPU build. "" if none is installed."""
     for name in DISTRIBUTIONS:
         try:
             found = version_of(name)
@@ -64,7 +64,7 @@ def _source(path: str) -> str:
 
 @cache
 def _fields_of(source: str, name: str) -> frozenset[str]:
-    """Return the field names of a dataclass in a module's text; empty if they cannot be read."""
+    """Return the field names of a dataclass in a module's text. Empty if they cannot be read."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError):

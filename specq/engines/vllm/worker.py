@@ -1,7 +1,7 @@
 """What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.patches.runner`).
 
 Under tensor parallelism each worker has all logits and judges them. The judge is deterministic, so all have the same
-result. It supports only the V1 model runner: the V2 runner takes drafts from the device's memory, not from the
+result. It supports only the V1 model runner. The V2 runner takes drafts from the device's memory, not from the
 scheduler.
 """
 
@@ -35,9 +35,9 @@ class JudgingWorker:
     ) -> tuple[bool, dict[int, Sequence[int]], int]:
         """Prepare the worker for steps. Raises EngineError if this vLLM's runner does not fit.
 
-        Returns whether steps overlap with the host, which whole graphs exist beside vLLM's own (see `possible_graphs`),
-        and how many bytes these take. `is_apart`: the worker has its own process. addresses: where each worker receives
-        draft tokens (`late_tokens`).
+        Returns whether steps overlap with the host, the whole graphs beside vLLM's own (see `possible_graphs`), and
+        their size in bytes. `is_apart`: the worker has its own process. addresses: where each worker receives draft
+        tokens (`late_tokens`).
         """
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
@@ -69,8 +69,8 @@ class JudgingWorker:
     def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
         """Launch a step; see `RunnerSteps.launch`. All workers have the same result, and the first one returns it.
 
-        If judging needs no data from the host, a thread of vLLM returns it as soon as the device has judged. Otherwise
-        the worker waits for the device itself.
+        If judging needs no data from the host, a thread of vLLM returns it once the device has judged. Otherwise the
+        worker waits for the device itself.
         """
         answer = self.specq_steps.launch(delta, num_in_flight)
         if self.rank:

@@ -1,13 +1,13 @@
-"""RPC to vLLM's workers: in this process one call after another, in worker processes ahead of the host.
+"""RPC to vLLM's workers. Calls in this process run one after another. Worker processes run ahead of the host.
 
 A step is one message to all workers and one answer from each. The first worker's answer is the result. A worker process
 launches the step and reads the next message. Meanwhile a thread of vLLM waits for the device and answers. So the host
-handles a step while the next one is launched, as with vLLM's own scheduler. An error in a worker arrives with its own
+handles one step while the next is launched, as with vLLM's own scheduler. An error in a worker arrives with its own
 answer, or with the next one.
 
 An error raised here must not hold vLLM's message queues. vLLM's future holds its error, and the error's frames hold the
-future and the queues. If the garbage collector finds them together, it waits forever, up to vLLM 0.31: it ends a
-queue's ZeroMQ context while the queue's sockets are open.
+future and the queues. Up to vLLM 0.31 a garbage collector that finds them together waits forever. It ends a queue's
+ZeroMQ context while the queue's sockets are open.
 """
 
 from __future__ import annotations

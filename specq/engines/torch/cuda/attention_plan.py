@@ -1,28 +1,36 @@
-"""Lay out the integers of a forward pass for the fused path: one int32 block, copied to the device at once. No torch.
+"""Lay out the integers of a forward pass for the fused path, as one int32 block. No torch.
 
-Attention is cut into work items. An item is a few rows of one session against a part of one list of slots. So many
-programs read a long context in parallel, and the rows of a session share what they read:
+The block is copied to the device at once. Attention is cut into work items. An item is a few rows of one session
+against a part of one list of slots. So many programs read a long context in parallel. The rows of a session share what
+they read:
 
 - prefix item: a block of at most `rows_per_block` rows against `chunk` slots of the session's table.
-- nodes item: a run of rows, each the child of the row before, against the extras of the last row. A row sees as many of
-  these extras as it has itself.
+- nodes item: a run of rows against the extras of the last row. Each row is the child of the row before. It sees as many
+  of these extras as it has itself.
 
 Each item gives each of its rows a partial result. The partials of a row lie at equal distances: `spans` has their
-places. If a session sees just one prefix item and one nodes item, they form one item, whose result needs no combining.
+places. If a session needs just one prefix item and one nodes item, they form one item. Its result needs no combining.
 
 The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
 
 - token_ids, positions, slots: i32[R].
-- visible: i32[2, R], how many slots of the table, and of its own extras, a row sees.
-- spans: i32[R, 3], first partial, distance, number of partials; 0 partials: the item writes the result directly.
+- visible: i32[2, R], how many slots of the table, and of its extras, a row sees.
+- spans: i32[R, 3], first partial, distance, number of partials. 0 partials: the item writes the result directly.
 - logit_rows: i32[R] (padding: 0).
 - num_items: i32[4], only the first entry is used.
 - items: i32[max_items, 8].
 - lists: i32[any].
 
-The fields of an item: first row, number of rows, start and length in lists, position of the list's first slot, first
-partial (-1: write the result directly), where the nodes begin in the list, 0. For each session the lists have its
-table, then the slots that its runs see.
+The fields of an item are, in this order:
+
+- its first row, and its number of rows.
+- its start and its length in lists.
+- the position of the list's first slot.
+- its first partial; -1: write the result directly.
+- where the nodes begin in the list.
+- 0.
+
+For each session the lists have its table, then the slots that its runs see.
 """
 
 from __future__ import annotations
@@ -105,7 +113,7 @@ class _Layout(ctypes.Structure):
 
 
 def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
-    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h); return the length used."""
+    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h). Return the length used."""
     library = kernels()
     assert library is not None  # the fused path needs a compiler, and so does Triton
     tables = table_addresses(rows.tables)

@@ -1,8 +1,8 @@
-"""Chains of draft steps without the host: each step's best token is the next step's input, on the device.
+"""Chains of draft steps on the device, without the host: each step's best token is the next input.
 
-One CUDA graph holds a whole step: all layers, the head, the choice of tokens, and the update of the batch. A chain of K
-nodes is K - 1 replays after the pass over the context, one copy of integers to the device and one copy of results back.
-A row is one chain. Rows of many sessions, or of branches of one session, run together.
+One CUDA graph holds a whole step: all layers, the head, the choice of tokens, the update of the batch. A chain of K
+nodes is K - 1 replays after the pass over the context. It also needs one copy of integers to the device and one copy of
+results back. A row is one chain. Rows of many sessions, or of branches of one session, run together.
 
 A chain's own slots are its row's extras (see `attention_plan`). The item that reads them grows by one slot per step.
 """
@@ -74,11 +74,11 @@ class CudaChainDrafter:
     def start(
         self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> ChainsOnDevice:
-        """Begin to draft chains; return an object that waits for the device and gives the results.
+        """Begin to draft chains. Return an object that waits for the device and gives the results.
 
-        The results are the `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows,
-        count], and their log-probabilities, f32. Each step follows the first token of the step before. The object's
-        `tokens` are the same tokens on the device.
+        The results are the `count` best tokens at each of `depth` steps of each chain, best first. They are i32[depth,
+        rows, count], with their log-probabilities, f32. Each step follows the first token of the step before. The
+        object's `tokens` are the same tokens on the device.
 
         logits [rows, vocab]: the model's outputs at the starts of the chains, still on the device. Only tokens below
         limit_vocab are used.

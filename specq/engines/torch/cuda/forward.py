@@ -1,12 +1,12 @@
-"""The fast path on a GPU: packed rows through the fused decoder, replayed from CUDA graphs.
+"""The fast path on a GPU: run packed rows through the fused decoder, from CUDA graphs.
 
-A step is one copy of integers to the device, one graph (all layers, for a padded number of rows), the final norm and
-the head for the judged rows. No part of it waits for the device: logits stay there, and the host is free while the
-layers run.
+A step copies integers to the device and replays one graph: all layers, for a padded number of rows. Then it runs the
+final norm and the head for the judged rows. No part of it waits for the device. Logits stay there, and the host is free
+while the layers run.
 
-A graph is captured when its size is first used. The engine's profile at start-up uses all sizes. Steps that exceed the
-largest size or the room for lists of slots run the same kernels without a graph. Passes that return hidden states have
-their own graphs for each set of layers, captured at first use.
+A graph is captured when its size is first used. The engine's profile at start-up uses all sizes. A step may exceed the
+largest size, or the room for lists of slots. It then runs the same kernels without a graph. Passes that return hidden
+states have their own graphs for each set of layers. These are also captured at first use.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FusedForward:
 
 
 def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, feed: Feed | None) -> None:
-    """Lay out a step's integers, copy them to the block on the device, and add the data that only the device knows."""
+    """Lay out a step's integers, copy them to the device, and add the data that only the device knows."""
     inbox.wait()
     inbox.copy(lay_out(rows, batch.layout, inbox.array), block)
     if feed is None:

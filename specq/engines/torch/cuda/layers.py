@@ -1,7 +1,15 @@
 """The fused decoder: launches the kernels of all layers for one padded batch.
 
-A batch with few rows (NARROW) uses our own kernels, six per layer. These are norm + qkv + rotation + KV write,
-attention, its combination, output + residual, norm + gate/up + activation, and down + residual. A batch with many rows
+A batch with few rows (NARROW) uses our own kernels, six per layer:
+
+- norm + qkv + rotation + KV write.
+- attention.
+- its combination.
+- output + residual.
+- norm + gate/up + activation.
+- down + residual.
+
+ A batch with many rows
 uses the vendor's matrix product, with small kernels in between. Both work on buffers at fixed addresses, so that CUDA
 graphs can hold either. See `gpu_kernels.linear` for the split norm.
 """
@@ -133,7 +141,7 @@ class FusedDecoder:
         self._norm(scratch, self.weights.final_norm, out, is_wide, num_picked, batch.logit_rows)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab] of the first rows of hidden: all rows, or the size of a narrow batch."""
+        """Return logits [rows, vocab] of hidden: of all rows, or of a narrow batch."""
         head, num_rows = self.weights.head, len(hidden)
         if num_rows not in NARROW:
             return torch.mm(hidden, head.T)

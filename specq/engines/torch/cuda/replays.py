@@ -1,4 +1,4 @@
-"""Repeated work of fixed shapes on a device: on a GPU one CUDA graph for each kind of work.
+"""Repeated work of fixed shapes on a device. On a GPU each kind of work is one CUDA graph.
 
 The work reads its inputs at fixed addresses. All graphs of one `Replays` share the memory that they allocate. So the
 intermediate data of one graph is lost when another one runs. Results are copied to a place of their own. If the device
@@ -45,7 +45,7 @@ class Inbox:
 
 
 def fetch(values: torch.Tensor) -> Callable[[], np.ndarray]:
-    """Begin to copy values to the host; return a function that waits for the copy and returns it.
+    """Begin to copy values to the host. Return a function that waits for the copy and returns it.
 
     Work that is launched later may reuse the device memory of `values`.
     """
@@ -99,12 +99,12 @@ class Replays:
 
     @classmethod
     def on(cls, device: torch.device) -> Replays | None:
-        """Return an instance for a device that can record; None for other devices, where work may have any shape."""
+        """Return an instance for a device that can record. None for other devices, where work may have any shape."""
         is_nvidia = device.type == "cuda" and torch.version.hip is None
         return cls(device, uses_graphs=True) if is_nvidia else None
 
     def send(self, key: Hashable, values: Int32Array) -> torch.Tensor:
-        """Copy integers i32[n] to the input of this key's work, without waiting; return that input.
+        """Copy integers i32[n] to the input of this key's work, without waiting. Return that input.
 
         n is the same at each call for a key.
         """
@@ -169,8 +169,8 @@ class Replays:
     def _end_failed(self, stream: torch.cuda.Stream) -> None:
         """End a failed recording, which torch up to 2.11 does not do by itself.
 
-        Otherwise torch would stay on the recording's stream. This process could then record no more work, including the
-        target's steps, and free no memory.
+        Otherwise torch would stay on the recording's stream. This process could then neither record more work, such as
+        the target's steps, nor free memory.
         """
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError, AttributeError):  # already ended, or an older torch has another name for it

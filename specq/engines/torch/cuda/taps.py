@@ -1,4 +1,4 @@
-"""Hidden states that the fused decoder keeps during a pass, at fixed addresses so that CUDA graphs can fill them."""
+"""Hidden states that the fused decoder keeps during a pass, at fixed addresses for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specq.verification.transfers import to_device
 
 
 class Taps:
-    """The hidden states of all rows of a pass after these layers; `layers` as in `specq.protocol.Tap`."""
+    """The hidden states of all rows of a pass after these layers. `layers` as in `specq.protocol.Tap`."""
 
     def __init__(self, layers: tuple[int, ...], num_rows: int, embedding: torch.Tensor) -> None:
         self.layers = layers

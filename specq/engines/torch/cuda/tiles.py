@@ -15,7 +15,7 @@ MIN_TENSOR_TILE = 16  # smallest side of a tensor-core product
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut: each program takes `rows` of the weights, `depth` of their columns at a time.
+    """How a product is cut. Each program takes `rows` of the weights, `depth` columns at a time.
 
     chains: independent sums of a tensor-core product (see `gpu_kernels.linear.product`).
     """
@@ -67,7 +67,7 @@ def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> T
 
 
 def _fit(tile: Tile, depth: int, num_rows: int, itemsize: int, shared_bytes: int) -> Tile:
-    """Make a tile no deeper than the matrix, and reduce its stages until they fit into shared memory."""
+    """Limit a tile's depth to the matrix, and reduce its stages until they fit into shared memory."""
     depth = min(tile.depth, max(1 << (depth - 1).bit_length(), MIN_TENSOR_TILE))
     if num_rows == 1:
         return replace(tile, depth=depth)

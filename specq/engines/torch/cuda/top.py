@@ -1,7 +1,7 @@
 """The k best tokens of each row on a GPU, in two launches.
 
-torch's log_softmax and topk read a wide row many times. At T > 0 a token's score is its logit over T plus the noise
-that the judge will add (`gpu_kernels.top`). The noise is made in the same pass.
+torch's log_softmax and topk read a wide row many times. At T > 0 a token's score is its logit / T plus the judge's
+noise (`gpu_kernels.top`). The noise is made in the same pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Update the request state of vLLM's first model runner with arrays: rows, computed tokens, and output tokens.
+"""Update the rows, computed tokens and output tokens of vLLM's first model runner with arrays.
 
 In each step the runner loops over all requests that it receives. So it receives only requests with new blocks and those
 that were not in the step before. The number of computed tokens of all others is written into its batch at once. The
@@ -40,7 +40,7 @@ class BatchState:
         self._rows_there: torch.Tensor | None = None  # on the device; None: not copied yet, or in order
 
     def begin(self, delta: StepDelta, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
-        """Record the number of computed tokens of a step's requests; return the input of the runner."""
+        """Record the number of computed tokens of a step's requests. Return the input of the runner."""
         if names is not self._names:
             self._keep_lists(set(names).union(delta.ended))
         rows = self._rows_of(names)

@@ -1,16 +1,15 @@
-"""Whole CUDA graphs of vLLM's first model runner for steps in which sessions have more than one row.
+"""Whole CUDA graphs of vLLM's first model runner for steps with several rows per session.
 
 The runner captures whole graphs for one number of rows per session, its `uniform_decode_query_len`. With that number it
 also tells its dispatcher whether a step has a graph. All other steps run in pieces, with attention between them, up to
 a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and 25 ms
 of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
 
-Which other graphs can be captured depends on vLLM's attention. If one graph serves any division of rows among sessions
-(FlashAttention 3), prompts may be among them, and there is one graph for each number of rows. Otherwise there is one
-graph for each pair of a number of sessions and a number of rows per session. A graph's key is its `BatchDescriptor`,
-which has the rows and requests of a step, and whether all requests have the same number of rows. So the two kinds do
-not collide. The runner uses a dispatcher of ours for one kind of graphs (`WholeDispatcher`) instead of its own, during
-capture and in each step.
+Which other graphs can be captured depends on vLLM's attention. With FlashAttention 3, one graph serves any division of
+rows among sessions. Prompts may be among them, and there is one graph for each number of rows. Otherwise there is one
+graph for each pair (sessions, rows per session). A graph's key is its `BatchDescriptor`: the rows and requests of a
+step, and whether all requests have the same number of rows. So the two kinds do not collide. The runner uses our
+dispatcher for one kind of graphs (`WholeDispatcher`) instead of its own. It does so during capture and in each step.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class WholeDispatcher:
     def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
         """Make a dispatcher. `descriptors` are the graphs, ascending.
 
-        Either all are for steps in which each request has the same number of rows, or all are for other steps.
+        Either all are for equal numbers of rows per request, or all are for other steps.
         """
         self._descriptors, self._usual = descriptors, usual
         self._are_even = descriptors[0].uniform
@@ -84,7 +83,7 @@ class WholeDispatcher:
 
 
 class WholeGraphs:
-    """The whole graphs of a runner for steps with several rows per session, and the choice for the next step.
+    """The whole graphs of a runner for steps with several rows per session.
 
     - num_bytes: device memory that they took.
     """
@@ -98,12 +97,12 @@ class WholeGraphs:
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
         """Capture graphs, given as from `possible_graphs`; return those that now exist.
 
-        If memory is short for one kind, its graphs larger than half of its largest are left out. If another error
-        occurs, all graphs of all kinds are left out. Raises the device's error if the device is lost.
+        If memory is short for one kind, its graphs above half of the largest are left out. If another error occurs, all
+        graphs of all kinds are left out. Raises the device's error if the device is lost.
 
         The largest graphs come first, all in one call of vLLM if memory allows. Only graphs captured on one stream
-        share the memory of their intermediate results, and each call takes a new stream. A call also collects all
-        garbage twice.
+        share the memory of their intermediate results. Each call takes a new stream. A call also collects all garbage
+        twice.
         """
         kept = dict(graphs)
         self._dispatchers = {length: self._dispatcher(length, counts) for length, counts in kept.items()}
@@ -152,7 +151,7 @@ class WholeGraphs:
             del waiting[0]
 
     def leave_out(self, lengths: Sequence[int]) -> None:
-        """Forget graphs, captured or not, named as in `capture`, and leave vLLM in its state after a capture."""
+        """Forget graphs, captured or not, named as in `capture`. Leave vLLM in its state after a capture."""
         for length in lengths:
             dispatcher = self._dispatchers.pop(length, None)
             for descriptor in dispatcher.descriptors() if dispatcher else ():
@@ -182,8 +181,8 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
     """Return which graphs can be captured beside vLLM's own.
 
     Returns MIXED -> numbers of rows, or rows per session -> numbers of sessions. Empty if vLLM does not capture
-    separate whole graphs for plain rows, or if its attention computes several rows of a request differently outside a
-    graph.
+    separate whole graphs for plain rows. Also empty if its attention computes several rows of a request differently
+    outside a graph.
     """
     mode, scheduling = runner.compilation_config.cudagraph_mode, runner.vllm_config.scheduler_config
     if runner.uniform_decode_query_len != 1 or not (mode and mode.separate_routine()):
@@ -204,7 +203,7 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _is_special(runner: Any) -> bool:
-    """Return whether vLLM runs in a mode in which a step's graph depends on more than its rows and requests."""
+    """Return whether vLLM's mode makes a step's graph depend on more than its rows and requests."""
     parallel, cache = runner.parallel_config, runner.vllm_config.cache_config
     return bool(
         runner.lora_config is not None

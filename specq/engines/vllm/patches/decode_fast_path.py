@@ -1,10 +1,10 @@
 """Skip vLLM's `_prepare_inputs` when a pure-decode batch is unchanged: the device updates its own counts.
 
-This applies to steps in which the requests of the step before continue by one token each, as most plain steps do. For
+In most plain steps the requests of the step before continue by one token each. This module handles those steps. For
 each step vLLM's first model runner computes on the host where each row stands. It copies that to the device in about
-twenty small pieces. This takes about 0.85 ms of the 3 ms in which a worker launches a step. With two or four GPUs that
-share a 7B model, each GPU needs about 3 ms for the step itself. Here the data is already on the device, and only moves
-by one token.
+twenty small pieces. This takes about 0.85 ms of the 3 ms in which a worker launches a step. Two or four GPUs that share
+a 7B model need about 3 ms each for the step itself. Here the data is already on the device, and only moves by one
+token.
 """
 
 from __future__ import annotations

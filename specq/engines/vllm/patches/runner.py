@@ -1,7 +1,7 @@
 """Steps of vLLM's model runner, judged by specq instead of vLLM's samplers.
 
 vLLM's own sampling and its tables are never reached. `execute_model` leaves logits on the device, which are judged
-here. The runner's requests continue with the judged tokens (`batch_state`). On a GPU neither waits for the device: the
+here. The runner's requests continue with the judged tokens (`batch_state`). On a GPU neither waits for the device. The
 next step may be launched before this one has its result (`StepResult`). Its rows take their tokens from the memory of
 the judge (`token_injection`).
 """
@@ -53,8 +53,7 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
     ) -> None:
         """Keep what the judgements need.
 
-        `logits`: those to log, if any. `done`: an event that the device has judged, if another thread than the
-        launching one waits for it.
+        `logits`: those to log, if any. `done`: the event that the device has judged, if a separate thread waits for it.
         """
         self.tokens = judging.tokens if isinstance(judging, Judging) else None
         self._batch, self._judging, self._logits, self._done = batch, judging, logits, done
@@ -82,7 +81,7 @@ Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A launched step; request_ids and lengths i64[judged] of the transcripts of its judged sessions."""
+    """A launched step. request_ids and lengths i64[judged] of the transcripts of its judged sessions."""
 
     request_ids: list[str]
     lengths: IntpArray
@@ -179,7 +178,7 @@ class RunnerSteps:
         return done
 
     def _tokens_in_flight(self, batch: StepBatch) -> torch.Tensor | None:
-        """Return the tokens of the newest step in flight, i32[judged] on the device, if a step begins with some."""
+        """Return the newest step's tokens, i32[judged] on the device, if the batch begins with some."""
         if batch.fed_by is None:
             return None
         return self._flights[-1].answer.tokens

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, driven from outside: the verifier plans which requests share a step, and how many tokens each has.
+"""vLLM's scheduler, driven from outside: the verifier plans the requests of a step, and the tokens of each.
 
 vLLM's own `schedule` and `update_from_output` are never called. specq uses only its KV cache manager. A request is
 never preempted: a step that does not fit is refused before any state changes.
@@ -21,7 +21,7 @@ from specq.protocol import SamplingParams as JobParams
 class Holding:
     """A request, and what the workers and the request itself know.
 
-    - num_sent: blocks of each KV group that the workers know; None: they do not know the request.
+    - num_sent: blocks of each KV group that the workers know. None: they do not know the request.
     - params: the session's parameters that the workers know; None: none.
     """
 
@@ -76,7 +76,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
         assert allocated is not None
 
     def announce(self, delta: StepDelta, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
-        """Write into a delta the blocks that the workers do not know yet, and the requests that have ended.
+        """Write into a delta the blocks that are new to the workers, and the requests that have ended.
 
         `has_grown`: places of the requests that have new blocks, or are new.
         """

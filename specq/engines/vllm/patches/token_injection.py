@@ -1,8 +1,8 @@
-"""Insert tokens that vLLM does not know into a step's rows: draft tokens, and tokens that only the device knows.
+"""Insert tokens that vLLM does not know into a step's rows: drafts, and tokens only on the device.
 
-They are inserted where vLLM fills in the tokens that it knows. So its own tables never hold a draft token, and requests
-with drafts need no update message. A worker in its own process waits for tokens that the host has not read
-(`late_tokens`) once everything else is ready.
+They are inserted where vLLM fills in the tokens that it knows. So its own tables never hold a draft token. Requests
+with drafts need no update message. A worker in its own process waits for late tokens (`late_tokens`) once everything
+else is ready.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FORWARD = "_model_forward"  # the method with which it launches the model
 class _Waiting(NamedTuple):
     """A step whose rows are filled in next.
 
-    It has the step's requests, the tokens of the step before, i32[judged] on the device, and `late` as in `StepDelta`.
+    It has the step's requests, and the tokens of the step before, i32[judged] on the device. `late` is as in
+    `StepDelta`.
     """
 
     batch: StepBatch
@@ -124,7 +125,7 @@ class TokenInjection:
 
 
 def _node_rows(batch: StepBatch, firsts: IntpArray) -> IntpArray:
-    """Return the rows of all nodes, i64[nodes]; the rows of each session begin at `firsts` i64[n]."""
+    """Return the rows of all nodes, i64[nodes]. The rows of each session begin at `firsts` i64[n]."""
     return (firsts + batch.num_tokens).repeat(batch.num_nodes) + places_in_runs(batch.num_nodes)
 
 

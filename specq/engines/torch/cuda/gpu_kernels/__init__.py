@@ -3,7 +3,7 @@
 - linear: matrix products of few rows, with norm, rotation, activation or residual fused in.
 - attention: attention over paged keys and values.
 - rows: operations row by row: embedding, norms, rotation, activation.
-- top: the best tokens of each row, with the drafters' noise, and the update of a chain for its next step.
+- top: the best tokens of each row, with the drafters' noise. It also updates a chain for its next step.
 
 Tested without a GPU under Triton's interpreter (TRITON_INTERPRET=1), which has no bfloat16 products.
 """

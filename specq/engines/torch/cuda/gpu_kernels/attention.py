@@ -1,10 +1,10 @@
 """Triton kernels for attention over paged keys and values: chunks, then their combination.
 
-What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py): a chunk of its
-session's table, or the slots of tree nodes, or both. All rows of an item share what it reads. Each row uses the part
-that it may see. An item gives its rows normalised partial results with the log2 of their weight. `combine_kernel` adds
-them up. If a row has only one item, the item writes the final result. So prefill chunks, plain rows and trees are one
-kind of work, and many programs read a long context in parallel.
+What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py). An item has a
+chunk of the session's table, or the slots of tree nodes, or both. All rows of an item share what it reads. Each row
+uses the part that it may see. An item gives its rows normalised partial results with the log2 of their weight.
+`combine_kernel` adds them up. If a row has only one item, the item writes the final result. So prefill chunks, plain
+rows and trees are one kind of work. Many programs read a long context in parallel.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def attend_kernel(
 ):  # fmt: skip
     """Attention of one item. Program (item, key-value head).
 
-    A program computes the item's rows, each with the GROUP heads of the key-value head, up to LINES lines. Grids have a
-    fixed size. Programs beyond `num_items` end at once.
+    A program computes the item's rows, each with the GROUP heads of the key-value head. This makes up to LINES lines.
+    Grids have a fixed size. Programs beyond `num_items` end at once.
 
     - q: [num_padded, HEADS * HEAD_DIM], rotated.
     - keys, values: the layer's [kv_heads, slots, HEAD_DIM]; heads are kv_stride apart.
@@ -108,7 +108,7 @@ def combine_kernel(
     partials_ptr, weights_ptr, spans_ptr, out_ptr,
     HEADS: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Combine the partials of a row: program (row, SHARE heads) writes out [rows, HEADS * HEAD_DIM], BLOCK at a time.
+    """Combine the partials of a row, BLOCK at a time. Program (row, SHARE heads) writes out [rows, HEADS * HEAD_DIM].
 
     spans i32[rows, 3]: first partial, distance to the next, number of partials. Rows without partials do not change.
     """

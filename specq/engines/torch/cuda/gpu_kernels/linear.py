@@ -1,10 +1,10 @@
-"""Triton kernels for matrix products of few rows, with the operations before and after them fused in.
+"""Triton kernels for matrix products of few rows, fused with the operations before and after.
 
 With few rows the time of a product is the time to read its weights. So every kernel streams a tile of weight rows past
-all rows of the batch: `ROWS` = 1 as multiply and add, 16 and more on the tensor cores (weights as the left operand).
-RMSNorm is split so that it needs no pass of its own. The writer of the residual stream `x` also writes `xw` = x times
-the next norm's weight, and a partial sum of squares for each of its tiles. The reader of `xw` scales its result by 1 /
-rms at the end.
+all rows of the batch. `ROWS` = 1 is multiply and add. 16 and more use the tensor cores, with weights as the left
+operand. RMSNorm is split so that it needs no pass of its own. The writer of the residual stream `x` also writes `xw` =
+x times the next norm's weight. It writes a partial sum of squares for each of its tiles, too. The reader of `xw` scales
+its result by 1 / rms at the end.
 
 x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded
 size.
@@ -12,7 +12,8 @@ size.
 With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the previous one ends. It fetches
 its first weights before it waits for the previous results. Every kernel waits, whatever it reads, so that the kernel
 two launches before is complete. Data that a step's kernels do not write (weights, the batch's integers) may be read
-before the wait. So loads are in the order in which their sources become ready, and are used as late as possible.
+before the wait. So loads follow the order in which their sources become ready. Their values are used as late as
+possible.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def product(
 ):  # fmt: skip
     """Return f32[BLOCK_N, ROWS]: weight rows n of w [*, K] times x [ROWS, K]; w comes from `start_weights`.
 
-    With CHAINS 2 it keeps two sums: a tensor core waits for its own last result, which dominates the time at few rows.
+    With CHAINS 2 it keeps two sums. A tensor core waits for its own last result, and this wait dominates at few rows.
     """
     k = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
@@ -122,7 +123,7 @@ def qkv_kernel(
     """Compute rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
 
     The input is normed. A program computes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2].
-    keys, values point to the layer's [KV_HEADS, slots, HEAD_DIM]; heads are kv_stride apart. A slot of -1 is not
+    keys, values point to the layer's [KV_HEADS, slots, HEAD_DIM]. Heads are kv_stride apart. A slot of -1 is not
     written.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -200,7 +201,7 @@ def gate_up_kernel(
     HIDDEN: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [ROWS, INNER] = silu(gate) * up of the normed input; a program makes BLOCK_N / 2 columns.
+    """Compute out [ROWS, INNER] = silu(gate) * up of the normed input. A program makes BLOCK_N / 2 columns.
 
     w [2 * INNER, HIDDEN], the gate's rows first.
     """
@@ -229,7 +230,7 @@ def linear_kernel(
     K: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [ROWS, num_out] = in @ w.T; if SCALED, `in` is an `xw`, and the result is multiplied by 1 / rms."""
+    """Compute out [ROWS, num_out] = in @ w.T. If SCALED, `in` is an `xw`, and the result is multiplied by 1 / rms."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < num_out
     safe = tl.where(inside, n, 0)

@@ -65,7 +65,7 @@ def rotate_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SHARE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Apply bias, head norm and rotation to qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]; program (row, SHARE heads).
+    """Apply bias, head norm and rotation to qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]. Program (row, SHARE heads).
 
     Queries go to q, keys and values to their slots. A slot of -1 is not written.
     """

@@ -1,9 +1,9 @@
-"""Triton kernels that pick the best tokens of each row, with the noise that drafters share with the judge.
+"""Triton kernels that pick the best tokens of each row, with the same noise as the judge.
 
 A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token). This equals
 `specq.verification.sampling` without top-k, top-p or min-p. It is computed in float64, so that the two differ only by
-rounding. The first kernel finds the best of each tile of the vocabulary, the second the best over all tiles. In a chain
-of draft steps the second kernel also advances the batch, so that the next step can run without the host.
+rounding. The first kernel finds the best of each tile of the vocabulary. The second finds the best over all tiles. In a
+chain of draft steps it also advances the batch. So the next step can run without the host.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def tile_kernel(
     NOISY: tl.constexpr, STEPPED: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
     NAMED: tl.constexpr,
 ):  # fmt: skip
-    """Find the COUNT best scores of a tile, and the tile's part of the softmax's sum; program (row, tile).
+    """Find the COUNT best scores of a tile, and the tile's part of the softmax's sum. Program (row, tile).
 
     - logits: [rows, stride], of which num_tokens count.
     - share: this number of consecutive rows has the same noise.
     - inverse_temperatures: f32[rows / share], 0 at temperature 0.
-    - keys: i32[rows / share, max_steps, 2]; with STEPPED, steps i32[rows / share] selects the key, else the first is
+    - keys: i32[rows / share, max_steps, 2]. With STEPPED, steps i32[rows / share] selects the key, else the first is
       used.
     - scores: f64, ids: i32, both [rows, tiles, COUNT].
     - sums: f64[rows, tiles, 2], largest score, sum of exp(score - largest).
@@ -89,9 +89,9 @@ def merge_kernel(
 ):  # fmt: skip
     """Find the COUNT best of all tiles, as i32[steps, rows, COUNT, 2]: token id, bits of its log-probability.
 
-    Program row. With CHAIN, the row's best token becomes its next input: one position further, in the slot that
-    next_slots [rows, MAX_STEPS] names. Its item `grow` becomes one slot longer. WIDTH >= tiles * COUNT and TILES_PAD >=
-    tiles are powers of two.
+    Program row. With CHAIN, the row's best token becomes its next input. It is one position further, in a slot from
+    next_slots [rows, MAX_STEPS]. Its item `grow` becomes one slot longer. WIDTH >= tiles * COUNT and TILES_PAD >= tiles
+    are powers of two.
     """
     row, rows = tl.program_id(0), tl.num_programs(0)
     if PDL:
