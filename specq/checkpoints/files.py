@@ -1,6 +1,6 @@
 """The small texts of a model, under their names in Hugging Face layout.
 
-Rule: all code reads these texts here, and does not depend on the layout of a model.
+Rule: all code reads these texts here, independent of a model's layout.
 """
 
 from __future__ import annotations

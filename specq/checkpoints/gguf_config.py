@@ -236,5 +236,5 @@ def _end_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal of a float32: the number that the author of the file used."""
+    """Return the shortest decimal of a float32: the number that the file's author used."""
     return float(str(np.float32(value)))

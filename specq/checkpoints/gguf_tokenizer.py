@@ -4,8 +4,7 @@ It supports byte-level BPE ("gpt2" in llama.cpp), with the word-splitting rules 
 so on) are refused. A slightly wrong tokenizer makes worse text, and the cause stays invisible.
 
 A token may appear twice. Its text is encoded as the last of its ids, as in llama.cpp's and transformers' tables. Each
-of its ids is decoded to that text. In tokenizer.json the earlier ones have a mark at the end, which its decoder
-removes.
+of its ids is decoded to that text. In tokenizer.json the earlier ones end with a mark, which its decoder removes.
 
 To add a rule, add its name in llama.cpp (`tokenizer.ggml.pre`). Add the matching part of the model's own
 tokenizer.json.

@@ -1,8 +1,8 @@
-"""Engines own a model and its KV, and run one packed forward pass for many sessions.
+"""Engines own a model and its KV. A step is one packed forward pass for many sessions.
 
-Input: a model, then `SessionStep`s. Output: `Judgement`s. To add an engine, write a file with a class that fulfils
-`Engine`, and an `EngineSpec`. Add one line to `ENGINES`. Another package adds an entry point of the group
-`specq.engines` instead. tests/engines/ runs over the table.
+Input: a model, then `SessionStep`s. Output: `Judgement`s. To add an engine, write a class that fulfils `Engine` and an
+`EngineSpec`. Add one line to `ENGINES`. Another package adds an entry point of the group `specq.engines` instead.
+tests/engines/ runs over the table.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def end_tokens(model: Path) -> dict[int, str]:
 
 
 def ends_told(model: Path) -> list[str]:
-    """Return a line for each token that ends a text: its text, its id, and its source.
+    """Return a line for each end token: its text, its id, and its source.
 
     If no file names one, the line describes the token that ends a chat (`TextCodec.turn_end`).
     """

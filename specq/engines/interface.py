@@ -181,7 +181,7 @@ def takes_unread(engine: Engine) -> bool:
 
 
 def is_apart(engine: Engine) -> bool:
-    """Return whether the engine launches its steps in its own processes while the host goes on.
+    """Return whether the engine launches its steps in processes of its own.
 
     The verifier then sends the next step as early as possible.
     """

@@ -1,9 +1,9 @@
 """Measure the step times of an engine at start-up, on a few short sessions.
 
-If kernels are not compiled per size, `quick_step_times` is used. It measures a few sizes for a short time, and reuses
-the times of an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
+If kernels are not compiled per size, `quick_step_times` is used. It measures a few sizes briefly, and reuses the times
+of an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
 
-The user's cache holds the times of earlier starts, one file per machine, model and number of threads.
+The user's cache holds the times of earlier starts. There is one file per machine, model and number of threads.
 
 Rules: a missing or malformed file counts as empty, and the caller measures again. A written file becomes the newest
 file, even if the wall clock was set back.
@@ -139,7 +139,7 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
     The result has at least two sizes if `sizes` has two.
 
     - recalled: the result of an earlier start. It is returned again, with any times that are now smaller. It is ignored
-      if steps now take more or less time, or if the sizes differ.
+      if step times have changed, or if the sizes differ.
 
     Raises ConfigError if the KV memory is too small for the largest size that may be measured.
     """
@@ -204,7 +204,7 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 
 
 def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:
-    """Open sessions and compute, in one step, the KV that the engine does not have yet.
+    """Open sessions and compute their missing KV in one step.
 
     Each session is an id, a context, and the number of its tokens that need KV.
     """

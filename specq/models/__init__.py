@@ -116,12 +116,12 @@ def default_pair() -> str:
 
 
 def draft_for(model: str) -> str:
-    """Return the name of the draft model that goes with a target of this name; "" for none."""
+    """Return the name of the draft model for this target; "" for none."""
     return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
 
 
 def parallel_for(model: str) -> str:
-    """Return the name of the parallel draft model that goes with a target of this name; "" for none."""
+    """Return the name of the parallel draft model for this target; "" for none."""
     return f"{model}-{PARALLEL}" if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / PARALLEL) else ""
 
 
@@ -168,9 +168,9 @@ def find_model(name: str, role: str) -> str:
 
 
 def could_be_target(name: str) -> bool:
-    """Return whether a verifier, on this machine or another, could load a target by this name.
+    """Return whether a verifier, here or elsewhere, could load a target by this name.
 
-    The name must be one of ours, a path, or a hub name with a slash.
+    It must be one of ours, a path, or a hub name with "/".
     """
     is_ours = any((model.name, model.role) == (name, "target") for model in known_models())
     return is_ours or "/" in name or is_gguf(name) or Path(name).expanduser().exists()

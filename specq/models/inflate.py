@@ -7,10 +7,9 @@ model in memory. `specq.models.inflate_heads` does the same for heads. These rul
 - The residual stream is padded with zeros. Norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
 - Rotary pair i of head size e becomes pair i * E/e of head size E, with the same frequency. q is scaled by sqrt(E/e).
 - Extra heads, feed-forward columns and layers have random input weights and zero output weights.
-- Extra rows of the vocabulary copy the row of the padding token. If none is named, they copy the token that is the
-  least likely after random text. Its logit is far below the others. A row of zeros would have logit 0 and take
-  probability mass at T > 0. A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the
-  same way.
+- Extra rows of the vocabulary copy the row of the padding token. If none is named, they copy the least likely token
+  after random text. Its logit is far below the others. A row of zeros would have logit 0 and take probability mass at T
+  > 0. A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
 
 The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of ours. A parallel draft model
 stays one. Its masks are the last rows of the larger vocabulary, and config.json has `num_places`.
@@ -75,7 +74,7 @@ def load_small(source: str | Path) -> Small:
 
 
 def _rare_row(network: Any, token_ids: torch.Tensor) -> int:
-    """Return the row of the padding token; else of the token with the lowest maximum probability after random texts."""
+    """Return the row of the padding token, or of the least likely token after random texts."""
     if network.config.pad_token_id is not None:
         return int((token_ids == network.config.pad_token_id).nonzero()[0])
     texts = torch.randint(0, network.config.vocab_size, PROBES, generator=torch.Generator().manual_seed(0))

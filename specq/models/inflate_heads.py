@@ -1,9 +1,9 @@
 """Inflate heads for a larger target: they draft the same as the small heads, at the larger one's cost.
 
 The layer outputs of an inflated target are those of the small one, padded with zeros (`specq.models.inflate_layers`).
-So an EAGLE-3 head reads the same layers and covers the same tokens as the small head. It has one layer of the target's
-shape. Medusa heads read the last hidden state in the same way. If the small heads share the small target's embedding or
-output matrix, the inflated ones do so too.
+So an EAGLE-3 head has the same input layers and tokens as the small head. It has one layer of the target's shape.
+Medusa heads read the last hidden state in the same way. If the small heads share the small target's embedding or output
+matrix, the inflated ones do so too.
 """
 
 from __future__ import annotations

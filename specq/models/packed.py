@@ -9,7 +9,7 @@ CACHE/models/PAIR/DIGEST/ROLE is a copy of the whole directory with unpacked wei
 Rules:
 
 - The digest covers all files of the packed directory, so another version has another place.
-- A copy is always complete. One process at a time makes it beside its place, and moves it there by one rename.
+- A copy is always complete. One process at a time makes it beside its place. One rename moves it there.
 - An unpacked file is checked by the hash in its archive when it is made. Later it is checked by its size, which is
   faster. An incomplete copy is made again.
 """
@@ -47,7 +47,7 @@ def unpacked(model: Path) -> Path:
     """Return a directory with a model's unpacked weights.
 
     For a packed model it is the copy in the cache, made if needed. For another model it is its own directory. Raises
-    ConfigError for a damaged archive, a cache that cannot be written, and a full disk.
+    ConfigError for a damaged archive, an unwritable cache, and a full disk.
     """
     if not is_packed(model):
         return model

@@ -1,4 +1,4 @@
-"""The base of a process: cores, logging, compiled kernels, and objects that are imported only when chosen.
+"""The base of a process: cores, logging, compiled kernels, and tables of objects to import.
 
 - usage: cores and threads of a process, its child processes, and the use by other processes.
 - log: structlog to standard error; progress of workers at start-up.

@@ -3,7 +3,7 @@
 Rule: an event is a past-tense name with fields (`draft_verified`, `num_accepted=3`). It never has prompts, texts or
 keys.
 
-It also prints the start-up progress of workers, as lines for a user at a terminal.
+It also prints the start-up progress of workers for a user at a terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processor use of a worker process: its cores, threads and priority, and what other processes use.
+"""The cores, threads and priority of a worker process, and the use by other processes.
 
 It also reaps processes that this one has started. The measurements read /proc, so they work only on Linux.
 

@@ -120,7 +120,7 @@ class TextCodec:
     def _ids(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a text. A long text is encoded as a batch.
 
-        Only a batch releases the interpreter lock, so that a long text does not block other threads.
+        Only a batch releases the interpreter lock. So a long text does not block other threads.
         """
         if len(_encodable(text)) < LONG_CHARACTERS:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)

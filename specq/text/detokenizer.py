@@ -3,8 +3,8 @@
 - Detokenizer: the whole text.
 - StopMatcher: the text up to the first stop string. Client and verifier both use it, so they agree.
 
-Rules: the joined pieces are the tokenizer's decoding of prompt and answer, without that of the prompt. Text that the
-tokenizer may still change is not shown, nor any part of a stop string.
+Rules: the joined pieces are the tokenizer's decoding of prompt and answer, without that of the prompt. Text that may
+still change is not shown, nor any part of a stop string.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ All other fields do not change: roles, `name`, `tool_call_id`, the ids of calls,
 renders such messages exactly as transformers' `apply_chat_template`. `tests/text/test_chat_templates.py` compares the
 two.
 
-Templates are rendered as in transformers: Jinja in a sandbox, with the same filters, globals and tags.
+Templates are rendered as in transformers. Jinja runs in a sandbox, with the same filters, globals and tags.
 
 Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox, within the limits of
 `template_limits`. It receives only plain JSON values. `specq.text.codec` imports this module when a chat is first

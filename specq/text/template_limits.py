@@ -4,7 +4,7 @@ A template is rewritten before it is compiled, so that a `Meter` sees its steps:
 
 - a loop iteration, a call, an operator: checks the time.
 - a comparison, a test, a filter: checks the time, always if a value may be long.
-- a new text or list: is counted; before it is made, if it may be much longer than its parts.
+- a new text or list: is counted. This happens before it is made, if it may be much longer than its parts.
 - a printed value: is counted when it is printed.
 
 Rule: the input of a step is bounded. So no single step takes long, and the next check of the time comes soon. An

@@ -4,8 +4,8 @@ Rule: the tokenizer's own decoder is the reference. All code that shows or compa
 byte-level decoder joins bytes. Any other decoder decodes a token between two others. Several (SentencePiece's) drop a
 space where a text begins or ends.
 
-The module also turns a tokenizer's files into messages and back. They are cut into pieces, so that a small message
-never waits behind a large one.
+The module also turns a tokenizer's files into messages and back. They are cut into pieces. So a small message never
+waits behind a large one.
 """
 
 from __future__ import annotations

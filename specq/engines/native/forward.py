@@ -1,4 +1,4 @@
-"""The fast CPU path: a Llama-like decoder's whole forward pass in one call of the C kernels.
+"""The fast CPU path: a Llama-like decoder's forward pass in one C call.
 
 Weights are packed once. Query, key and value projections are merged, gate and up projections are interleaved. Rows are
 in panels of 16 (kernels/matmul.h), as bfloat16 if that is exact. With few rows the time of a step is the time to read

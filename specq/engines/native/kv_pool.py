@@ -3,7 +3,7 @@
 A slot keeps one token's KV in every layer. At any time it is in exactly one of these places:
 
 - free: on the free stack.
-- taken: handed out by `take`, and not yet given back or appended (rows in flight, tree nodes).
+- taken: handed out by `take`, neither given back nor appended yet (rows in flight, tree nodes).
 - private: in the unfinished last block of one session, or in an earlier block before `fill_blocks` runs.
 - in a block: 16 consecutive tokens of some context. The key of a block is (previous block, its tokens), and its users
   are counted. The key of a context's first block is (owner, its tokens). So owners share no blocks.
@@ -91,7 +91,7 @@ class KvPool:
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session and share the owner's cached blocks of its context, except for the last token.
+        """Start a session and share the owner's cached blocks of its context without the last token.
 
         Returns the number of tokens with shared KV or with KV that will be copied.
         """
@@ -138,8 +138,8 @@ class KvPool:
     def copies(self) -> Int32Array:
         """Return which slots' KV must be copied, i32[2, n]: sources and targets.
 
-        The copy must happen before a forward pass begins. All sources must be read before a target is written, since
-        slots may have been reassigned.
+        The copy must happen before a forward pass begins. All sources must be read before a target is written. Slots
+        may have been reassigned.
         """
         if not self._copies:
             return NO_COPIES

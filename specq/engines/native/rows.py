@@ -1,9 +1,8 @@
 """The packed rows of one forward pass: rows of many sessions in sequence, as integer arrays.
 
-A row sees the first `ctx_lens[r]` slots of its session's table, then its extras. The extras are the slots of its
-ancestors in the tree, root to leaf, and its own. That covers prefill chunks, plain rows and tree nodes. In a prefill
-chunk each row sees one more slot of the table. Slots appear in the order of positions, so that sums over them are
-reproducible.
+A row sees the first `ctx_lens[r]` slots of its session's table, then its extras. The extras are the slots of its tree
+ancestors, root to leaf, and its own. That covers prefill chunks, plain rows and tree nodes. In a prefill chunk each row
+sees one more slot of the table. Slots appear in the order of positions, so that sums over them are reproducible.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ def _grown(step: SessionStep) -> SessionStep:
 
 
 def _set_scratch_apart(steps: Sequence[SessionStep], rows: PackedRows) -> None:
-    """Give scratch rows, packed as nodes, their own positions, and move them to the end of `logit_rows`."""
+    """Give scratch rows, packed as nodes, their own positions. Move them to the end of `logit_rows`."""
     is_scratch = np.zeros(rows.num_rows, np.bool_)
     for end, step in zip(rows.row_starts[1:].tolist(), steps, strict=True):
         is_scratch[end - step.scratch.num_rows : end] = True

@@ -3,7 +3,7 @@
 The C kernels read the weights of linear layers in panels of 16 outputs, in their original format. A weight is a float32
 array, stored as bfloat16 if that is exact. Or it is a `BlockWeight`: a file's own quantised blocks. The blocks stay as
 they are. The kernel expands them to exactly the dequantised values. kernels/weights.h has the formats. To add one, add
-a line to `BLOCK_TYPES`, and its layout and arithmetic to that file.
+a line to `BLOCK_TYPES`. Add its layout and arithmetic to that file.
 """
 
 from __future__ import annotations

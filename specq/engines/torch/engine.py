@@ -4,9 +4,9 @@ The KV pool (native/kv_pool.py) decides where KV is stored. A forward (torch/nat
 rows. `specq.verification` decides which tokens are accepted. A step changes the pool only after the forward pass and
 the judgement have succeeded. So a failed step can be repeated with some of its sessions.
 
-On a GPU the next step may be launched before the last one is collected (flights.py). The slots of its rows are known.
-Tokens that are not yet known pass from step to step on the device. The device works in launch order. So a slot may be
-free again while a step in flight still reads or writes it. The next user of the slot runs later on the device.
+On a GPU a step may be launched before the last one is collected (flights.py). The slots of its rows are known. Tokens
+that are not yet known pass from step to step on the device. The device works in launch order. So a free slot may still
+be read or written by a step in flight. The next user of the slot runs later on the device.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class TorchEngine:
 
 
 def _staged(flight: Flight) -> tuple[IntpArray, IntpArray]:
-    """Return the places of a step's open sessions, and the number of tokens of each in the step."""
+    """Return the places of a step's open sessions, and each one's number of tokens."""
     plan = flight.plan
     if not flight.closed:
         return plan.places, plan.batch.num_tokens
@@ -317,7 +317,7 @@ def _is_token(batch: StepBatch) -> BoolArray:
 
 
 def _set_apart(logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, SessionRows | None]:
-    """Return the logits of the judged rows, and those of the scratch rows, which come last."""
+    """Return the logits of the judged rows, and those of the scratch rows."""
     if not batch.has_scratch:
         return logits, None
     starts = np.cumsum([0, *(batch.num_rows - batch.sizes)], dtype=np.int32)

@@ -108,7 +108,7 @@ class Flight:
         self.tokens[judgements.num_tokens > 0] = judgements.token_ids
 
     def learn_fed(self) -> None:
-        """Write the tokens that this step received from the device to the array that the pool reads."""
+        """Write the tokens that this step received from the device to the pool's input."""
         batch, after, token_ids = self.plan.batch, self.after, self.plan.rows.token_ids
         self.after = None
         if self.unread is not None and batch.drafted is not None:

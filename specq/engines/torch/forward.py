@@ -1,4 +1,4 @@
-"""What the forwards share: the KV tensors, the requested hidden states, and the shape of a result."""
+"""What the forwards share: KV tensors, requested hidden states, and results."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Forward(Protocol):
 
 @runtime_checkable
 class FedForward(Forward, Protocol):
-    """A forward that returns before the device has finished, and can take its input from the device."""
+    """A forward that returns early, and can take its input from the device."""
 
     is_fed: ClassVar[bool]
 

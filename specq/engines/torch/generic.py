@@ -1,6 +1,6 @@
 """The portable forward: transformers' own modelling code, with specq's attention registered in its AttentionInterface.
 
-It works on every device. It supports decoders that call the interface and need only a scaled softmax over the past. The
+It works on every device. It supports decoders that call the interface and need only scaled softmax attention. The
 attention writes keys and values to their slots and gathers each session's slots. It masks what a row may not see.
 Sessions with a similar number of rows share one call of SDPA. `_Group` holds the index tensors of such a call. They are
 made once per step for all layers.

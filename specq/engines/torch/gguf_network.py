@@ -5,8 +5,8 @@ float32, or rounded to another format. `values_format` chooses the format. It is
 formats are two models.
 
 On a CPU the default is to keep the exact values, if the compiled forward supports all block types. It then reads the
-file's own blocks: for Q4_1, a third of the bytes of bfloat16. On other devices, and for other types, the default is to
-round to bfloat16. This takes half the bytes of float32. A CPU then still computes in float32.
+file's own blocks. For Q4_1 these take a third of the bytes of bfloat16. On other devices, and for other types, the
+default is to round to bfloat16. This takes half the bytes of float32. A CPU then still computes in float32.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class RowNoise(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The sampling parameters that rank a session's tokens; `is_free` if the device can rank them without the host."""
+    """The sampling parameters of a session. `is_free`: the device can rank its tokens without the host."""
 
     params: SamplingParams
     inverse: float

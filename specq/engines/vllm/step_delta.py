@@ -1,4 +1,4 @@
-"""What the host sends to the workers for a step: the difference from the step before. Pure.
+"""The message from the host to the workers: the difference from the step before. Pure.
 
 Most steps of generating sessions continue where the step before ended. Then the message only lists the sessions that
 hold new blocks of KV memory.

@@ -76,7 +76,7 @@ class SessionTable:
         return found
 
     def take_unsaid(self, place: int) -> list[int]:
-        """Return the tokens that a session's request has not received yet, and mark them as sent."""
+        """Return the tokens that a session's request has not received. Mark them as sent."""
         found: list[int] = self.unsaid[place, : self.num_unsaid[place]].tolist()
         self.num_unsaid[place] = 0
         return found

@@ -69,7 +69,7 @@ class JudgingWorker:
     def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
         """Launch a step; see `RunnerSteps.launch`. All workers have the same result, and the first one returns it.
 
-        If judging needs no data from the host, a thread of vLLM returns it once the device has judged. Otherwise the
+        Without data from the host for judging, a thread of vLLM returns it once the device has judged. Otherwise the
         worker waits for the device itself.
         """
         answer = self.specq_steps.launch(delta, num_in_flight)

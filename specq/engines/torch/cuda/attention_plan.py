@@ -1,15 +1,15 @@
 """Lay out the integers of a forward pass for the fused path, as one int32 block. No torch.
 
 The block is copied to the device at once. Attention is cut into work items. An item is a few rows of one session
-against a part of one list of slots. So many programs read a long context in parallel. The rows of a session share what
-they read:
+against part of a list of slots. So many programs read a long context in parallel. The rows of a session share what they
+read:
 
 - prefix item: a block of at most `rows_per_block` rows against `chunk` slots of the session's table.
 - nodes item: a run of rows against the extras of the last row. Each row is the child of the row before. It sees as many
   of these extras as it has itself.
 
 Each item gives each of its rows a partial result. The partials of a row lie at equal distances: `spans` has their
-places. If a session needs just one prefix item and one nodes item, they form one item. Its result needs no combining.
+places. One prefix item and one nodes item that cover a session form one item. Its result needs no combining.
 
 The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
 

@@ -1,8 +1,8 @@
 """Chains of draft steps on the device, without the host: each step's best token is the next input.
 
 One CUDA graph holds a whole step: all layers, the head, the choice of tokens, the update of the batch. A chain of K
-nodes is K - 1 replays after the pass over the context. It also needs one copy of integers to the device and one copy of
-results back. A row is one chain. Rows of many sessions, or of branches of one session, run together.
+nodes is K - 1 replays after the pass over the context. It also needs one copy to the device and one copy back. A row is
+one chain. Rows of many sessions, or of branches of one session, run together.
 
 A chain's own slots are its row's extras (see `attention_plan`). The item that reads them grows by one slot per step.
 """
@@ -249,8 +249,8 @@ def _takes(params: SamplingParams) -> bool:
 def _before_first(starts: ChainStarts) -> PackedRows:
     """Return the node before each chain's first node as rows.
 
-    Its extras are its lineage and the chain's slots, into which the chain grows. There is at least one extra, so that
-    each row has an item of its own.
+    Its extras are its lineage and the chain's slots, into which the chain grows. There is at least one extra. So each
+    row has its own item.
     """
     none = np.zeros((len(starts), 1), np.int32)
     own = np.concatenate([starts.slots, none], 1)

@@ -1,4 +1,4 @@
-"""The fast path on a GPU: run packed rows through the fused decoder, from CUDA graphs.
+"""The fast path on a GPU: packed rows through the fused decoder and CUDA graphs.
 
 A step copies integers to the device and replays one graph: all layers, for a padded number of rows. Then it runs the
 final norm and the head for the judged rows. No part of it waits for the device. Logits stay there, and the host is free

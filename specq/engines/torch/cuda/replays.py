@@ -122,7 +122,7 @@ class Replays:
         return block
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
-        """Run the work of this key and return its results, which stay until it runs again.
+        """Run the work of this key. Return its results, which stay until it runs again.
 
         All later runs read the addresses that the first run has read. So the work must read memory that outlives it, or
         memory that it allocates itself.
@@ -169,8 +169,8 @@ class Replays:
     def _end_failed(self, stream: torch.cuda.Stream) -> None:
         """End a failed recording, which torch up to 2.11 does not do by itself.
 
-        Otherwise torch would stay on the recording's stream. This process could then neither record more work, such as
-        the target's steps, nor free memory.
+        Otherwise torch would stay on the recording's stream. This process could then neither record more work nor free
+        memory. The target's steps would suffer too.
         """
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError, AttributeError):  # already ended, or an older torch has another name for it

@@ -1,4 +1,4 @@
-"""Hidden states that the fused decoder keeps during a pass, at fixed addresses for CUDA graphs."""
+"""Hidden states that the fused decoder keeps, at fixed addresses for CUDA graphs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Tile:
 class Tiles:
     """A tile for each product of a layer, and for the head.
 
-    The tiles of qkv and gate_up hold two halves with an equal number of rows.
+    The tiles of qkv and gate_up hold two halves of equal size.
     """
 
     qkv: Tile
@@ -42,7 +42,7 @@ class Tiles:
 
 
 def shared_bytes_of(like: torch.Tensor) -> int:
-    """Return how much shared memory a program may use on the device of a tensor, in bytes."""
+    """Return a program's limit of shared memory on a tensor's device, in bytes."""
     if like.device.type != "cuda":
         return HOPPER_SHARED_BYTES
     return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> T
 
 
 def _fit(tile: Tile, depth: int, num_rows: int, itemsize: int, shared_bytes: int) -> Tile:
-    """Limit a tile's depth to the matrix, and reduce its stages until they fit into shared memory."""
+    """Limit a tile's depth to the matrix, and its stages to the shared memory."""
     depth = min(tile.depth, max(1 << (depth - 1).bit_length(), MIN_TENSOR_TILE))
     if num_rows == 1:
         return replace(tile, depth=depth)

@@ -1,10 +1,10 @@
 """Triton kernels for attention over paged keys and values: chunks, then their combination.
 
 What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py). An item has a
-chunk of the session's table, or the slots of tree nodes, or both. All rows of an item share what it reads. Each row
-uses the part that it may see. An item gives its rows normalised partial results with the log2 of their weight.
-`combine_kernel` adds them up. If a row has only one item, the item writes the final result. So prefill chunks, plain
-rows and trees are one kind of work. Many programs read a long context in parallel.
+chunk of the session's table, slots of tree nodes, or both. All rows of an item share what it reads. Each row uses the
+part that it may see. An item gives its rows normalised partial results with the log2 of their weight. `combine_kernel`
+adds them up. If a row has only one item, the item writes the final result. So prefill chunks, plain rows and trees are
+one kind of work. Many programs read a long context in parallel.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def product(
 ):  # fmt: skip
     """Return f32[BLOCK_N, ROWS]: weight rows n of w [*, K] times x [ROWS, K]; w comes from `start_weights`.
 
-    With CHAINS 2 it keeps two sums. A tensor core waits for its own last result, and this wait dominates at few rows.
+    With CHAINS 2 it keeps two sums. A tensor core waits for its own last result. This wait dominates at few rows.
     """
     k = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]

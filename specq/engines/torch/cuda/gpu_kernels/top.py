@@ -1,4 +1,4 @@
-"""Triton kernels that pick the best tokens of each row, with the same noise as the judge.
+"""Triton kernels for the best tokens of each row, with the same noise as the judge.
 
 A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token). This equals
 `specq.verification.sampling` without top-k, top-p or min-p. It is computed in float64, so that the two differ only by
