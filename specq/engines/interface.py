@@ -18,7 +18,7 @@ class Engine(Protocol):
     """What a verifier needs of a model.
 
     An engine keeps the KV of sessions in a fixed pool of `info.kv_slots` slots. Each token takes one slot. One thread
-    drives it. `step` is the only expensive call.
+    drives the engine. `step` is the only expensive call.
     """
 
     info: ModelInfo
