@@ -28,8 +28,8 @@ class Reference:
     """The right answer.
 
     - answer: GSM8K, a text whose last number is the answer.
-    - prompt, test, entry_point: HumanEval, the beginning of the program, a function `check`, and the name of its
-      argument.
+    - prompt, test, entry_point: HumanEval, the beginning of the program, a function `check`, and the name of the
+      function that it tests.
     """
 
     answer: str = ""
