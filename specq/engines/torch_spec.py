@@ -1,5 +1,4 @@
-"""The `torch` engine as the table has it, and its own options: `specq.engines.torch`, which imports torch, without
-that."""
+"""The table entry of the `torch` engine, and its options, without an import of torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The `vllm` engine as the table has it, and its own options; nothing here imports vLLM.
+"""The table entry of the `vllm` engine, and its options, without an import of vLLM.
 
-Rule: the names of options are checked when they are read, so that a wrong one is found before anything starts.
+Rule: option names are checked when they are read. So a wrong name is found before any process starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specq.engines.interface import Engine, EngineSpec
 from specq.engines.vllm.options import check_names
 from specq.engines.vllm.versions import argument_names
 
-PREFILL_ROWS = 2048  # the ends of some hundred prompts whose blocks are cached fit in
+PREFILL_ROWS = 2048  # holds the last rows of about a hundred prompts whose blocks are cached
 
 
 def _check_further(_key: str, options: Options) -> None:
@@ -22,7 +22,7 @@ def _check_further(_key: str, options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VllmModelOptions(OwnOptions):
-    """What a model in vLLM takes, for a target and for drafts; `further` has any other arguments of `EngineArgs`."""
+    """The options of a model in vLLM, for a target or a drafter. `further` has other arguments of `EngineArgs`."""
 
     LABEL = "vllm"
 
@@ -31,7 +31,7 @@ class VllmModelOptions(OwnOptions):
     further: Options = option((), "", check=_check_further, is_hidden=True)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of `EngineArgs` as `options`: those that were given."""
+        """Return the given options as arguments of `EngineArgs`, under the key `options`."""
         own = {f.name: value for f in fields(self) if f.name != "further" and (value := getattr(self, f.name))}
         return {"options": own | parsed(self.further)}
 
