@@ -126,8 +126,11 @@ def _paths_by_product(depth: int) -> list[Path]:
 
 
 def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
-    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than `most`. why:
-    what limits them."""
+    """Return the paths in `heads_tree`.
+
+    Raises ConfigError if it is not a valid tree, or has paths deeper than `most`; `why` names the reason for this
+    limit.
+    """
     if not said:
         return ()
     try:

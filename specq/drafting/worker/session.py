@@ -286,8 +286,7 @@ class DraftSession:
         self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
 
     def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
-        """Send all nodes again after several verdicts that used none, though a sent node is likely enough to be used.
-        """
+        """Send all nodes again after several verdicts used none, though a sent node is likely enough to be used."""
         expects_use = any(
             node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
             for node in self.roots.values()
