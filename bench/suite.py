@@ -1,4 +1,4 @@
-"""What all suites of `specq bench` have in common: `--out`, `--commit`, and the end by SIGTERM."""
+"""What all suites of `specq bench` share: `--out`, `--commit`, and the end by SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COMMIT = click.option("--commit", default="", help="Commit of the code that run
 
 
 def suite(name: str) -> Callable[[Function], click.Command]:
-    """Make a function whose first argument is a `Report` the command of a suite."""
+    """Turn a function whose first argument is a `Report` into the command of a suite."""
 
     def decorate(measure: Function) -> click.Command:
         @wraps(measure)
         def call(*, out: Path | None, commit: str, **options: Any) -> None:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that all child processes stop
             report = Report(name, out, commit)
             measure(report, **options)
             report.check_written()
@@ -39,7 +39,7 @@ def suite(name: str) -> Callable[[Function], click.Command]:
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Join options that several suites have; in `--help` they stand in the order given."""
+    """Join options that several suites share; `--help` lists them in the given order."""
 
     def decorate(function: Function) -> Function:
         for add in reversed(decorators):
@@ -50,8 +50,11 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 
 def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
-    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between;
-    `show_default`: what the help says of a default that is found out later."""
+    """Return an option whose help shows its default.
+
+    names          those of `click.option`, separated by spaces.
+    show_default   the help text for a default that is only known later.
+    """
     shown = more.pop("show_default", default not in ("", ()))
     if isinstance(shown, str) and not callable(default):
         text, shown = f"{text}  [default: {shown}]", False

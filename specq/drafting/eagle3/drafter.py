@@ -164,8 +164,7 @@ class Eagle:
 
     @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
-        """Compute rows of some texts in one pass, and store their keys and values; return each text's [rows, hidden].
-        """
+        """Compute rows of some texts in one pass, and store their keys and values; return [rows, hidden] a text."""
         found = self._run(rows)
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 

@@ -122,8 +122,9 @@ def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurv
 
 
 class ShapeChoice:
-    """The shape of trees by the number of sessions. It is chosen only now and then, because the device waits for the
-    choice.
+    """The shape of trees by the number of sessions.
+
+    It is chosen only now and then, because the device waits for the choice.
 
     usual: the probabilities that the choice uses.
     """

@@ -32,8 +32,8 @@ HEAD_DIMS = (8, 16, 32, 64, 128)  # dimensions that our kernels support
 class EagleHead:
     """A head that fits its target.
 
-    layers     of the target, whose hidden states it reads; see `Tap`
-    token_ids  i32[columns] the token of each column of its logits, ascending; None: column i is token i
+    layers     the target's layers whose hidden states it reads. See `Tap`.
+    token_ids  i32[columns]: the token of each column of its logits, ascending. None: column i is token i.
     """
 
     network: EagleNetwork

@@ -70,8 +70,7 @@ class _Fused:
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's RMSNorm in one kernel and in its input's number format, even if the weight has another, as in training.
-    """
+    """torch's RMSNorm in one kernel, in its input's number format even if the weight has another, as in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.weight is not None

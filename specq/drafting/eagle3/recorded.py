@@ -178,8 +178,9 @@ class RecordedTrees:
     # -----------------------------------------------------------------------------------------------------------
 
     def _reserve(self, room: int, num_taps: int) -> None:
-        """Make room in the cache and for `num_taps` rows of hidden states. If memory moves, everything is recorded
-        again.
+        """Make room in the cache and for `num_taps` rows of hidden states.
+
+        If memory moves, everything is recorded again.
         """
         self._cache.reserve(room)
         if num_taps > len(self._taps):

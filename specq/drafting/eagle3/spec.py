@@ -1,4 +1,6 @@
-"""The `eagle3` drafter's entry for the table, without importing torch. The drafter is `specq.drafting.eagle3.remote`.
+"""The `eagle3` drafter's entry for the table, without importing torch.
+
+The drafter is `specq.drafting.eagle3.remote`.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ class StateCache:
         self.num_moves += 1
 
     def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [n, kv_heads, dim] of rows, at these places [n] and slots [n] of their texts' ranges.
-        """
+        """Store keys and values [n, kv_heads, dim] of rows, at these places [n] and slots [n] of their ranges."""
         self._rows[0][places, :, slots] = keys
         self._rows[1][places, :, slots] = values
 
@@ -122,8 +121,11 @@ class WaitingText(NamedTuple):
 
 @dataclass(slots=True)
 class EagleText:
-    """A session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and
-    `num_waiting` that wait."""
+    """A session's text.
+
+    It has `length` rows in the cache at `place`, and `num_waiting` rows that wait. The first row reads the token at
+    `first`.
+    """
 
     place: int
     first: int
@@ -136,7 +138,9 @@ class EagleText:
         return self.first + self.length + self.num_waiting
 
     def add(self, values: torch.Tensor, one: Followed, most: int) -> None:
-        """Add new rows; after a gap forget all before it. If more than `most` rows wait, only the later half is kept.
+        """Add new rows; after a gap forget all before it.
+
+        If more than `most` rows wait, only the later half is kept.
         """
         if one.first > self.end:
             self.begin_at(one.first)
