@@ -141,8 +141,7 @@ class HostService:
         self.verifier.handle(message, time.monotonic())
 
     def turn(self) -> tuple[list[float], int]:
-        """Run a step; return the seconds of each phase, without the forward pass, and the number of committed tokens.
-        """
+        """Run a step; return the seconds of each phase without the forward pass, and the committed tokens."""
         before, waited = self._num_tokens(), self.forward.seconds
         started = time.perf_counter()
         self.verifier.begin(started)

@@ -129,8 +129,7 @@ class Reader:
         self._endings = {*(ending if isinstance(ending, list) else [ending])} - {None}
 
     def ends_well(self, token_ids: Sequence[int], max_tokens: int) -> bool:
-        """Return whether a text ends as in `generate`: at the first end-of-text token, else after `max_tokens` tokens.
-        """
+        """Return whether a text ends as in `generate`: at the first end of text, else after `max_tokens` tokens."""
         is_ended = bool(token_ids) and token_ids[-1] in self._endings
         return not self._endings & {*token_ids[:-1]} and (is_ended or len(token_ids) == max_tokens)
 
@@ -204,7 +203,7 @@ def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[
     if at == len(said) == len(wanted):
         return {}
     if at == min(len(said), len(wanted)):
-        return {"token": at, "said": len(said), "wanted": len(wanted), "near_tie": False}  # one text ends before the other
+        return {"token": at, "said": len(said), "wanted": len(wanted), "near_tie": False}  # one ends before the other
     (first, high), (second, low) = best[at]
     steps = (high - low) / step_of(high, dtype)
     is_tie = {said[at], wanted[at]} == {first, second} and steps <= STEPS

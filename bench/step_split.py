@@ -55,7 +55,9 @@ class StepSplit:
 
 
 def split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `num_steps`, `phases_ms`, `host_ms` and `wait_ms` of the steps between two states of a verifier's metrics.
+    """Return the figures of the steps between two states of a verifier's metrics.
+
+    They are `num_steps`, `phases_ms`, `host_ms` and `wait_ms`.
     """
     num_steps = _grown(before, after, FORWARD, slice(1, None))
     phases = {name: round(_grown(before, after, name, slice(1)) / max(num_steps, 1) / 1e3, 4) for name in PHASES}

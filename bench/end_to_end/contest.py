@@ -1,4 +1,4 @@
-"""One contestant after the other on the same workload, since each fills the GPU; and the options that say which."""
+"""One contestant after the other on the same workload, because each fills the GPU; and the options that choose them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bench.suite import COUNT, option, options, repeatable
 from specq.protocol import ConfigError
 from specq.runtime import Number
 
-DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
+DRAFT_SHAPE = "vocab=152064"  # the target's, because rivals need vocabularies of one size
 SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
-SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
+SOURCES = ("parallel", "heads")  # likewise: inflated besides the pair
 
 workload_options = options(
     option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not "
@@ -68,9 +68,9 @@ Contestant = Callable[[Workload], dict[str, Any]]
 
 
 def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
-    """Make the pair if it is not there; return and report the workload.
+    """Make the pair if it does not exist; return and report the workload.
 
-    Raises ConfigError if the device is not here, and for options that the engine does not take.
+    Raises ConfigError if the device is not available, or the engine does not know an option.
     """
     from bench.device import check_device
 
@@ -96,8 +96,7 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put
-    together."""
+    """A contestant, or one variant of it that is measured separately; a contestant's variants form one result."""
 
     name: str
     measure: Contestant
@@ -108,15 +107,17 @@ class Part:
         return f"{self.name} {self.variant}".strip()
 
     def is_in(self, results: Mapping[str, Any]) -> bool:
-        """Has it been measured?"""
+        """Return whether it has been measured."""
         found = results.get(self.name, {})
         return self.variant in found if self.variant else bool(found) and "error" not in found
 
 
 def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
-    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is
-    reported, and the others go on. Return which failed. Of one that is interrupted the loads before that are reported,
-    and `--resume` measures it again."""
+    """Measure the parts that the report lacks, one after the other, and show each when it is done; return failed ones.
+
+    A failed part is reported, and the others continue. For an interrupted part the loads before the interruption are
+    reported, and `--resume` measures it again.
+    """
     results, failed = report.content["results"], list[str]()
     for part in parts:
         if part.is_in(results):

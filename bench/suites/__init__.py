@@ -1,8 +1,8 @@
 """The suites of `specq bench`: one file each, imported only when it is called.
 
 In: options. Out: a table on the screen, and a `Report` in the file that `--out` names.
-To add a suite: a file here whose `command` is a function that `bench.suite.suite` decorates, one line in `SUITES` and
-one in `SUMMARIES`.
+To add a suite: a file here whose `command` is a function decorated by `bench.suite.suite`, one line in `SUITES` and one
+in `SUMMARIES`.
 """
 
 SUITES = {

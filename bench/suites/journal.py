@@ -1,7 +1,7 @@
-"""`specq bench journal`: what the journal costs on this machine: the time of a group of rows.
+"""`specq bench journal`: the cost of the journal on this machine, as the time of a group of rows.
 
-A group of n rows is one round of each of n sessions, as the broker's writer thread commits it. What a journal makes of
-the broker's rate: `specq bench broker-rate`.
+A group of n rows is one round of each of n sessions, as the broker's writer thread commits it. `specq bench
+broker-rate` shows how a journal changes the broker's rate.
 """
 
 from __future__ import annotations

@@ -41,9 +41,8 @@ def command(
 ) -> None:
     """Decode prompts one session at a time and sixteen at a time with drafts, and compare the texts.
 
-    Each number format and temperature gets --seconds; what is known is written after each block of 16 prompts.
-    --no-split-k is what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one
-    without.
+    Each number format and temperature gets --seconds. The report is written after each block of 16 prompts.
+    --no-split-k is the option of torch and cuBLAS for equal sums in every batch. Compare a run with it and one without.
     """
     from bench import numerics
 
@@ -67,8 +66,7 @@ def command(
 def _measure(
     report: Report, key: str, engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float
 ) -> tuple[object, ...]:
-    """Measure one number format and temperature, and report what is known after each block; return the row for the
-    screen."""
+    """Measure one number format and temperature, and report after each block; return the row for the screen."""
     from bench.numerics import compare
 
     found: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from specq.runtime import Number
 from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
 
 UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
-NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
+NOT_COUNTED = -1  # the number of a prompt for warm-up
 NOTES = (
     (
         "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of "
@@ -58,12 +58,12 @@ NOTES = (
 def command(
     report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:
-    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of
-    their own.
+    """Measure specq beside transformers and llama.cpp: all complete the same prompts in turn, in separate processes.
 
     One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with
-    one thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the
-    draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
+    one thread, with one a core and with its prompt lookup, and specq in four ways: plain, by lookup, with a draft
+    worker, and with the draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text
+    after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)
@@ -85,7 +85,7 @@ def load(model: str, directory: Path, numseqs: int) -> list[Prompt]:
 def _measure(
     report: Report, grid: Grid, prompts: list[Prompt], names: tuple[str, ...], end: float, given: dict[str, Any]
 ) -> None:
-    """Measure what is missing until it is time to `end` (monotonic), and report each part."""
+    """Measure what is missing until the time `end` (monotonic clock), and report each part."""
     results = report.content["results"]
     num_missing = given["prefill_repeats"] - len(results[PREFILL])
     if num_missing <= 0 and not grid.missing(results[UNITS]):

@@ -1,4 +1,4 @@
-"""`specq bench steps`: what a verify step takes with an engine."""
+"""`specq bench steps`: the time of a verify step with an engine."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def command(
     kernels: bool,
     **options: Any,
 ) -> None:
-    """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
+    """Time verify steps of sessions with chains of random drafts, through the common interface of engines."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
     if kernels:
-        from bench.device import check_device  # brings torch, as an engine does
+        from bench.device import check_device  # imports torch, as an engine does
 
         check_device()
     report.update(settings=asked | options | {"repeats": repeats, "kernels": kernels})
@@ -71,8 +71,8 @@ def command(
 def _kernels(
     report: Report, running: Engine, sessions: tuple[int, ...], drafts: tuple[int, ...], context: int
 ) -> dict[str, Figure]:
-    """Report the kernels of each kind of greedy step; return what they take in all."""
-    from bench.device import kernels  # brings torch
+    """Report the kernels of each kind of greedy step; return their total times."""
+    from bench.device import kernels  # imports torch
 
     found, figures = dict[str, Any](), dict[str, Figure]()
     for kind, run in greedy_steps(running, sessions, drafts, context):
