@@ -228,5 +228,5 @@ def arguments(load: Load) -> str:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    print(json.dumps(list(run(Load(**asked | {"cores": tuple(asked["cores"])})))), flush=True)  # noqa: T201 - for its parent
+    print(json.dumps(list(run(Load(**asked | {"cores": tuple(asked["cores"])})))), flush=True)  # noqa: T201 - output
     os._exit(0)

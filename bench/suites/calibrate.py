@@ -177,8 +177,7 @@ def _measure(
 
 
 def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
-    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target also with help.
-    """
+    """Return the stretches of MachineSettings: each model is timed beside the other, the target also with help."""
     target, draft = _cores(setting)
     found = {}
     with hardware.pinned(target):

@@ -60,8 +60,9 @@ class GridVariant:
         return strategy(self.strategy).is_lossless(SamplingParams(temperature=temperature))
 
     def keeps_text(self, temperature: float) -> bool:
-        """Return whether the text, with the same seed, is plain decoding's own; else at best it has the same
-        distribution.
+        """Return whether the text, with the same seed, is plain decoding's own.
+
+        If not, at best it has the target's distribution.
         """
         return not strategy(self.strategy).samples_drafts(SamplingParams(temperature=temperature))
 
@@ -128,8 +129,7 @@ def strategies_command(report: Report, **options: Any) -> None:
 @suite("shapes")
 @grid_options
 def shapes_command(report: Report, **options: Any) -> None:
-    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, and the verified trees.
-    """
+    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, verified trees."""
     _measure_grid(report, shapes(), shape_table, **options)
 
 

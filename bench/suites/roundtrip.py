@@ -39,9 +39,7 @@ _PATIENCE_S = 60.0
 @option("--seconds", Number(0.01), 2.0, "Of each, with all outstanding.")
 @option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
 def command(report: Report, *, repeats: int, count: int, seconds: float, keys: str) -> None:
-    """Measure a draft up and a verdict down between a stub drafter and a stub verifier, directly and through the
-    broker.
-    """
+    """Measure a draft up and a verdict down from stub drafter to stub verifier, directly and through the broker."""
     report.update(settings={"repeats": repeats, "count": count, "seconds": seconds, "keys": bool(keys)})
     result = roundtrip(repeats=repeats, count=count, seconds=seconds, keys=keys, tell=tell)
     figures = {
