@@ -19,7 +19,7 @@ CHECK_EVERY = 16
 
 @dataclass
 class DecodingState:
-    """Everything that a step reads and writes in place."""
+    """All data that a step reads and writes in place."""
 
     token_ids: torch.Tensor  # [num_rows, capacity] int64, prompts right-aligned in front of the new tokens
     starts: torch.Tensor  # [num_rows] int64, first slot without padding

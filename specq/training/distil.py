@@ -88,8 +88,7 @@ def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def draw_batches(rollouts: Rollouts, settings: PairSettings, pad_id: int) -> Iterator[RolloutBatch]:
-    """Yield `draft_steps` batches: a share `CORPUS_SHARE` of packed corpus rows, the others rollouts of similar length.
-    """
+    """Yield `draft_steps` batches: a share `CORPUS_SHARE` of packed corpus rows, else rollouts of similar length."""
     rng = np.random.default_rng(settings.seed + 2)
     corpus = row_batches(
         load_dataset(settings.dataset_file),

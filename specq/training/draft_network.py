@@ -46,7 +46,7 @@ def build_draft(shape: draft_form.DraftModelShape, target: Any, token_ids: Int32
 
     Embedding and head begin as the target's embedding on its leading principal directions.
     """
-    body = shape.llama_config() | {"vocab_size": 8}  # the sizes of embedding and head do not matter, because both are replaced
+    body = shape.llama_config() | {"vocab_size": 8}  # size of the embedding and head to be replaced
     network = LlamaForCausalLM(LlamaConfig(**body, initializer_range=LAYER_STD))
     _shrink(network, shape.num_hidden_layers)
     nn.Module.to(network, target.device)

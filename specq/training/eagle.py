@@ -160,7 +160,9 @@ def step_losses(
     batch: RolloutBatch,
     settings: EagleSettings,
 ) -> torch.Tensor:
-    """Return f32[steps]: the mean loss of each step, over rows of a batch whose token and label are the target's own.
+    """Return f32[steps]: the mean loss of each step.
+
+    It covers the rows of a batch whose token and label are the target's own.
     """
     length, is_said, losses = batch.token_ids.shape[1], batch.counted.flatten(), []
     with settings.autocast():

@@ -161,7 +161,7 @@ def draw_masks(counted: np.ndarray, settings: ParallelSettings, rng: np.random.G
     """
     is_said = counted > 0
     sizes, length = is_said.sum(1, keepdims=True), is_said.shape[1]
-    behind = length - is_said[:, ::-1].argmax(1)[:, None] if length else sizes  # the position after the last that counts
+    behind = length - is_said[:, ::-1].argmax(1)[:, None] if length else sizes  # position after the last that counts
     order = np.where(is_said, rng.random(is_said.shape), 2.0).argsort(1).argsort(1)
     has_mask = np.stack(
         [

@@ -45,7 +45,7 @@ SAMPLED_TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class PlayedRounds:
-    """What speculative rounds over some texts would have done."""
+    """The results of simulated speculative rounds over some texts."""
 
     draft_length: int
     num_new_tokens: int

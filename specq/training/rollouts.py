@@ -82,7 +82,7 @@ class RolloutPrompt:
 def draw_prompts(
     dataset: Dataset, tokenizer: PreTrainedTokenizerFast, count: int, rng: np.random.Generator
 ) -> list[RolloutPrompt]:
-    """Draw about `count` prompts by `ROLLOUT_SHARES`, dropping repeated greedy ones."""
+    """Draw about `count` prompts by `ROLLOUT_SHARES`, without repeated greedy ones."""
     digits = np.asarray(tokenizer.convert_tokens_to_ids(list("0123456789")))
     prompted = [name for name in dataset.shards if dataset.context_sizes[dataset.members(name, held_out=False)].any()]
     shares = np.asarray([ROLLOUT_SHARES.get(shard, DEFAULT_SHARE) for shard in prompted])

@@ -60,7 +60,7 @@ class TrainingRun:
     seconds: float = 0.0
 
     def save(self) -> None:
-        """Write what a run goes on from; the file is there only when it is whole."""
+        """Write the state from which a run continues; the file appears only when it is complete."""
         state = {
             "about": self.about,
             "network": self.network.state_dict(),
@@ -75,7 +75,7 @@ class TrainingRun:
         unfinished.replace(self.path)
 
     def resume(self, device: torch.device) -> None:
-        """Go on from what an earlier run with the same settings has written, if there is something."""
+        """Continue from the saved state of an earlier run with the same settings, if there is one."""
         with _reading(self.path):
             state = _load_state(self.path, self.about, device)
             if state is None:
@@ -91,9 +91,9 @@ class TrainingRun:
     ) -> None:
         """Train until the time is over: warm up, hold, and fall over the closing share of the time.
 
-        losses_of   the losses of a step, f32[n]
-        weights     what each of them counts
-        each        what there is a loss of, to be shown
+        losses_of   returns the losses of a step, f32[n].
+        weights     the weight of each loss.
+        each        the name of what each loss belongs to, for the output.
         """
         started, said, saved = time.monotonic() - self.seconds, self.seconds, self.seconds
         counts = torch.tensor(weights, device=next(self.network.parameters()).device)
