@@ -1,8 +1,8 @@
 """The contestant specq, over its own processes. Rivals have processes of their own. For turns see `bench.turns`.
 
-plain        specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`)
-lookup       specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
-and so on    see the suites: the deployment (`bench.deployments`) and the jobs' options set what drafts
+plain        specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`).
+lookup       specq without drafters, whose verifier drafts what the text repeats. It runs on the processes of `plain`.
+and so on    see the suites: the deployment (`bench.deployments`) and the jobs' options set what drafts.
 """
 
 from __future__ import annotations

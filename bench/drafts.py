@@ -1,7 +1,7 @@
 """Draft models that are worse than the bundled one, made on demand: same shape, same tokenizer, same cost.
 
-random   random weights: its drafts are never right
-weak     the bundled weights with Gaussian noise: right about two times in five
+random   random weights: its drafts are never right.
+weak     the bundled weights with Gaussian noise: right about two times in five.
 """
 
 from __future__ import annotations

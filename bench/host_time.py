@@ -1,7 +1,7 @@
 """The cost of a step on the host: a verifier and the torch engine's own work, around a free forward pass.
 
 The forward pass looks its logits up, so that a token determines the next one. The draft source knows this table, too.
-All the rest is what a verifier's process runs, except for the sockets: drafts grafted onto the trees, the plan, packed
+All the rest is what a verifier's process runs, except for the sockets. This includes grafted drafts, the plan, packed
 rows, KV slots, judging on the CPU, commits, verdicts and their frames.
 """
 

@@ -196,8 +196,8 @@ def step_of(logit: float, dtype: str) -> float:
 def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[Best], dtype: str) -> dict[str, Any]:
     """Return where a text first differs from vLLM's; {} for equal texts.
 
-    The result has the position, both tokens, the gap of vLLM's two best logits there, that gap in steps of the
-    precision, and whether it is a near tie of just these two tokens.
+    The result has the position, both tokens, and the gap of vLLM's two best logits there. It has that gap in steps of
+    the precision, and whether it is a near tie of just these two tokens.
     """
     at = parting(said, wanted)
     if at == len(said) == len(wanted):

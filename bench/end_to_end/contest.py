@@ -96,7 +96,7 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contestant, or one variant of it that is measured separately; a contestant's variants form one result."""
+    """A contestant, or one variant that is measured separately; a contestant's variants form one result."""
 
     name: str
     measure: Contestant

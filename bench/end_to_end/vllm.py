@@ -69,7 +69,7 @@ def measure(
 
     depth          drafted tokens a step. 0: none.
     method         what drafts them: one of DRAFTING.
-    num_processes  2: vLLM schedules and computes in another process than the one that receives its outputs.
+    num_processes  2: vLLM schedules and computes in a separate process. This process receives its outputs.
     scheduling     "async", or "default": vLLM's own choice.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(num_processes - 1), "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -149,7 +149,7 @@ class _Vllm:
         return found | ({"mean_accepted_length": round(1 + accepted / rounds, 3)} if rounds else {})
 
     def _complete(self, load: StreamLoad, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
-        """Keep as many requests in flight as the load says, as a server with that many users would."""
+        """Keep the load's number of requests in flight, as a server with that many users would."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -1,12 +1,12 @@
 """The contestants of `specq bench rivals`, by name.
 
-    transformers         `generate`
-    assisted             assisted generation with specq's draft model
-    llama.cpp 1, 2       with this number of threads (the second: one a core)
-    llama.cpp lookup     with its bindings' prompt lookup, on all cores
-    plain, lookup        specq without drafters, on one verifier: without speculation, or with the verifier's lookups
-    worker               specq with a draft worker
-    colocated            specq with the draft model in the verifier's process
+transformers         `generate`.
+assisted             assisted generation with specq's draft model.
+llama.cpp 1, 2       with this number of threads (the second: one a core).
+llama.cpp lookup     with its bindings' prompt lookup, on all cores.
+plain, lookup        specq without drafters, on one verifier: without speculation, or with the verifier's lookups.
+worker               specq with a draft worker.
+colocated            specq with the draft model in the verifier's process.
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ def command(
 ) -> None:
     """Check on a bundled pair, over real sockets, that drafts change speed and never text.
 
-    transformers: on --model, each token of each text, greedy and sampled, must be the one that the rule for tokens
-    gives. The rule uses the logits that transformers computes in float32. For greedy text this is the output of its
-    `generate`.
+    transformers: on --model, each token of each text, greedy and sampled, must follow the rule for tokens. The rule
+    uses the logits that transformers computes in float32. For greedy text this is the output of its `generate`.
 
     generate: the same on `tiny`, in more ways to serve.
 

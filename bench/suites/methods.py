@@ -96,8 +96,8 @@ def command(
     """Serve the same prompts by every way to draft, each in separate processes, in turns; compare the results.
 
     The table has speed, acceptance and equality of texts. Drafts are always used, and from one source at a time, so
-    that the method is measured. `everything` has all sources at once and uses those that it measures to pay off. Each
-    text must be plain decoding's, at every temperature. The exit status is 1 if one is not.
+    that the method is measured. `everything` has all sources at once and uses the sources that it measures to pay off.
+    Each text must be plain decoding's, at every temperature. The exit status is 1 if one is not.
     """
     draft = draft_for(target) if draft is None else draft
     parallel = parallel_for(target) if parallel is None else parallel

@@ -1,13 +1,13 @@
 """`specq bench pair`: specq and its rivals on the same prompts and the same pair of models.
 
-    transformers   transformers `generate`
-    assisted       transformers' assisted generation
-    plain          specq without any speculation: no drafters, and no lookups by the verifier
-    plain-1        the same, one session at a time (if more are requested)
-    lookup         specq without drafters, whose verifier drafts what the text repeats; on the processes of `plain`
-    lookahead      specq without drafters, whose verifier always drafts by lookahead decoding alone (if requested)
-    specq          specq with drafters, and lookups where they have sent no drafts
-    random         specq with a drafter of random weights (if requested)
+transformers   transformers `generate`.
+assisted       transformers' assisted generation.
+plain          specq without any speculation: no drafters, and no lookups by the verifier.
+plain-1        the same, one session at a time (if more are requested).
+lookup         specq without drafters, whose verifier drafts what the text repeats. On the processes of `plain`.
+lookahead      specq without drafters, whose verifier always drafts by lookahead decoding alone (if requested).
+specq          specq with drafters, and lookups where they have sent no drafts.
+random         specq with a drafter of random weights (if requested).
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ def command(
 ) -> None:
     """Measure specq beside transformers and llama.cpp: all complete the same prompts in turn, in separate processes.
 
-    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with
-    one thread, with one a core and with its prompt lookup, and specq in four ways: plain, by lookup, with a draft
-    worker, and with the draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text
-    after the other.
+    One session, greedy and sampled: transformers `generate` and assisted generation (every third prompt). llama.cpp
+    runs with one thread, with one a core and with its prompt lookup. specq runs in four ways: plain, by lookup, with a
+    draft worker, and with the draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one
+    text after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)

@@ -31,7 +31,7 @@ def as_drafter(made: Any) -> Drafter:
 
 
 class FormerDrafter(Drafter):
-    """Drafts with the methods of a proposer. Only four of them are required."""
+    """Drafts with the methods of a proposer. Only four methods are required."""
 
     def __init__(self, proposer: Any) -> None:
         self.proposer, self.info = proposer, proposer.info

@@ -23,7 +23,7 @@ Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by na
 
 
 def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Tensors:
-    """Read the first of these files that exists.
+    """Read the first file that exists, of these names.
 
     reason_against   returns what is wrong with the number formats and shapes, or "".
     kind             what is read, for messages.

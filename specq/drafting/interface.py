@@ -73,8 +73,8 @@ NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 class Chains(NamedTuple):
     """Drafted chains.
 
-    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they
-               were drawn. NO_TOKEN marks an empty place. Each level follows the first child of the level before.
+    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or as they were drawn.
+               NO_TOKEN marks an empty place. Each level follows the first child of the level before.
     scores     f32[sessions, depth, width]: log-probabilities, as in `Children`.
     distributions   for each session the draft distributions of each level's children. () for point masses.
     """
@@ -125,7 +125,7 @@ class Drafter(ABC):
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session with this context i32[n].
 
-        `params` are the parameters to draft with, and `draws_children` tells whether children are drawn. Data kept from
+        `params` are the parameters to draft with. `draws_children` shows whether children are drawn. Data kept from
         texts is shared only among sessions of one owner, as in `Engine.open`.
         """
 
@@ -204,18 +204,18 @@ class ChainDrafter(ABC):
 
     @abstractmethod
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens: `num_tokens` of them for each session, at least one.
+        """Append committed tokens: `num_tokens` for each session, at least one.
 
-        Returns i64[sessions]: how many of them each session's last chain had predicted. If this raises, nothing has
-        changed.
+        Returns i64[sessions]: the number of tokens that each session's last chain had predicted. If this raises, the
+        state is unchanged.
         """
 
     @abstractmethod
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
-        """Begin a round: a chain for each of these sessions. It ends when the chains are collected.
+        """Begin a round: a chain for each session. It ends when the chains are collected.
 
         On a device the tokens are a tensor i32[depth * sessions * width], level by level, below `info.num_tokens`.
-        There every chain has the full depth. Raises EngineError, with nothing changed, if the KV cache is full.
+        There every chain has the full depth. Raises EngineError, with the state unchanged, if the KV cache is full.
         """
 
 
@@ -256,7 +256,7 @@ class NodeChains(ChainDrafter):
             self.drafter.commit(session_id, token_ids, path)
         except EngineLostError:
             raise
-        except Exception as error:  # the other sessions have already committed their tokens
+        except Exception as error:  # noqa: BLE001 - the other sessions have already committed
             self._errors[session_id] = error
         return len(path)
 

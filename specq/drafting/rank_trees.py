@@ -155,13 +155,13 @@ def rooms_of(sessions: Sequence[Session]) -> list[int]:
 
 
 class DraftingParams:
-    """Parameters by session. The same object comes each time, as long as the session's own stay."""
+    """Parameters by session. The same object is returned as long as the session's own parameters stay."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[SamplingParams, Speculation, SamplingParams]] = {}
 
     def of(self, session: Session) -> SamplingParams:
-        """Return those of a session."""
+        """Return the parameters of a session."""
         known = self._known.get(session.session_id)
         if known is None or known[0] is not session.params or known[1] is not session.speculation:
             drafting = drafting_params(session.params, session.speculation)

@@ -50,7 +50,7 @@ class JobRecord:
 
 
 class Users:
-    """Submits jobs as the scenario says: `sessions` at a time, or `jobs_per_s`."""
+    """Submits jobs according to the scenario: `sessions` at a time, or `jobs_per_s`."""
 
     def __init__(self, world: SimulatedWorld, scenario: Scenario, text: StubText) -> None:
         self.world, self.text = world, text

@@ -11,8 +11,8 @@ in the work directory, so that a run can stop and continue at any stage:
     evaluate    report         losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
-Four methods train for an existing target. All of them share the stage `rollouts` in `answering`. The other stages are
-in the module of the method's name:
+Four methods train for an existing target. They share the stage `rollouts` in `answering`. The other stages are in the
+module of the method's name:
 
     draft       distils a draft model, into the form of `specq.checkpoints.draft_form`
     medusa      trains Medusa heads, in `specq.drafting.medusa.form`
@@ -21,9 +21,9 @@ in the module of the method's name:
 
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
-To add a method: write its stages in a module and add a table of them here. Add a command in `specq.cli` and a line in
-the table of `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods. `runs` and
-`foresight` serve all methods for an existing target except `draft`.
+To add a method: write its stages in a module and add their table here. Add a command in `specq.cli` and a line in the
+table of `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods. `runs` and `foresight`
+serve all methods for an existing target except `draft`.
 """
 
 DRAFT_STAGES = {  # in order

@@ -1,10 +1,10 @@
 """The stages of `specq train draft`, each a function of the settings: a small draft model for an existing target.
 
-    rollouts   the target answers prompts of the corpus for a given time, half greedily, half at a temperature
-               (`answering`)
-    draft      the draft learns, for a given time, half the target's distribution over the tokens of its head and half
-               the likeliest token. It is written in 8 bits
-    evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark
+rollouts   the target answers prompts of the corpus for a given time, half greedily, half at a temperature.
+           See `answering`.
+draft      the draft learns for a given time. Half of the loss is on the target's distribution over the tokens of its
+           head, and half on the likeliest of these tokens. It is written in 8 bits.
+evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark.
 """
 
 from __future__ import annotations

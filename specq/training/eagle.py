@@ -1,12 +1,12 @@
 """The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for an unchanged target.
 
-    rollouts   as in `specq train draft`: the target answers prompts of the corpus
-    head       the head learns for a given time. It learns the target's output at the positions that it predicts in
-               each step of the training-time test (`specq.training.eagle_network`). As for a draft model, half of the
-               loss is on the target's distribution and half on the likeliest token. Each step's loss has
-               `depth_decay` times the weight of the step before. The head begins with the values and tokens of the
-               head in `start`, if given. An interrupted run continues. The head is written in bfloat16
-    evaluate   how many of the target's tokens the head predicts, benchmark by benchmark and depth by depth
+rollouts   as in `specq train draft`: the target answers prompts of the corpus.
+head       the head learns for a given time. It learns the target's output at the positions that it predicts in each
+           step of the training-time test (`specq.training.eagle_network`). As for a draft model, half of the loss is
+           on the target's distribution and half on the likeliest token. Each step's loss has `depth_decay` times the
+           weight of the step before. The head begins with the values and tokens of the head in `start`, if given. An
+           interrupted run continues. The head is written in bfloat16.
+evaluate   how many of the target's tokens the head predicts, benchmark by benchmark and depth by depth.
 """
 
 from __future__ import annotations

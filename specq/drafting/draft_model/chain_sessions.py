@@ -1,8 +1,8 @@
 """The sessions of a verifier for which chains are drafted.
 
-It tracks the sessions that the chain drafter knows, those that need chains in a round, and how long these may be. A
-session is opened at the chain drafter when it is first drafted for, and closed between two rounds. A refused session
-gets no drafts until it is closed.
+It tracks the sessions that the chain drafter knows, the sessions that need chains in a round, and how long their chains
+may be. A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. A refused
+session gets no drafts until it is closed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _promised(session: Session) -> float:
 def rooms_for_chains(sessions: Sequence[Session]) -> IntpArray:
     """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself.
 
-    It is 0 or less if there is no room, the session takes no chains, or it is closed.
+    It is 0 or less if the room is used up, the session takes no chains, or it is closed.
     """
     if not sessions:
         return np.zeros(0, np.intp)

@@ -200,7 +200,7 @@ class Contexts:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Raise EngineLostError if the body failed because the device is in error, whatever the exception was."""
+        """Raise EngineLostError if the body failed because the device is in error; else keep the exception."""
         try:
             yield
         except Exception:

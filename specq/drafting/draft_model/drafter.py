@@ -57,7 +57,7 @@ class DraftModel(KvTrees):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes in one pass; none at the model's maximum length.
 
-        See `Drafter.expand`. Raises EngineError, with nothing changed, if there are too few KV slots.
+        See `Drafter.expand`. Raises EngineError, with the state unchanged, if there are too few KV slots.
         """
         asked = self._asked(requests)
         if not asked:

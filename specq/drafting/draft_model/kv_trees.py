@@ -141,7 +141,7 @@ class KvTrees(Drafter):
         return position < self.info.max_length and bool(request.child_ids)
 
     def _asked(self, requests: Iterable[Expansion]) -> Asked:
-        """Return the nodes that a pass is run for: those that may have children."""
+        """Return the nodes that a pass is run for: all requested nodes that may have children."""
         asked: dict[int, set[int]] = {}
         for request in requests:
             if self._may_have_children(request):

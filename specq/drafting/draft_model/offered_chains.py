@@ -161,7 +161,7 @@ def batch_of_unread(
 
 
 def distinct(token_ids: Int32Array) -> Int32Array:
-    """Return tokens i32[sessions, depth, width] without those that equal an earlier sibling.
+    """Return tokens i32[sessions, depth, width] without duplicates of an earlier sibling.
 
     Such a token would have a node of its own, which must not be accepted beside the other.
     """

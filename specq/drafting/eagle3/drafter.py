@@ -114,7 +114,7 @@ class Eagle:
     ) -> None:
         """Record the passes that sessions usually need, so that no session waits for a recording.
 
-        These are trees of these shapes, and of the level sizes that `sizes_for` returns for a number of sessions.
+        The trees have these shapes, and the level sizes that `sizes_for` returns for a number of sessions.
         """
         if self._recorded is None:
             return

@@ -3,14 +3,20 @@
 They compute the input of the rows, their attention, and their integers. For texts the integers come from the host, for
 trees from the tokens ranked behind the rows above.
 
-Each context has the same number of rows, one context after the other. Each row has integers, i32[*, rows]: the token
-that it reads, the row above it that provides its state, the slot of its keys and values (-1: not kept), the index of
-its rotation, and how many rows of its context it sees. Rows of texts also have their position. Rows of trees also have
-their number among the tree's nodes, and the bits of their cumulative log-probability.
+Each context has the same number of rows, one context after the other. Each row has five integers, i32[*, rows]:
+
+- the token that it reads.
+- the row above it that provides its state.
+- the slot of its keys and values. -1: not kept.
+- the index of its rotation.
+- how many rows of its context it sees.
+
+Rows of texts also have their position. Rows of trees also have their number among the tree's nodes, and the bits of
+their cumulative log-probability.
 
 Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have slots in their context, and see each
-other as a part of it. Rows of trees have separate slots, and see those in `paths` i32[rows, PATH], where their own
-comes last.
+other as a part of the context. Rows of trees have separate slots, and see those in `paths` i32[rows, PATH], where their
+own comes last.
 
 Values that differ from tree to tree are not constants, so that a new shape rarely needs a compilation. Sizes are padded
 to powers of two, and usual sizes to the same one.

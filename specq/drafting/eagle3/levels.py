@@ -1,6 +1,6 @@
 """The levels of a tree before it is grown.
 
-Each level says how many tokens are ranked, and which of these become nodes and rows, as indices on the device.
+Each level has the number of ranked tokens, and the indices on the device of tokens that become nodes and rows.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Row i of a context reads token i + 1 and the state behind token i, stands at position i, and predicts token i + 2. That
 state comes from the target's hidden states (`project`), or, beyond the target's tokens, from the head's own row before.
-The caller says how a row attends to others: in training to a whole text at once, in drafting to a context and to a path
-of a tree. `fuse` joins matrices with the same input into one. Drafting does this, because a few rows are bound by
+The caller provides the attention between rows. In training it covers a whole text at once, in drafting a context and a
+path of a tree. `fuse` joins matrices with the same input into one. Drafting does this, because a few rows are bound by
 memory reads.
 
 Parameters have the names of `specq.drafting.eagle3.form`.

@@ -3,11 +3,11 @@
 Beside each next token the step computes a window of guesses (`LookaheadWindow`): W columns, one for each of the next
 positions, with N - 1 tokens each, one a level. The target's output after the last level gives each column one more
 token. Then the column has N successive tokens, an n-gram for the session's pool. N-grams that begin with the session's
-last token are its drafts, at most G. There is no draft model and no training. The price is W * (N - 1) rows in each
-step, and a row for each node of the drafts.
+last token are its drafts, at most G. No draft model or training is needed. The price is W * (N - 1) rows in each step,
+and a row for each node of the drafts.
 
-Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free,
-at most W. Where no row is free, there is no window. The controller measures whether the rest pays off
+Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve allows without
+cost, at most W. If no row is free, the window is empty. The controller measures whether the rest pays off
 (`specq.verifier.control.policy`).
 """
 

@@ -173,8 +173,8 @@ class MedusaModel(KvTrees):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for nodes that were not guessed.
 
-        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with nothing
-        changed, if there are too few KV slots.
+        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with the state
+        unchanged, if there are too few KV slots.
         """
         wanted = [request for request in requests if self._may_have_children(request)]
         asked = self._asked(one for one in wanted if one.node_id not in self._known[one.session_id].logits)

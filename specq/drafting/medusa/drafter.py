@@ -49,9 +49,7 @@ class Medusa:
         self._num_columns = len(heads.token_ids) if heads.token_ids is not None else limit_vocab
         device = heads.output.device
         self._replays = replays or Replays.on(device)
-        self._states = heads.output.new_zeros(
-            BATCH_SIZES[-1], heads.output.shape[-1]
-        )  # of the recorded contexts
+        self._states = heads.output.new_zeros(BATCH_SIZES[-1], heads.output.shape[-1])  # of the recorded contexts
         names = heads.token_ids
         self._names = None if names is None else torch.from_numpy(names).to(device)
         self._count = 0

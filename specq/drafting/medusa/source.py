@@ -110,7 +110,7 @@ class MedusaSource(DraftSource):
         return _Begun(sessions, trees, most, self.heads.start(rows, params, lengths, count))
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the trees of the sessions for which heads rank; those that have ended since then have no effect."""
+        """Return the trees of the sessions for which heads rank; trees of ended sessions have no effect."""
         begun, self._begun = self._begun, None
         if begun is None:
             return ()

@@ -113,8 +113,8 @@ class ParallelModel(KvTrees):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for nodes whose children were not predicted.
 
-        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with nothing
-        changed, if there are too few KV slots.
+        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with the state
+        unchanged, if there are too few KV slots.
         """
         asked = self._asked(one for one in requests if one.node_id not in self._foreseen[one.session_id])
         if asked:

@@ -113,7 +113,7 @@ class DraftedText:
     def follow(self, count: int) -> list[_Piece]:
         """Remove the first `count` tokens of the target, which were committed.
 
-        Returns the draft model's tokens that are committed with them: those that end there or before.
+        Returns the draft model's tokens that are committed with them, up to the same end.
         """
         end = self.told[count - 1].end if count else 0
         followed = [piece for piece in self.pieces if piece.end <= end]

@@ -231,7 +231,7 @@ class DraftWorker:
             return True
 
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
-        """Return what may be expanded next: nothing while the hidden states that it needs are missing.
+        """Yield what may be expanded next, unless hidden states that the drafter needs are missing.
 
         A session that waits for an answer gets one anyway, if necessary an empty one.
         """
@@ -356,7 +356,7 @@ def _grow(
 ) -> None:
     """Attach a chain's levels below a node, or below the context.
 
-    Each level has its children, their ids, and how many of them are kept.
+    Each level has its children, their ids, and how many are kept.
     """
     for children, ids, count in levels:
         node = session.grow(node, children, ids[:count])
