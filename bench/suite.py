@@ -18,8 +18,8 @@ COUNT = click.IntRange(1)
 Function = Callable[..., Any]
 
 
-_OUT = click.option("--out", type=OutFile(), help="File for all figures, JSON.")
-_COMMIT = click.option("--commit", default="", help="Commit of the code that runs.  [default: what git says]")
+_OUT = click.option("--out", type=OutFile(), help="JSON file for all figures.")
+_COMMIT = click.option("--commit", default="", help="Commit of the measured code.  [default: from git]")
 
 
 def suite(name: str) -> Callable[[Function], click.Command]:
@@ -68,13 +68,13 @@ def repeatable(names: str, kind: Any, default: Any, text: str, **more: Any) -> C
 
 
 serving_options = options(
-    repeatable("--dataset", str, (), "gsm8k, humaneval, or a JSONL file.", show_default="both"),
-    option("--numseqs", COUNT, 20, "Prompts of each data set."),
-    option("--output-len", COUNT, 128, "Most tokens for each prompt."),
-    click.option("--ignore-eos", is_flag=True, help="Always that many tokens, past the end of the text."),
-    option("--concurrency", COUNT, 1, "Sessions of specq in flight."),
+    repeatable("--dataset", str, (), "Prompts: gsm8k, humaneval, or a JSONL file.", show_default="both"),
+    option("--numseqs", COUNT, 20, "Number of prompts from each data set."),
+    option("--output-len", COUNT, 128, "Maximum tokens for each prompt."),
+    click.option("--ignore-eos", is_flag=True, help="Always generate the maximum, past the end of the text."),
+    option("--concurrency", COUNT, 1, "Number of specq's sessions in flight."),
     option("--seed", click.IntRange(0), 0, "Seed of all sampling."),
-    option("--repeats", COUNT, 3, "Interleaved repetitions of everything."),
-    option("--drafters", COUNT, 1, "Draft workers of specq."),
-    option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption."),
+    option("--repeats", COUNT, 3, "Number of interleaved repetitions."),
+    option("--drafters", COUNT, 1, "Number of specq's draft workers."),
+    option("--keys", str, "", "Directory of CURVE keys (specq keys). Default: no encryption."),
 )

@@ -25,44 +25,43 @@ SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq
 SOURCES = ("parallel", "heads")  # likewise: inflated besides the pair
 
 workload_options = options(
-    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not "
-        "there."),
-    option("--target", str, "qwen2.5-7b", "Shape of the target, if it is to be made."),
+    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Directory with target/ and draft/. "
+        "Created if missing."),
+    option("--target", str, "qwen2.5-7b", "Shape of the target, if the pair is created."),
     option("--draft", str, "qwen2.5-0.5b", "Shape of the draft model, likewise."),
-    option("--draft-shape", str, DRAFT_SHAPE, "Changes to it."),
-    option("--target-shape", str, "", "Changes to that of the target."),
-    option("--model", str, "tiny", "The small pair that is inflated."),
-    option("--parallel", str, "", "A parallel draft model for it, inflated as the draft model.", metavar="DIR"),
-    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head for it, inflated likewise.", metavar="DIR"),
+    option("--draft-shape", str, DRAFT_SHAPE, "Changes to the draft model's shape."),
+    option("--target-shape", str, "", "Changes to the target's shape."),
+    option("--model", str, "tiny", "The small pair to inflate."),
+    option("--parallel", str, "", "A parallel draft model for the pair, inflated too.", metavar="DIR"),
+    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head, inflated too.", metavar="DIR"),
     click.option(
-        "--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has "
-            "its KV."
+        "--fresh-prompts", is_flag=True, help="Make every prompt unique, so that prefix caching has "
+            "no effect."
     ),
-    repeatable("--sessions", COUNT, (1, 8, 32, 64), "Jobs at a time."),
-    repeatable("--temperature temperatures", Number(0), (0.0,), ""),
+    repeatable("--sessions", COUNT, (1, 8, 32, 64), "Number of jobs at a time."),
+    repeatable("--temperature temperatures", Number(0), (0.0,), "Sampling temperature."),
     repeatable(
-        "--sampled-sessions", COUNT, (), "Jobs at a time at each --temperature but the "
-            "first.", show_default="those of --sessions"
+        "--sampled-sessions", COUNT, (), "Number of jobs at a time for every --temperature "
+            "but the first.", show_default="those of --sessions"
     ),
     option("--output-len", COUNT, 128, "Tokens of each completion."),
     option(
         "--length-spread", Number(0, 0.9), 0.0,
-        "How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many "
-        "tokens.",
+        "Relative spread of completion lengths: 0.3 means 0.7 to 1.3 times --output-len.",
     ),
-    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. The end of a run, when fewer "
-        "run, weighs the less the more there are."),
-    option("--repeats", COUNT, 3, "Repetitions; the median counts."),
-    option("--settle-s", Number(0), 3.0, "Seconds of service at each load before those who learn what pays are timed."),
-    option("--engine", click.Choice(["torch", "vllm"]), "torch", "Of specq's verifiers."),
+    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. With more jobs, the end of "
+        "a run, when fewer run, weighs less."),
+    option("--repeats", COUNT, 3, "Number of repetitions. The median is reported."),
+    option("--settle-s", Number(0), 3.0, "Warm-up seconds at each load, if a contestant learns which drafts pay off."),
+    option("--engine", click.Choice(["torch", "vllm"]), "torch", "Engine of specq's verifiers."),
     repeatable(
         "--mode modes", click.Choice(["plain", "sync", "async"]), (),
-        "Of own, one, two, two-own and ssd, which has two ways of its own besides.", show_default="all of each",
+        "Mode of own, one, two, two-own and ssd (ssd also has two ways of its own).", show_default="all of each",
     ),
-    repeatable("--engine-option engine_options", str, (), "Handed on to their engine.", metavar="NAME=VALUE"),
-    option("--tensor-parallel-size", COUNT, None, "GPUs for each layer, in vLLM.", show_default="1"),
+    repeatable("--engine-option engine_options", str, (), "Option of their engine.", metavar="NAME=VALUE"),
+    option("--tensor-parallel-size", COUNT, None, "GPUs among which vLLM divides each layer.", show_default="1"),
     click.option("--tensor-parallel", type=COUNT, hidden=True),  # its old name
-    option("--device", str, "cuda", "cuda, or cpu to try the suite out."),
+    option("--device", str, "cuda", "cuda, or cpu to try the suite."),
 )  # fmt: skip
 Contestant = Callable[[Workload], dict[str, Any]]
 

@@ -38,12 +38,12 @@ VERIFIER_CORES, OTHER_CORES = 2, 2  # OTHER_CORES: for the broker, and for this 
 GONE_S, POLL_S = 30.0, 0.1
 
 far_options = options(
-    option("--far-drafters", COUNT, 12, "Draft workers of `far`."),
-    option("--far-model", str, "tiny", "Their draft model, which is not inflated; it has the pair's tokenizer."),
+    option("--far-drafters", COUNT, 12, "Number of draft workers of `far`."),
+    option("--far-model", str, "tiny", "Draft model of `far`. It has the pair's tokenizer and is not inflated."),
     repeatable(
-        "--rtt-ms", Number(0), (1.0, 20.0, 50.0), "Round trip between `far` draft workers and broker; 0: no proxy."
+        "--rtt-ms", Number(0), (1.0, 20.0, 50.0), "Round trip of `far` draft workers to the broker in ms (0: no proxy)."
     ),
-    option("--turn-s", Number(0), 0.6, "A turn of `far`: its jobs, as often as until so many seconds are over."),
+    option("--turn-s", Number(0), 0.6, "Minimum seconds of a turn of `far`. Its jobs repeat until then."),
 )
 
 

@@ -28,12 +28,12 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     "--only",
     click.Choice([*CONTESTANTS, *method_serving.METHODS]),
     (),
-    "Contestants, and ways to draft.",
+    "Contestant, or way to draft, to measure.",
     show_default="all contestants but vllm-eagle3 and ssd",
 )
-@option("--gpus", COUNT, 1, "GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.")
-@repeatable("--depths", COUNT, (2, 3, 5), "Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
-@option("--vllm-processes", click.IntRange(1, 2), 2, "Of vLLM: with 2 its engine has its own, as vLLM itself does it.")
+@option("--gpus", COUNT, 1, "Number of GPUs. `two`, `two-own`, `ssd` need one more than --tensor-parallel-size.")
+@repeatable("--depths", COUNT, (2, 3, 5), "Drafted tokens of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
+@option("--vllm-processes", click.IntRange(1, 2), 2, "Processes of vLLM. With 2, its default, the engine has its own.")
 @option(
     "--vllm-scheduling",
     click.Choice(["async", "default"]),
@@ -44,10 +44,10 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     "--drafts",
     click.Choice(method_serving.DRAFTS),
     "always",
-    "Whether a way to draft is always used, or where it is measured to pay.",
+    "Use a way to draft always, or only when measured to pay off.",
 )
 @far_options
-@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
+@click.option("--resume", is_flag=True, help="Keep the results in the file of --out. Measure the others.")
 def command(
     report: Report,
     *,

@@ -110,9 +110,9 @@ def shapes() -> list[GridVariant]:
 
 grid_options = options(
     serving_options,
-    repeatable("--temperature", Number(0), (0.0, 0.8), "0 is greedy."),
+    repeatable("--temperature", Number(0), (0.0, 0.8), "Sampling temperature (0: greedy)."),
     repeatable(
-        "--pair", str, (), "Models to compare on; DRAFT may be weak, weak:NOISE or "
+        "--pair", str, (), "Pair of models, where DRAFT may be weak, weak:NOISE or "
             "random.", metavar="NAME=TARGET,DRAFT",
         show_default="tiny and weak",
     ),

@@ -46,39 +46,37 @@ from specq.samples import Prompt, files_of, shipped_and_chats
 # for each method's processes; draft workers run only when the machine is otherwise idle, so they may start late
 READY_S = 600.0
 MOST_PORTIONS = 8  # times the number of needed prompts; the rest is for warm-up
-WITH_TARGET = "the one that comes with the target"
+WITH_TARGET = "the target's own"
 Portion = Sequence[Prompt]
 
 
 @suite("methods")
-@option("--target", str, default_pair, "A name, or a path.", show_default=SHOWN_PAIR)
+@option("--target", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
 @option("--draft", str, None, "An autoregressive draft model.", metavar="DIR", show_default=WITH_TARGET)
-@repeatable("--heads", str, (), "Medusa heads, or an EAGLE-3 head.", metavar="DIR", show_default=False)
+@repeatable("--heads", str, (), "Directory of Medusa heads, or of an EAGLE-3 head.", metavar="DIR", show_default=False)
 @option(
     "--parallel",
     str,
     None,
-    "A draft model that foresees several tokens in one pass.",
+    "A draft model that predicts several tokens in one pass.",
     metavar="DIR",
     show_default=WITH_TARGET,
 )
-@repeatable(
-    "--methods kinds", click.Choice(list(KINDS)), (), "Beside plain.", show_default="all that there are files for"
-)
+@repeatable("--methods kinds", click.Choice(list(KINDS)), (), "Method to measure.", show_default="all with given files")
 @option(
     "--bench",
     click.Path(exists=True, file_okay=False, path_type=Path),
     None,
     "Directory of JSONL files, each a data set.",
-    show_default="GSM8K, HumanEval and MT-bench, which come along",
+    show_default="bundled GSM8K, HumanEval and MT-bench",
 )
-@option("--sessions", COUNT, 1, "In flight.")
-@option("--limit", COUNT, 5, "Prompts of each data set in each repetition.")
-@option("--max-tokens", COUNT, 64, "Tokens of each text at most.")
-@option("--repeats", COUNT, 3, "Interleaved repetitions, each of other prompts.")
-@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "")
-@option("--settle-s", Number(0), 20.0, "Seconds in which `everything` learns at each temperature which drafts pay.")
-@option("--shared-tokens", COUNT, SHARED_TOKENS, "Tokens of ended jobs from which `suffix` drafts.")
+@option("--sessions", COUNT, 1, "Number of sessions in flight.")
+@option("--limit", COUNT, 5, "Number of prompts from each data set in each repetition.")
+@option("--max-tokens", COUNT, 64, "Maximum tokens of each text.")
+@option("--repeats", COUNT, 3, "Number of interleaved repetitions, each with other prompts.")
+@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "Sampling temperature.")
+@option("--settle-s", Number(0), 20.0, "Seconds in which `everything` learns which drafts pay off.")
+@option("--shared-tokens", COUNT, SHARED_TOKENS, "Maximum tokens of ended jobs from which `suffix` drafts.")
 def command(
     report: Report,
     *,

@@ -93,27 +93,27 @@ class Pace:
     "--pair",
     str,
     (),
-    "Models; DRAFT may be weak, weak:NOISE or random.",
+    "Pair of models, where DRAFT may be weak, weak:NOISE or random.",
     metavar="NAME=TARGET,DRAFT",
     show_default="tiny with its draft, and with a random one",
 )
-@repeatable("--sessions", COUNT, (1, 4, 16), "In flight.")
+@repeatable("--sessions", COUNT, (1, 4, 16), "Number of sessions in flight.")
 @repeatable(
     "--placement",
     click.Choice(list(PLACEMENTS)),
     tuple(PLACEMENTS),
-    "Who drafts: none, one or two workers, the verifier's process, or both.",
+    "Drafters: none, one or two workers, the verifier's process, or both.",
     show_default="all",
 )
 @repeatable("--only", str, (), "Measure only this cell.", metavar="PAIR/PLACEMENT/SESSIONS", show_default=False)
 @option("--turn-s", Number(0.01), 1.2, "Seconds of a plain turn.")
-@option("--repeats", COUNT, 6, "Turns of each contestant.")
-@option("--settle-s", Number(0), 8.0, "Service before them.")
-@option("--output-len", COUNT, 96, "Tokens of each job; fewer where one takes longer than a turn.")
+@option("--repeats", COUNT, 6, "Number of turns of each contestant.")
+@option("--settle-s", Number(0), 8.0, "Seconds of service before the turns.")
+@option("--output-len", COUNT, 96, "Tokens of each job. Fewer if one job takes longer than a turn.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep the cells that the file of --out has; measure the others, and those that failed.",
+    help="Keep the cells in the file of --out. Measure missing and failed cells.",
 )
 def command(
     report: Report,
