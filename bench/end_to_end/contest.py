@@ -58,7 +58,7 @@ workload_options = options(
         "--mode modes", click.Choice(["plain", "sync", "async"]), (),
         "Mode of own, one, two, two-own and ssd (ssd also has two ways of its own).", show_default="all of each",
     ),
-    repeatable("--engine-option engine_options", str, (), "Option of their engine.", metavar="NAME=VALUE"),
+    repeatable("--engine-option engine_options", str, (), "Option of the verifiers' engine.", metavar="NAME=VALUE"),
     option("--tensor-parallel-size", COUNT, None, "GPUs among which vLLM divides each layer.", show_default="1"),
     click.option("--tensor-parallel", type=COUNT, hidden=True),  # its old name
     option("--device", str, "cuda", "cuda, or cpu to try the suite."),

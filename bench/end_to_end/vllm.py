@@ -91,7 +91,7 @@ def _load(work: Workload, depth: int, scheduling: str, method: str = "draft_mode
         return LLM(**arguments)
     try:
         return LLM(**arguments, async_scheduling=True)
-    except ValueError as error:  # an error in its configuration: nothing is loaded yet
+    except ValueError as error:  # an error in its configuration, before any loading
         tell(f"vLLM refuses asynchronous scheduling: {error}")
         return LLM(**arguments)
 

@@ -25,7 +25,7 @@ VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
 NUM_MARKS = 1000
 TURN = 0.6180339887498949  # of a circle: successive points at this distance are spread evenly
-WARM_LEN = 16  # tokens of each completion before the first repetition, for contestants that learn nothing meanwhile
+WARM_LEN = 16  # tokens of each completion before the first repetition, for contestants that do not learn
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
 

@@ -25,7 +25,7 @@ Unit = dict[str, Any]  # "prompts": their names; "turns": contestant -> its resu
 
 JOBS_EACH = 2  # of a session in a unit of several sessions
 MOST_UNITS = 8  # of a cell with several sessions
-SLOW_EVERY = 3  # transformers completes every third prompt: its distance is large, and it takes most of the time
+SLOW_EVERY = 3  # transformers completes every third prompt: the gap to it is large, and it takes most of the time
 SETTLE_S = 20.0  # seconds of service for a default before a cell counts, in which it learns which drafts pay off
 
 

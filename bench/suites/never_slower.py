@@ -53,7 +53,7 @@ LEAST, FORCED_WINS, OF_FORCED = (
     0.98,
     1.05,
     0.97,
-)  # of the best of plain and lookup; where that matters; of forced drafts
+)  # minimum to the best of plain and lookup; where forced drafts win; minimum to forced drafts
 HEADER = (
     *("CELL", "PLAIN", "LOOKUP", "DEFAULT", "FORCED", "DEFAULT/BEST", "FORCED/BEST", "DEFAULT/FORCED", "DRAFT CPU", ""),
 )

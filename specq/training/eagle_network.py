@@ -115,7 +115,7 @@ class _OwnSteps:
             return found.transpose(1, 2)
         before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
         since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
-        with torch.autocast(before.device.type, enabled=False):  # it would copy all of them to float32 first
+        with torch.autocast(before.device.type, enabled=False):  # it would copy all values to float32 first
             shares = torch.cat([before, since.to(before.dtype)], -1).softmax(-1)
         found = shares[..., : before.shape[-1]] @ first_values
         for i, (_, own_values) in enumerate(own):

@@ -177,7 +177,7 @@ class Eagle:
         self.cache.reserve(rows.is_seen.shape[2])
         text_of, at = (np.arange(most) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
         ints = np.zeros((4, len(counts), most), np.int64)  # rows that do not exist stay zero
-        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # an unknown token is useless
+        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # the row of an unknown token is useless
         ints[:, text_of, at] = known, rows.positions, np.array(rows.places)[text_of], rows.slots
         states = rows.states
         if most * len(counts) > len(states):

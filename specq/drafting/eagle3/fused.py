@@ -172,7 +172,7 @@ class FusedLayer:
 
 TREE_INTS = 7  # integers of a row, see `gpu_kernels`
 
-# Minimum room of every tree, so that the same few kernels grow most of them: levels, and for a level the ranked nodes,
+# Minimum room of every tree, so that the same few kernels grow most trees: levels, and for a level the ranked nodes,
 # the kept nodes, and the rows below.
 USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
 
@@ -212,7 +212,7 @@ class FusedTrees:
         before = torch.arange(-1, len(num_rows) - 1, device=kept.device)  # a row stands at the state before it
         self._rotations = self._network.rotations(contexts.roots[2] + before[:, None], torch.float32)
         self._states, self._normed = contexts.states, self._network.norm(contexts.states)
-        self._rows = self._paths = self.nodes  # there are none before the first
+        self._rows = self._paths = self.nodes  # none before the first
         self._path = _padded(len(num_rows), USUAL_LEVELS)
         self._depth, self._num_rows, self._first_node, self._first_slot = 0, 1, 0, 0
 

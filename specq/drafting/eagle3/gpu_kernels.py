@@ -179,7 +179,7 @@ def attend_kept_kernel(
             total = total * fade + tl.sum(share, 1)
             out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
             best = new_best
-        real = real & (start < limit)  # other rows see no part of it, and their result is not read
+        real = real & (start < limit)  # other rows do not see it, and their result is not read
     at_partial = ((part * contexts * own_rows + row) * HEADS + head).to(tl.int64)
     total = tl.where(real, total, 1.0)
     to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]

@@ -165,7 +165,7 @@ class EagleSource(DraftSource):
     def _read(self, begun: _Begun) -> Grown:
         """Wait for trees of given level sizes, and learn the usual probabilities."""
         grown = begun.pending.collect()
-        is_node = np.isfinite(grown.reach)  # else there is no node, or the head's output is NaN
+        is_node = np.isfinite(grown.reach)  # else the node is missing, or the head's output is NaN
         likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
         self._shapes.usual.promise(UnreadLayout.of(begun.plan.level_sizes), likely)
         return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))

@@ -23,9 +23,9 @@ CHILDREN = 32  # children of a node that are used: the newest
 MOST_NODES = 64  # of a draft
 MOST_TREES = 4  # of a draft
 LEAST_LEFT = 0.02
-# By length of match: how many unseen followers count for each seen one. With one follower, seen once, the value is the
-# probability that it follows again. A lane's calibration corrects it. A single token predicts nothing, but it begins
-# longer matches.
+# DOUBTS: by length of match, how many unseen followers count for each seen one. TRUSTED: the probability that a single
+# follower, seen once, follows again. A lane's calibration corrects it. A single token has no trust of its own, but it
+# begins longer matches.
 TRUSTED = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.95, 0.95, 0.95)
 DOUBTS = tuple(1.0 / max(trusted, 1e-6) - 1.0 for trusted in TRUSTED)
 

@@ -231,7 +231,7 @@ class DraftWorker:
             return True
 
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
-        """Yield what may be expanded next, unless hidden states that the drafter needs are missing.
+        """Return what may be expanded next, unless hidden states that the drafter needs are missing.
 
         A session that waits for an answer gets one anyway, if necessary an empty one.
         """
