@@ -98,8 +98,7 @@ class StubGuesses:
     acceptance   probability that the first choice is right, by position of the text. The list repeats, and each session
                  begins at its own place.
     ranks        [i]: probability that choice i + 2 is right, given that all before it are wrong, but at most that of
-    the
-                 choice before it.
+                 the choice before it.
     claims       the drafter's claimed acceptance, by position likewise. Empty: the truth.
     model        models of different numbers are right at different places.
     """

@@ -156,7 +156,7 @@ def generate(
 
     pad_id    may be one of the stop ids.
     goes_on   is called now and then with the number of ids of each unfinished continuation. If it returns False, all
-    end.
+              continuations end.
     """
     state = new_state(model, prompts, num_new, temperatures, stops, pad_id, noise)
     first = torch.arange(state.prompt_size, device=model.device)

@@ -28,8 +28,7 @@ NOTHING: IntpArray = np.zeros(0, np.intp)
 class _Followed(NamedTuple):
     """How far verdicts followed chains.
 
-    num_tokens, num_computed   i64[sessions]: the tokens of each chain that were predicted, and how many of them have
-    KV.
+    num_tokens, num_computed   i64[sessions]: the predicted tokens of each chain, and how many have KV.
     slots, free_slots          i32[any]: the slots of the tokens with KV, and the slots of the rest.
     """
 

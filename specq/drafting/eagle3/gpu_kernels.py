@@ -69,8 +69,7 @@ def text_rows_kernel(
 
     given        i32[2, rows]: for the existing rows, one text after the other, the rows above and the tokens.
     num_tokens   tokens that can be read.
-    texts        i32[5, texts]: places, first positions, lengths so far, numbers of rows, and where they begin in
-    `given`.
+    texts        i32[5, texts]: places, first positions, lengths so far, numbers of rows, and their starts in `given`.
     rows         i32[6, rows].
     spans        i32[rows, 3]: as in `attention.combine_kernel`, for parts of `chunk`.
     contexts     i32[2, texts]: places, and lengths with the new rows.
@@ -256,8 +255,7 @@ def descend_kernel(
     ranked       i32[trees * num_above, count, 2]: columns and bits of log-probabilities.
     names        with NAMED: i32[num_names], the columns' tokens.
     columns, behind, expanded   i64: as in `Level`. `columns` exists with PICKED, `expanded` with SHAPED. Without PICKED
-    all
-                 ranked tokens are nodes. Without SHAPED the likeliest nodes have rows.
+                 all ranked tokens are nodes. Without SHAPED the likeliest nodes have rows.
     above, above_paths   of the rows. With IS_FIRST there are none above, and row 0 is the context.
     nodes        i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens, parents, bits of
                  log-probabilities and of cumulative ones. Lines follow.

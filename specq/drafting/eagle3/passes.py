@@ -39,9 +39,9 @@ class Passes:
         room   maximum rows of each text, including the new ones.
         taps   [*, width]: the target's hidden states before the rows.
         given  i32[2, rows], one text after the other: the index in taps of the state before each row's token, and the
-        token.
+               token.
         texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts in
-        `given`.
+               `given`.
         """
         states = self._network.project(taps)
         if self._kernels is None:

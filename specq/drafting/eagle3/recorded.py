@@ -112,11 +112,9 @@ class RecordedTrees:
         """Run a pass; shape: the numbers of texts, rows of each, and rows of a context.
 
         rows      i32[3, texts * rows]: rows of the hidden states, one step after the other. For the computed rows, one
-        text
-                  after the other: the index of the state before each, and tokens.
-        of_texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and where they
-        begin in
-                  `rows`.
+                  text after the other: the index of the state before each, and tokens.
+        of_texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts
+                  in `rows`.
         """
         size, num_rows, room = shape
         count = size * num_rows

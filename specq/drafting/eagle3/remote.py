@@ -44,8 +44,7 @@ class _Session(TreeSession):
     """A text and the tree below it.
 
     tail     the committed tokens behind those with rows from true states. Their `slot`, and that of `nodes`, is the
-    row's
-             index in the range of the cache.
+             row's index in the range of the cache.
     states   the output of each row, by slot.
     waiting  states [n, width] that stand before the tokens from `first` on, ascending.
     known    the part of the text below which the rows were computed: its first token, and how many rows.

@@ -25,7 +25,7 @@ class Requests(NamedTuple):
 
     slots            [n]: each at most once.
     lengths, limits  i32[slots]: by slot, the number of committed tokens and its maximum. A draft leaves room for one
-    more.
+                     more.
     recent           i32[slots, window]: by slot, the newest tokens. The token at position i is at i % window.
     groups           i32[n]: the group in `others` that a text also drafts from. NONE: none. None: none for all texts.
     others           groups of at most MOST_TREES - 1 trees, all of the same kind as the texts'.
