@@ -10,8 +10,8 @@ ties fall either way.
 
 Texts of the `vllm` engine are compared with those of vLLM itself. It completes each prompt alone, in a separate
 process, and returns the logits of its two best tokens at each position. Where a text differs from vLLM's, the distance
-of these logits shows why. Arithmetic of that precision cannot separate two logits that are a few of its steps apart,
-and vLLM's own text changes there with its batch size.
+of these logits shows why. Arithmetic of that precision cannot separate two logits that are a few of its steps apart.
+There vLLM's own text changes with its batch size.
 """
 
 from __future__ import annotations

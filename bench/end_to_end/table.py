@@ -64,7 +64,7 @@ def notes(name: str, found: Found) -> list[str]:
 def summary(results: Mapping[str, Found]) -> list[Row]:
     """Return a row for each load that vLLM was measured with.
 
-    It has vLLM's rates, its best way to draft and the depth of that, and the ratios of all others to vLLM plain and to
+    It has vLLM's rates, and its best way to draft with the depth. It has the ratios of all others to vLLM plain and to
     vLLM's best.
     """
     plain = {key: one[RATE] for variant, key, one in _measured(results.get(VLLM, {})) if variant == PLAIN}

@@ -3,11 +3,11 @@
 It is driven as in `vllm bench throughput`: requests in, `LLMEngine.step`, tokens out.
 
 Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, and its own choice of CUDA
-graphs. On a GPU it has asynchronous scheduling: a step is launched while the device runs the last one, in one process
-(its `step_with_batch_queue`) as in two. This is requested explicitly, because some versions turn it off beside a draft
-model. vLLM samples with the engine's seed. With a seed for each request its sampler would handle the requests one by
-one. The report has its actual settings (`engine plain`, `engine K=3`). It runs in a separate process, so that the GPU
-is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
+graphs. On a GPU it has asynchronous scheduling, in one process (its `step_with_batch_queue`) as in two: a step is
+launched while the device runs the last one. This is requested explicitly, because some versions turn it off beside a
+draft model. vLLM samples with the engine's seed. With a seed for each request its sampler would handle the requests one
+by one. The report has its actual settings (`engine plain`, `engine K=3`). It runs in a separate process, so that the
+GPU is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def _measure(
 ) -> Measured:
     """Measure everything that the simulation needs, and sum up the models' times.
 
-    This is the drafter's choices along the texts, how much the pair's processes slow each other down, the costs besides
-    the models while they serve the others' jobs, and a hop.
+    It measures the drafter's choices along the texts, how much the pair's processes slow each other down, and a hop. It
+    also measures the costs besides the models while they serve the others' jobs.
     """
     choices = models.choices(texts)
     tell("timing each of the pair beside the other")

@@ -1,9 +1,9 @@
 """`specq bench methods`: every way to draft side by side, on one target, each on processes of its own.
 
-Rules: no measured prompt repeats on a verifier. So none is found in its KV cache (for which an EAGLE-3 head has no
-hidden states), and no text is drafted from an earlier copy of itself. So each repetition has its own prompts, and all
-others are for warm-up, because results from few texts do not carry over to others. For each temperature the processes
-start again. All processes of a temperature run at the same time, and idle contestants do no work.
+Rules: no measured prompt repeats on a verifier. So none is found in its KV cache, for which an EAGLE-3 head has no
+hidden states. No text is drafted from an earlier copy of itself. So each repetition has its own prompts, and all others
+are for warm-up, because results from few texts do not carry over to others. For each temperature the processes start
+again. All processes of a temperature run at the same time, and idle contestants do no work.
 """
 
 from __future__ import annotations

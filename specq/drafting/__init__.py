@@ -9,9 +9,9 @@
     paths                nodes of drafters that keep only the tokens of a node
     head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, and the trees that they draft
 
-A method has up to three parts: a drafter for draft workers with its `DrafterSpec`, a source that drafts inside a
-verifier (`specq.verifier.DraftSource`), and the computation that both use. The draft worker keeps each session's tree
-and decides *which* nodes to expand. A drafter only predicts what follows a node.
+A method has up to three parts. A drafter with its `DrafterSpec` serves draft workers. A source drafts inside a verifier
+(`specq.verifier.DraftSource`). The third part is the computation that both use. The draft worker keeps each session's
+tree and decides *which* nodes to expand. A drafter only predicts what follows a node.
 
 To add a method: create a folder with a class derived from `Drafter` and a `DrafterSpec` for it, and add one line to
 `METHODS`. Another package adds an entry point of the group `specq.drafters` instead. tests/drafting/ runs over the

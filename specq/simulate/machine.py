@@ -2,9 +2,9 @@
 
 Processes share cores: processes of the same priority take turns on a core. Processes of low priority (drafters, which
 run at niceness 19) stop while another process computes on their core. Processes share memory and cache: while another
-core computes with a model, too, work takes `stretch` times as long, and longer by the same amount for each further
-core. Processes also share helpers: a thread on another core that takes part in a verifier's step takes turns there. The
-step never waits for it. Work that the helper cannot do is done on the step's own core.
+core computes with a model, too, work takes `stretch` times as long. Each further core adds the same amount. Processes
+also share helpers: a thread on another core that takes part in a verifier's step takes turns there. The step never
+waits for it. Work that the helper cannot do is done on the step's own core.
 
 A process that computes knows when it will be done, and that does not change. A process that begins later is slowed by
 it. The time that this would take from the earlier process is owed to it, and added to its next work. So work is

@@ -2,7 +2,7 @@
 
 It shows how much of the target's text the draft predicts, benchmark by benchmark.
 
-A draft chain proposed after a prefix of the target's text is accepted up to its first miss, and up to there it was
+A draft chain proposed after a prefix of the target's text is accepted up to its first miss. Up to there it was
 conditioned on the target's own tokens. So one forward pass of the draft along the target's text gives the accepted
 length for every round of every chain length. No decoder needs to run. The same holds at a temperature if both models
 add the same Gumbel noise, drawn once for each position.

@@ -1,7 +1,7 @@
 """Trees of drafted nodes whose keys and values are in the pool of a draft model's contexts.
 
 A node gets a KV slot when it is computed. Its ancestors are computed before it, or in the same pass. A commit moves the
-root: the slots of the accepted branch move into the session's table, its descendants stay valid, and all other slots
+root. The slots of the accepted branch move into the session's table, and its descendants stay valid. All other slots
 are freed.
 """
 

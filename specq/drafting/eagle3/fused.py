@@ -290,8 +290,9 @@ class FusedEagle:
 
         kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place.
         most    maximum rows of each text that are read, including the new ones.
-        given   i32[2, rows], one text after the other: the index in states [*, hidden] of the state before each row's
-                token, and the token.
+        given   i32[2, rows]: the index in states [*, hidden] of the state before each row's token, and the token. One
+                text
+                after the other.
         texts   i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts in
                 `given`.
         """

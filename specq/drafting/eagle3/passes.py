@@ -38,8 +38,8 @@ class Passes:
 
         room   maximum rows of each text, including the new ones.
         taps   [*, width]: the target's hidden states before the rows.
-        given  i32[2, rows], one text after the other: the index in taps of the state before each row's token, and the
-               token.
+        given  i32[2, rows]: the index in taps of the state before each row's token, and the token. One text after the
+               other.
         texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts in
                `given`.
         """

@@ -2,8 +2,8 @@
 
 The method is that of An et al. 2025, arXiv 2504.18583. The pass for a node reads its ancestors and itself, and then
 masks. The node's own row predicts the token after it, the first mask the next one, and so on. Masks see one another,
-but no drafted token. So the prediction for a position does not depend on the tokens before it, and all nodes at one
-depth of a pass get the same children. The draft worker chooses which of them are expanded, best first
+but no drafted token. So the prediction for a position does not depend on the tokens before it. All nodes at one depth
+of a pass get the same children. The draft worker chooses which of them are expanded, best first
 (`specq.drafting.worker`). A request needs a pass only if no earlier pass predicted the children of its node. One pass
 covers all such nodes at once. These are the likely outcomes of the verification in flight: the context, and the ends of
 the predictions.

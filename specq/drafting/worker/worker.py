@@ -4,8 +4,8 @@ For each session it keeps the committed context and the tree of nodes drafted be
 pass expands the nodes likeliest to lie on the target's path, in one batched call over all sessions. A drafter never
 waits. It receives verdicts between passes, and they cut the tree and move its root.
 
-Rules: a drafter's output is only a hint. If it is not useful (a poor model, or a verifier too busy to check extra
-tokens), the drafter backs off: it sends no drafts and makes an occasional pass. A draft names positions, so late,
+Rules: a drafter's output is only a hint. It may be useless, with a poor model or a verifier too busy to check extra
+tokens. Then the drafter backs off: it sends no drafts and makes an occasional pass. A draft names positions, so late,
 doubled or lost messages do no harm. If several verdicts in a row use none of the sent nodes, the nodes were lost, and
 are sent again.
 """
