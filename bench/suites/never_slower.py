@@ -53,7 +53,7 @@ LEAST, FORCED_WINS, OF_FORCED = (
     0.98,
     1.05,
     0.97,
-)  # minimum to the best of plain and lookup; where forced drafts win; minimum to forced drafts
+)  # minimum to the best of plain and lookup; forced drafts win from here; minimum to forced
 HEADER = (
     *("CELL", "PLAIN", "LOOKUP", "DEFAULT", "FORCED", "DEFAULT/BEST", "FORCED/BEST", "DEFAULT/FORCED", "DRAFT CPU", ""),
 )

@@ -23,7 +23,7 @@ from specq.training.rollouts import load_rollouts, save_rollouts
 from specq.training.settings import RunSettings
 
 FEW_ROWS = 8  # minimum prompts in a batch on a CPU, and prompts in the timed pass
-MOST_ROWS = 128  # on a CPU, where more rows take proportionally longer
+MOST_ROWS = 128  # maximum on a CPU, where more rows take proportionally longer
 PROMPTS_SHARE = 0.05  # share of the time for the pass over a batch's prompts
 LEAST_TOKENS = 16  # minimum of each unfinished answer, even with little time, because shorter answers are useless
 

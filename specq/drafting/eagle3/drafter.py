@@ -33,7 +33,7 @@ from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
 from specq.verifier.sources import Followed
 
-MOST_WAITING = 4096  # rows of a text without a requested tree; beyond this the oldest are forgotten
+MOST_WAITING = 4096  # waiting rows of a text while no tree is requested; beyond this the oldest are forgotten
 MOST_ROWS = 512  # rows of a text in a pass
 MANY_TREES = 64  # kinds of trees that are remembered
 

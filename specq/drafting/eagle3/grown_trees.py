@@ -35,7 +35,7 @@ from specq.verifier.sources import (
 PRIOR_WEIGHT = 20.0  # weight of the head's own probabilities, in verified nodes of a place
 MEMORY = 400.0  # verified nodes of a place after which a count has faded to 1/e
 MOST_CHANCE = 0.99
-STEP_DOWN = 1 - 1e-6  # minimum factor between the probabilities of two successive nodes
+STEP_DOWN = 1 - 1e-6  # maximum ratio of a node's probability to that of the node before
 
 # Trees to choose from, as the nodes of their levels. Each has the most tokens a round among all trees with its number
 # of nodes, for an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/LOG.md of 2026-11-26).
