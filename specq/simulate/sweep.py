@@ -1,14 +1,14 @@
-"""A TOML file to scenarios: a list where a key takes one value means each of its values in turn.
+"""From a TOML file to scenarios: a list where a key takes one value means each of its values in turn.
 
     [network]
     rtt_ms = [1, 20, 50]        # three scenarios
     [draft]
     acceptance = [0.9, 0.6]     # one: this key takes a list; [[0.9, 0.6], [0.8]] are two
-    [[variant]]                 # each variant in turn, with what it sets
+    [[variant]]                 # each variant in turn, with its settings
     name = "chain"
     draft.fan_out = 1
 
-Several such lists give all combinations, the last named changing fastest.
+Several such lists give all combinations. The last list changes fastest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _parse(value: str) -> Any:
 
 
 def points(tables: dict[str, Any]) -> list[Point]:
-    """Return all scenarios of the tables, checked; raises ConfigError for what is wrong with any."""
+    """Return all scenarios of the tables, checked; raises ConfigError for the first invalid one."""
     tables = dict(tables)
     variants = _variants(tables.pop(VARIANT, []))
     return [point for name, override in variants for point in _points(_merged(tables, override), name)]
@@ -87,7 +87,7 @@ def _points(tables: dict[str, Any], variant: str) -> Iterator[Point]:
 
 
 def _axes(tables: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return "section.key" -> values, for each key whose value is a list of what it takes."""
+    """Return "section.key" -> values, for each key that has a list of values."""
     found = {}
     for section, table in tables.items():
         kinds = _kinds(section)
@@ -115,7 +115,7 @@ def _label(value: Any) -> Label:
 
 
 def _variants(values: Any) -> list[tuple[str, Tables]]:
-    """Return (name, tables) of each variant; one without a name if there is none."""
+    """Return (name, tables) of each variant; one without a name if there are no variants."""
     if not isinstance(values, list) or not all(isinstance(value, dict) and value.get("name") for value in values):
         raise ConfigError('variants are tables with a name: [[variant]], name = "chain", and what it sets')
     found = [(str(value["name"]), {key: own for key, own in value.items() if key != "name"}) for value in values]

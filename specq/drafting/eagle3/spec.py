@@ -1,4 +1,7 @@
-"""The `eagle3` drafter as the table has it, without what imports torch: `specq.drafting.eagle3.remote`."""
+"""The `eagle3` drafter's entry for the table, without importing torch.
+
+The drafter is `specq.drafting.eagle3.remote`.
+"""
 
 from __future__ import annotations
 
