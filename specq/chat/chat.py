@@ -77,7 +77,7 @@ def run_command(line: str, settings: ChatSettings) -> str:
     if command is None:
         known = ", ".join(f"/{known}" for known in COMMANDS)
         raise JobError(
-            f"unknown command /{name}; known are {known} (a message may begin with a slash if a space comes before it)"
+            f"unknown command /{name}; known: {known} (to send a message that starts with a slash, put a space before it)"
         )
     return command.run(settings, rest.strip())
 
@@ -128,7 +128,7 @@ def _read(name: str, read: type, text: str) -> Any:
         return read(text)
     except ValueError:
         kind = "a whole number" if read is int else "a number"
-        raise JobError(f"{name} is {text!r}; it must be {kind}, or {OFF}") from None
+        raise JobError(f"{name} is {text!r}, but must be {kind}, or {OFF}") from None
 
 
 class Command(NamedTuple):
@@ -182,7 +182,7 @@ class Chat:
         served = self._run(self._client.served())
         if not served.codec.has_chat_template:
             name = served.info.name
-            raise JobError(f"{name} has no chat template: it does not chat, but completes texts (specq submit)")
+            raise JobError(f"{name} has no chat template, so it cannot chat; use `specq submit` to complete texts")
         return served
 
     def close(self) -> None:

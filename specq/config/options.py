@@ -60,7 +60,7 @@ def check_type(key: str, value: object, kind: Any) -> None:
                 "options", Texts: "a list of strings"
         }  # fmt: skip
         shown = list(value) if isinstance(value, tuple) else value
-        raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
+        raise ConfigError(f"{key} is {shown!r}, but must be {wanted.get(kind, 'a list of CPU ids')}")
 
 
 def check_limits(key: str, value: object, metadata: Mapping[str, Any]) -> None:
@@ -68,8 +68,8 @@ def check_limits(key: str, value: object, metadata: Mapping[str, Any]) -> None:
     low, high, choices, check = (metadata[name] for name in ("low", "high", "choices", "check"))
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):
-        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+        raise ConfigError(f"{key} is {value!r}, but must be from {low} to {high}")
     if choices and value not in choices:
-        raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")
+        raise ConfigError(f"{key} is {value!r}, but must be one of {', '.join(choices)}")
     if check:
         check(key, value)

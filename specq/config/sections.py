@@ -162,7 +162,7 @@ class BrokerConfig(Section):
         _check_bind(self)
         if self.liveness_ms < 2 * self.heartbeat_ms:
             raise ConfigError(
-                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms "
+                f"broker.liveness_ms is {self.liveness_ms}, but must be at least twice heartbeat_ms "
                 f"({self.heartbeat_ms})"
             )
 

@@ -90,7 +90,7 @@ def _cached(name: str) -> Path:
     except Exception:  # noqa: BLE001 - the hub client raises many kinds
         if "/" not in name:
             raise ConfigError(
-                f"{name!r} is neither a name of `specq models` nor a path; a hub name has a slash, as in "
+                f"{name!r} is neither a name from `specq models` nor a path; a hub name has a slash, as in "
                 f"Qwen/Qwen3-0.6B"
             ) from None
         raise ConfigError(f"{name} is not on this machine; fetch it: specq models pull {name}") from None

@@ -239,11 +239,11 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     chosen, said = placed(asked, machine), []
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
-            f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
+            f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"
         )
     without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
-        said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
+        said.append(f"{chosen.target.model} has no draft model, so no drafters start; its verifier drafts from repeated text only")
     return said

@@ -91,7 +91,7 @@ def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: DrafterSpec = DRAFTERS.resolve(config.proposer)
     if not isinstance(spec, DrafterSpec):
-        raise ConfigError(f"the proposer {config.proposer!r} names no specq.drafting.DrafterSpec, but {spec!r}")
+        raise ConfigError(f"the proposer {config.proposer!r} must be a specq.drafting.DrafterSpec, but is {spec!r}")
     named = (config.model or default_model()) if spec.needs_model else config.model
     # A wrong option is said before anything is fetched.
     own = own_options(config, spec.options, DRAFTERS.names()).arguments()
@@ -114,7 +114,7 @@ def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     if not spec.reads_target:
         drafter = _for_target(drafter, config, named)
     if spec.needs_model:
-        tell("drafting once, so that all is compiled")
+        tell("warming up: compiling kernels")
         warm_up(_worker(drafter, config))
     return _worker(drafter, config)
 
@@ -137,7 +137,7 @@ def _heads(config: DraftConfig, spec: DrafterSpec) -> dict[str, str]:
         return {}
     if not spec.takes_heads:
         raise ConfigError(
-            f"draft.heads is {config.heads}, and the proposer {config.proposer} takes none; draft-model does"
+            f"draft.heads is {config.heads}, but the proposer {config.proposer} does not support heads; use draft-model"
         )
     return {"heads": resolve_model(config.heads, HEADS)}
 
@@ -154,7 +154,7 @@ def _for_target(drafter: Drafter, config: DraftConfig, named: str) -> Drafter:
         return drafter
     if not config.target:
         raise ConfigError(
-            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: name it by draft.target"
+            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: set draft.target to the target"
         )
     draft_files, target_files = (
         tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))

@@ -85,9 +85,9 @@ def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequen
     """Return the process that serves HTTP; it shares the broker's core."""
     section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
     if parse_address(section.bind).is_any_port:
-        raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
+        raise ConfigError(f"serve.bind is {section.bind}; specq up needs a fixed port")
     if connect_address(section.bind) == address:
-        raise ConfigError(f"serve.bind and broker.bind are both at {address}; give each a port of its own")
+        raise ConfigError(f"serve.bind and broker.bind are both at {address}; use different ports")
     return Member(GATEWAY, ("serve", *to_arguments(section), *extra), section.cores, section.bind)
 
 
@@ -115,9 +115,9 @@ def _about(section: Any) -> str:
 def _broker_address(config: Config) -> str:
     """Return the address at which the workers find the broker."""
     if parse_address(config.broker.bind).is_any_port:
-        raise ConfigError(f"broker.bind is {config.broker.bind}; to start workers with it, give it a port")
+        raise ConfigError(f"broker.bind is {config.broker.bind}; specq up needs a fixed port")
     if config.up.targets > 1 and not parse_address(config.target.bind).is_any_port:
-        raise ConfigError(f"target.bind is {config.target.bind}; for several targets, make its port *")
+        raise ConfigError(f"target.bind is {config.target.bind}; several targets need port *")
     return connect_address(config.broker.bind)
 
 
@@ -226,7 +226,7 @@ def _check_no_broker(address: str) -> None:
     if parse_address(address).is_tcp and listens(address):
         raise ConfigError(
             f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
-            "Stop it, or give this one another address (--broker)"
+            "Stop it, or use another address (--broker)"
         )
 
 

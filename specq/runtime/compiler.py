@@ -54,7 +54,7 @@ class Buffer:
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
 MOST_LINES = 3  # of what a compiler says
-PORTABLE = "without it the portable path computes, several times slower"
+PORTABLE = "without it specq uses the portable path, which is several times slower"
 NO_COMPILER = f"no C compiler; {PORTABLE}: install gcc or clang"
 
 log = structlog.get_logger()

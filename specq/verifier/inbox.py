@@ -71,7 +71,7 @@ class VerifierInbox:
         """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a verifier takes no {message.TYPE}")
+            raise ProtocolError(f"a verifier does not accept {message.TYPE}")
         self.sessions.changed()
         try:
             return handler(message, now)

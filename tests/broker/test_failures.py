@@ -63,7 +63,7 @@ def test_a_poison_job_fails_and_the_innocent_do_not(verifiers: int, fatal_length
     world.run_until(lambda: finished(world, *jobs), limit_s=120.0)
     failed = world.received[POISON].failed
     assert failed is not None
-    assert (failed.code, "4 verifiers died of it, 2 of them" in failed.reason) == ("engine", True)
+    assert (failed.code, "4 verifiers crashed because of it, 2 of them" in failed.reason) == ("engine", True)
     assert (plague.num_crashes, plague.most_beside) == (4, 0)
     for i in (1, 2, 3):
         assert world.received[i].token_ids == toy_text([i], LENGTH)

@@ -92,7 +92,7 @@ def test_a_command_changes_the_next_answer():
     assert session.client.asked[0][1] == {"temperature": 0.5}
     assert session.notes[0] == "temperature: 0.5"
     assert session.notes[1].endswith("88 tokens/s; seed 7)")
-    assert session.notes[2] == "specq: seed is 'x'; it must be a whole number, or none"
+    assert session.notes[2] == "specq: seed is 'x', but must be a whole number, or none"
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ WRONG = {
     "tcp://h:99999": "has the port '99999'; ports are 1 to 65535", "tcp://h:0": "has the port '0'",
     "tcp://h:x": "has the port 'x'", "tcp://h:5750/": "has the port '5750/'", "tcp://h:": "has the port ''",
     "udp://h:1": "begins with udp://", "http://h:1": "begins with http://", "ipc://": "has no path", "": "is empty",
-    " tcp://h:1": "has spaces", "tcp://a b:1": "has spaces", "tcp://:1": "has no host; * is every interface",
-    "tcp://::1:5750": "has an address of IPv6 without its brackets, as in tcp://[::1]:5750",
+    " tcp://h:1": "has spaces", "tcp://a b:1": "has spaces", "tcp://:1": "has no host; * means every interface",
+    "tcp://::1:5750": "has an IPv6 address without brackets; write tcp://[::1]:5750",
     "tcp://fe80::1%eth0:5750": "has an address of IPv6 without its brackets",
     "tcp://[h]:1": "has brackets around 'h', which is no address of IPv6",
     "tcp://[127.0.0.1]:1": "has brackets around '127.0.0.1'", "tcp://[::1:5750": "has brackets around",
@@ -67,7 +67,7 @@ def test_what_is_wrong_with_an_address_is_said_with_its_key(address, said):
         with pytest.raises(ConfigError) as refusal:
             section(**{key: address})
         named = f"{section.__name__.removesuffix('Config').lower()}.{key}"
-        expected = f"{named} is {address!r}; it must be tcp://HOST:PORT or ipc://PATH: this {said}"
+        expected = f"{named} is {address!r}, but must be tcp://HOST:PORT or ipc://PATH: this {said}"
         assert str(refusal.value).startswith(expected)
 
 

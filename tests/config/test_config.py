@@ -91,7 +91,7 @@ def test_missing_file():
 def test_a_wrong_broker_of_the_environment_is_named_by_its_variable(monkeypatch):
     """Not by a section of a file that has nothing of it."""
     monkeypatch.setenv("SPECQ_BROKER", "hub")
-    with pytest.raises(ConfigError, match=r"^SPECQ_BROKER is 'hub'; it must be tcp://HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"^SPECQ_BROKER is 'hub', but must be tcp://HOST:PORT"):
         load()
 
 

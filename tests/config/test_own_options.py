@@ -78,10 +78,10 @@ def test_a_key_at_both_places_is_refused(write):
         (("seed",), "engine option 'seed' is not of the form name=value"),
         (("=3",), "engine option '=3' is not of the form"),
         (("a=1", "a=2"), "engine option a is given twice"),
-        ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
+        ((3,), r"target.engine_options is \[3\], but must be a table of options"),
         (("seed=3",), "torch has no option seed; known are helper_cores"),
         (("helper_core=3",), r"torch has no option helper_core; did you mean 'helper_cores'\? known are helper_cores"),
-        (('helper_cores="x"',), "torch.helper_cores is 'x'; it must be a list of CPU ids"),
+        (('helper_cores="x"',), "torch.helper_cores is 'x', but must be a list of CPU ids"),
     ],
 )
 def test_wrong_options_of_an_engine_are_named(options, said):
@@ -109,8 +109,8 @@ def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write
 
 def test_values_of_an_engines_options_are_checked():
     for name, value, said in (
-        ("max_model_len", "x", "'x'; it must be a whole number"),
-        ("gpu_memory_utilization", 1.5, "1.5; it must be from 0 to 1.0"),
+        ("max_model_len", "x", "'x', but must be a whole number"),
+        ("gpu_memory_utilization", 1.5, "1.5, but must be from 0 to 1.0"),
     ):
         with pytest.raises(ConfigError, match=f"vllm.{name} is {said}"):
             read_own(VllmOptions, {name: value})

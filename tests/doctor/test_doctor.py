@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_unpacked_is_a_finding(config, tmp_path, monkeypa
     assert done.exit_code == 1, done.output
     said = " ".join(done.output.split())
     assert f"cannot be unpacked into {tmp_path / 'file'}" in said
-    assert "SPECQ_CACHE names another place" in said
+    assert "set SPECQ_CACHE to another directory" in said
     assert "MEASURED" not in said
 
 

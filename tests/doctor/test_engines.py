@@ -126,4 +126,4 @@ def test_a_gguf_file_is_not_for_it(tmp_path):
     path.write_bytes(b"GGUF\x03")
     (check,) = engines.look(Config(target=TargetConfig(model=str(path), engine="vllm")), None, {}, 1)
     assert check.status == WRONG
-    assert f"{path} is a GGUF file, which the vllm engine does not take" in check.advice
+    assert f"{path} is a GGUF file, which the vllm engine does not support" in check.advice

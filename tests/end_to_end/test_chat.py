@@ -139,7 +139,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03")
     done = chat("--model", str(tmp_path / "cut.gguf"), "hello")
     assert done.returncode == 1
-    assert "cut.gguf is no GGUF file: it has 5 bytes" in done.stderr
+    assert "cut.gguf is not a GGUF file: it has 5 bytes" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -51,7 +51,7 @@ def faults(gguf: Path, installed: set[str]):
 
     return [
         (draft(model="/none"), "there is no model directory /none"),
-        (target(model=str(gguf)), f"{gguf} is a GGUF file, which the vllm engine does not take"),
+        (target(model=str(gguf)), f"{gguf} is a GGUF file, which the vllm engine does not support"),
         (target(heads="smollm2"), "the vllm engine does not support heads"),
         (target(lookahead=True), "the vllm engine does not support lookahead"),
         (target(engine_options=("max_num_seqs=4",)), "engine option max_num_seqs is given by --max-sessions"),

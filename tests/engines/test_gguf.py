@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "a key": ({"llama.attention.sliding_window": 512}, r"llama model with attention\.sliding_window = 512"),
     "experts": ({"llama.expert_count": 8}, r"expert_count = 8"),
-    "scaling": ({"llama.rope.scaling.type": "longrope"}, r"scaling\.type 'longrope' \(supported are none, linear"),
+    "scaling": ({"llama.rope.scaling.type": "longrope"}, r"scaling\.type 'longrope' \(supported: none, linear"),
     "a missing key": ({"llama.block_count": None}, r"lacks the key llama\.block_count"),
     "layers that differ": (
         {"llama.attention.head_count_kv": [1, 2]},
@@ -211,17 +211,17 @@ REFUSED = {
     ),
     "too many layers": ({"llama.block_count": 2}, r"not fit its own metadata: 2 layers .* tensors are of 1 layers"),
     "absurdly many layers": ({"llama.block_count": 2**31 - 1}, r"does not fit its own metadata: 2147483647 layers"),
-    "more than a size can be": ({"llama.context_length": 2**31}, r"context_length is 2147483648; it must be a whole"),
-    "half a layer": ({"llama.block_count": 0.5}, r"block_count is 0\.5; it must be a whole number"),
+    "more than a size can be": ({"llama.context_length": 2**31}, r"context_length is 2147483648, but must be a whole"),
+    "half a layer": ({"llama.block_count": 0.5}, r"block_count is 0\.5, but must be a whole number"),
     "heads that do not divide": (
         {"llama.attention.head_count": 3, "llama.attention.key_length": None},
         r"does not fit its own metadata: 1 layers of 3 heads, 2 of keys.*blk\.0\.attn_q\.weight of 128 rows",
     ),
-    "no heads of keys": ({"llama.attention.head_count_kv": 0}, r"head_count_kv, or it is no positive number"),
+    "no heads of keys": ({"llama.attention.head_count_kv": 0}, r"head_count_kv, or its value is not a positive number"),
     "more heads than there are": ({"llama.attention.head_count_kv": 4}, r"4 of keys.*attn_k\.weight of 64 rows"),
     "a width of no model": ({"llama.embedding_length": 66}, r"(?s)describes a model that transformers cannot make.*66"),
-    "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or it is no positive number"),
-    "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or it is no positive number"),
+    "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or its value is not a positive number"),
+    "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or its value is not a positive number"),
     "a list for a name": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"splits words by the rule \['gpt-2'\]"),
     "other sizes": ({"llama.feed_forward_length": 128}, r"down_proj\.weight has the shape \(64, 96\), and should have"),
     "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of the kind 'llama'; supported is 'gpt2'"),
@@ -260,7 +260,7 @@ def test_a_scale_that_is_not_finite_is_refused(scale, source, tmp_path):
 
 
 def test_vllm_takes_directories():
-    with pytest.raises(ConfigError, match=r"a\.gguf is a GGUF file, which the vllm engine does not take"):
+    with pytest.raises(ConfigError, match=r"a\.gguf is a GGUF file, which the vllm engine does not support"):
         resolve_directory("a.gguf", "the vllm engine")
 
 

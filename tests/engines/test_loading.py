@@ -111,7 +111,7 @@ MISSING = r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"
         *(("hidden_size", 41, NO_MODEL), ("head_dim", -1, NO_MODEL), ("hidden_act", "x", NO_MODEL)),
         ("num_hidden_layers", 4, MISSING),
         *(
-            (name, size, rf"config\.json: {name} is {re.escape(repr(size))}; it must be an integer of at least 1")
+            (name, size, rf"config\.json: {name} is {re.escape(repr(size))}, but must be an integer of at least 1")
             for name, size in product(SIZES, [0, -1, "x", 2.5])
         ),
     ],

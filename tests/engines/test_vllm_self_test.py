@@ -93,7 +93,7 @@ class Ignoring(Changed):
 
 def test_an_engine_that_takes_no_draft_is_refused(directory):
     engine = Ignoring(TorchEngine(str(directory), device="cpu", kv_slots=256), as_it_is)
-    with pytest.raises(EngineError, match="right drafts are rejected"):
+    with pytest.raises(EngineError, match="correct drafts are rejected"):
         check_drafts(engine, 64)
 
 

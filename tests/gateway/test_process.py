@@ -111,7 +111,7 @@ def test_up_starts_it_too():
     assert "--api-keys x" in " ".join(gateway.arguments)
     with pytest.raises(ConfigError, match="give it a port"):
         members(Config(up=UpConfig(serve=True), serve=ServeConfig(bind="tcp://127.0.0.1:*")))
-    with pytest.raises(ConfigError, match=r"both at tcp://127\.0\.0\.1:6000; give each a port of its own"):
+    with pytest.raises(ConfigError, match=r"both at tcp://127\.0\.0\.1:6000; use different ports"):
         members(
             Config(
                 up=UpConfig(serve=True),

@@ -283,8 +283,8 @@ def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) 
     ("options", "said"),
     [
         (["--detach", "--out", "x.jsonl"], "--detach prints ids"),
-        (["--deadline", "0"], "deadline is 0.0; it must be a number of seconds above 0"),
-        (["--priority", "1001"], "priority is 1001; it must be a whole number from -1000 to 1000"),
+        (["--deadline", "0"], "deadline is 0.0, but must be a number of seconds above 0"),
+        (["--priority", "1001"], "priority is 1001, but must be a whole number from -1000 to 1000"),
     ],
 )
 def test_job_options_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:

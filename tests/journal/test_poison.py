@@ -72,7 +72,7 @@ def check(innocent: list[Job], poison: Job) -> None:
     assert [job.result(PATIENCE_S).token_ids for job in innocent] == [
         toy_text([*PROMPT, i], LENGTH) for i in range(1, 4)
     ]
-    with pytest.raises(JobError, match=r"\d verifiers died of it, 2 of them with nothing else to do") as raised:
+    with pytest.raises(JobError, match=r"\d verifiers crashed because of it, 2 of them with only this job") as raised:
         poison.result(PATIENCE_S)
     assert raised.value.code == "engine"
 

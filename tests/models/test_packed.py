@@ -196,7 +196,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(model, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(packed.shutil, "copyfileobj", fill)
-    said = r"cannot be unpacked into .*: No space left .* \(0.3 MB are needed\); SPECQ_CACHE names another place"
+    said = r"cannot be unpacked into .*: No space left .* \(0.3 MB are needed\); set SPECQ_CACHE to another directory"
     with pytest.raises(ConfigError, match=said):
         unpacked(model)
     assert left_in_cache() == []
@@ -212,7 +212,7 @@ def test_commands_say_in_a_line_what_cannot_be_written(model, tmp_path):
         said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2, said
         assert f"{model} cannot be unpacked into {tmp_path / cache}/" in said
-        assert f"{reason} (0.3 MB are needed); SPECQ_CACHE names another place" in said
+        assert f"{reason} (0.3 MB are needed); set SPECQ_CACHE to another directory" in said
         assert "Traceback" not in said
     assert left_in_cache() == []
 

@@ -114,7 +114,7 @@ class Waits(TorchDispatchMode):
 USELESS = [
     ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
     ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; {who} need {least}"),
-    ([([5, 6], [7, 8, 5000])], "the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+    ([([5, 6], [7, 8, 5000])], "the rollouts have the token 5000, and .* 4096 tokens; they belong to another target"),
 ]
 
 
@@ -156,5 +156,5 @@ def check_it_goes_on(run: Run, places: Places, stage: str, other: str) -> None:
     assert "goes on" not in run(places, other, stage).output
     state = places["work"] / "training.pt"
     state.write_bytes(state.read_bytes()[:1000])
-    assert "training.pt cannot be read; delete it to begin anew" in refusal(run(places, stage))
+    assert "training.pt cannot be read; delete it to start over" in refusal(run(places, stage))
     state.unlink()

@@ -254,4 +254,4 @@ def test_messages_of_a_former_key_are_nobodys(tmp_path):
             socket.send_multipart(encode(Follow(job_id=1)))
             assert socket.poll(int(PATIENCE_S * 1e3))
             heard = decode(socket.recv_multipart())
-    assert (heard.code, heard.reason) == ("forbidden", "this key is not allowed any more")
+    assert (heard.code, heard.reason) == ("forbidden", "this key is no longer allowed")

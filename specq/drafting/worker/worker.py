@@ -105,7 +105,7 @@ class DraftWorker:
         """Take one message; raises ProtocolError for one that is not for a drafter."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a drafter takes no {message.TYPE}")
+            raise ProtocolError(f"a drafter does not accept {message.TYPE}")
         try:
             handler(message)
         except SpecqError:

@@ -91,7 +91,7 @@ class KvPool:
         """Start a session and share the owner's cached blocks of its context, but for the last token; return their
         tokens, and those of which KV is to be copied."""
         if session_id in self._places:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self.fill_blocks()
         place = self._places[session_id] = self._tables.open(len(token_ids))
         if place == len(self._blocks_of):

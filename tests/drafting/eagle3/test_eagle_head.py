@@ -155,11 +155,11 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
         ({"fc.weight": torch.zeros(40, 120, dtype=torch.int8)}, "fc.weight is int8, and should be float32"),
         ({"d2t": torch.zeros(KNOWN)}, "d2t is float32, and should be int64 or int32"),
         ({"norm.weight": torch.full((40,), torch.nan)}, "not finite, in norm.weight"),
-        ({"d2t": torch.full((KNOWN,), -1)}, (f"d2t must give tokens that ascend within the vocabulary, 0 to "
+        ({"d2t": torch.full((KNOWN,), -1)}, (f"d2t must contain ascending token ids within the vocabulary, 0 to "
             f"{VOCAB - 1}")),
         ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must give tokens that ascend"),
         ({"d2t": -torch.arange(KNOWN)}, "d2t must give tokens that ascend"),
-        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d speak of different tokens"),
+        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d contain different tokens"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
@@ -181,10 +181,10 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
             "computed with 'default'")),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\]; it must be 3 layers"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, but must be a number above 0"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\], but must be 3 layers"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "it must be 3 layers, ascending"),
-        ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x'; it must be of 64 hex digits"),
+        ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x', but must be of 64 hex digits"),
         ({"intermediate_size": 47}, "midlayer.mlp.down_proj.weight has the shape"),
     ],
 )  # fmt: skip

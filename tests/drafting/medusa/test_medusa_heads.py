@@ -202,7 +202,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         ({"model_type": MODEL_TYPE}, "hidden_size is None"),
         (
             {"model_type": MODEL_TYPE, "hidden_size": 40, "num_tokens": 9, "tokenizer_hash": "x"},
-            "tokenizer_hash is 'x'; it must be of 64 hex digits",
+            "tokenizer_hash is 'x', but must be of 64 hex digits",
         ),
         (
             {
@@ -212,7 +212,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
                 "tokenizer_hash": HASH,
                 "target_fingerprint": 7,
             },
-            "target_fingerprint is 7; it must be of 64 hex digits",
+            "target_fingerprint is 7, but must be of 64 hex digits",
         ),
     ],
 )

@@ -312,7 +312,7 @@ def test_a_correction_computes_no_more_than_what_changed(directory, monkeypatch)
 
 
 def test_without_logits_shared_is_refused_and_text_named():
-    with pytest.raises(ConfigError, match="ngram gives no logits, which vocabulary = shared needs; text needs none"):
+    with pytest.raises(ConfigError, match="ngram returns no logits, which vocabulary = shared needs; use vocabulary = text"):
         in_vocabulary(NgramDrafter(), "shared", BOTH, INFO)
 
 
@@ -379,7 +379,7 @@ def test_while_a_draft_is_followed_nothing_is_drafted_twice():
 def test_an_unknown_node_is_named():
     drafter = in_vocabulary(ScriptedDraft(b"Janet"), "text", BOTH, INFO)
     drafter.open(1, np.array(TEXT, np.int32), SamplingParams())
-    with pytest.raises(EngineError, match="draft node 77 is unknown or was cut"):
+    with pytest.raises(EngineError, match="draft node 77 is unknown or was removed"):
         drafter.expand([Expansion(1, 77, (78,))])
 
 
