@@ -18,7 +18,7 @@ MOST = 16  # kernels that are reported
 def check_device(device: str = "cuda") -> None:
     """Raise ConfigError if the device is a GPU and none is here, or none that torch has here."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {device} is not available; this needs a CUDA device, and --device cpu only tries it out")
+        raise ConfigError(f"device {device} is not available; this suite needs a CUDA device (--device cpu: a trial)")
     pick_device(device)
 
 

@@ -77,7 +77,7 @@ def run_command(line: str, settings: ChatSettings) -> str:
     if command is None:
         known = ", ".join(f"/{known}" for known in COMMANDS)
         raise JobError(
-            f"unknown command /{name}; known: {known} (to send a message that starts with a slash, put a space before it)"
+            f"unknown command /{name}; known: {known} (a message that starts with a slash needs a space before it)"
         )
     return command.run(settings, rest.strip())
 

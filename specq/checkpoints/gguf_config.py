@@ -123,7 +123,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     kind = file.architecture
     if kind not in ARCHITECTURES:
         raise ConfigError(
-            f"{file.path} has the architecture {kind or 'of no name'!r}; supported in GGUF files are "
+            f"{file.path} has the architecture {kind or 'of no name'!r}; supported in GGUF files: "
             f"{', '.join(ARCHITECTURES)}"
         )
     said = _Said(file)
@@ -180,7 +180,7 @@ class _Said:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(
-                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or its value is not a positive number"
+                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or its value is not above 0"
             )
         return value
 

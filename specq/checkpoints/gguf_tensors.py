@@ -123,9 +123,7 @@ def _named(file: GgufFile, name: str) -> tuple[str, str]:
     layer, own, kind = match.groups() if match else (None, name, "")
     theirs = (_OUTER if layer is None else _INNER).get(own)
     if theirs is None:
-        raise ConfigError(
-            f"{file.path} has the tensor {name}, which a {file.architecture} model does not have"
-        )
+        raise ConfigError(f"{file.path} has the tensor {name}, which a {file.architecture} model does not have")
     return (f"{theirs}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"), own
 
 

@@ -156,7 +156,7 @@ def _merges(file: GgufFile) -> list[list[str]]:
     merges = [merge.split(" ") for merge in _list(file, "merges", str)]
     wrong = next((pair for pair in merges if len(pair) != 2), None)
     if wrong is not None:
-        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}, but must be two tokens with a space between")
+        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}; expected two tokens and a space between")
     return merges
 
 

@@ -85,7 +85,9 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
-        raise JobError(f"priority is {shown(priority)}, but must be a whole number {PRIORITY.allowed}", field="priority")
+        raise JobError(
+            f"priority is {shown(priority)}, but must be a whole number {PRIORITY.allowed}", field="priority"
+        )
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
         raise JobError(f"tenant is {shown(tenant)}, but must be {TENANT.allowed}", field="tenant")

@@ -55,7 +55,9 @@ def compiled_kernels() -> Check:
         return Check("kernels", OK, f"{len(sources)} built by {find_compiler()} and loaded")
     name, reason = reasons[0]
     advice = (
-        "install gcc or clang" if not find_compiler() else "see the compiler's message; set SPECQ_CACHE to another directory"
+        "install gcc or clang"
+        if not find_compiler()
+        else "see the compiler's message; or set SPECQ_CACHE to another place"
     )
     return Check("kernels", WRONG, f"{len(reasons)} of {len(sources)} are missing; {name}: {reason}", advice)
 

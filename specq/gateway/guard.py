@@ -133,7 +133,7 @@ class Guard:
         try:
             self._keys.refresh()
         except ConfigError as error:
-            log.warning("api_keys_unreadable", reason=str(error))
+            log.warning("api_keys_read_failed", reason=str(error))
         for key in _keys_in(headers):
             if caller := self._keys.caller(key):
                 return caller

@@ -173,7 +173,7 @@ def _unpack(model: Path, place: Path) -> None:
                 _copy(file, made / _plain(file).name)
             if not _is_whole(made, model):
                 raise ConfigError(
-                    f"{model}: an archive contains more data than its index lists, but must be a single stream of xz"
+                    f"{model}: an archive contains more data than its index lists; expected a single xz stream"
                 )
             if place.exists():  # and is damaged
                 shutil.rmtree(place)

@@ -86,7 +86,7 @@ class BrokerLoop:
             curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
             socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve)
         except ConfigError as error:
-            log.warning("verifier_unreachable", reason=str(error))
+            log.warning("verifier_connection_failed", reason=str(error))
             return
         self.backs[effect.to] = socket
         self.poller.register(socket, zmq.POLLIN)

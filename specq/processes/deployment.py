@@ -245,5 +245,7 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
-        said.append(f"{chosen.target.model} has no draft model, so no drafters start; its verifier drafts from repeated text only")
+        said.append(
+            f"{chosen.target.model} has no draft model: no drafters start, and the verifier drafts from repeated text"
+        )
     return said

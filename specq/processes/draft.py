@@ -75,7 +75,7 @@ def run(config: DraftConfig) -> int:
     tell = teller(name, wanted=config.progress)
     worker = build_worker(config, tell)
     loop = DrafterLoop(config, worker, name, tell)
-    log.info("drafter_ready", name=name, model=worker.drafter.info.name)
+    log.info("drafter_started", name=name, model=worker.drafter.info.name)
     calm_collector()
     stop.at_once = False
     try:
@@ -126,8 +126,7 @@ def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
     if 0 < info.kv_slots < least:
         raise ConfigError(
             f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as "
-            f"memory allows: a session takes as many as its prompt and text have tokens, and what is drafted ahead of "
-            f"them"
+            f"memory allows: a session takes one slot per token of its prompt, its text and the drafts ahead of them"
         )
 
 
@@ -154,7 +153,7 @@ def _for_target(drafter: Drafter, config: DraftConfig, named: str) -> Drafter:
         return drafter
     if not config.target:
         raise ConfigError(
-            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: set draft.target to the target"
+            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer; set draft.target"
         )
     draft_files, target_files = (
         tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))

@@ -251,7 +251,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell("measuring steps")
     unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
     log.info(
-        "engine_ready",
+        "engine_loaded",
         name=name,
         model=engine.info.name,
         seconds=round(time.monotonic() - started, 1),
@@ -308,4 +308,4 @@ def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int
     read = tuple(sorted({layer for source in sources for layer in source.layers}))
     for layers in sorted({(), read}):
         warm_up_steps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
-    log.info("steps_ready", layers=read, seconds=round(time.monotonic() - started, 1))
+    log.info("warmup_finished", layers=read, seconds=round(time.monotonic() - started, 1))

@@ -66,7 +66,7 @@ def library(source: Path) -> ctypes.CDLL | None:
     machine cannot build it."""
     found = library_or_reason(source)
     if isinstance(found, str):
-        log.warning("kernels_unavailable", source=source.name, reason=found)
+        log.warning("kernel_build_failed", source=source.name, reason=found)
         return None
     return found
 

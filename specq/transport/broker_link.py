@@ -128,5 +128,7 @@ class BrokerLink:
             self._warned_at = time.monotonic()
             hint = "start one: specq broker; with --keys it needs the public key of this process"
             reason = why_unreachable(self.endpoint)
-            log.warning("broker_unreachable", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint)
+            log.warning(
+                "broker_connection_failed", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint
+            )
             choose_family(self.socket, self.endpoint)

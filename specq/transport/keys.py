@@ -139,12 +139,10 @@ def make_keys(
     secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_new(secret_path, f'# This file identifies {name}: keep it secret.\n{shared}secret_key = "{secret_key}"\n')
+        _write_new(secret_path, f'# The secret key of {name}.\n{shared}secret_key = "{secret_key}"\n')
         _write_new(public_path, shared + rights)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{error.filename} already exists; choose another name, or delete that file first"
-        ) from None
+        raise ConfigError(f"{error.filename} already exists; choose another name, or delete that file first") from None
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     return secret_path, public_path

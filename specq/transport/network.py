@@ -96,9 +96,7 @@ def why_not_bound(address: Address, number: int, in_use: str) -> str:
     if number == errno.EACCES and 0 < address.port < 1024:
         return f"{said}; ports below 1024 need root"
     if address.is_tcp and number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, *_UNKNOWN_DEVICE):
-        return (
-            f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * means all interfaces"
-        )
+        return f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * means all interfaces"
     return said
 
 

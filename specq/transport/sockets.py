@@ -62,7 +62,7 @@ class Zap:
         try:
             self.allowed.refresh()
         except ConfigError as error:
-            log.warning("allow_list_unreadable", reason=str(error))
+            log.warning("allow_list_read_failed", reason=str(error))
 
     def answer(self) -> None:
         """Admit or refuse the keys of the waiting requests."""

@@ -82,7 +82,7 @@ class VerifierInbox:
 
     def _not_handled(self, message: Message, error: Exception) -> list[Message]:
         """Fail a session that could not be opened; drop any other message."""
-        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        log.error("message_handling_failed", kind=message.TYPE, **traced(error))
         if isinstance(message, Open):
             faults = Faults()
             faults.note(message, "opened", error)

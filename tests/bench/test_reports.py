@@ -144,4 +144,4 @@ def test_a_report_is_not_begun_where_it_cannot_be_written(tmp_path):
     """The message names the directory that is not there, before anything is measured."""
     done = CliRunner().invoke(main, ["bench", "roundtrip", "--out", str(tmp_path / "none" / "report.json")])
     assert done.exit_code == 2
-    assert f"{tmp_path / 'none'} is no directory" in done.output
+    assert f"{tmp_path / 'none'} is not a directory" in done.output

@@ -117,7 +117,7 @@ def test_up_says_where_http_is_served(given):
 
     in_the_open = run("up", "--serve", "--bind", "tcp://*:9000")
     assert "give --api-keys and --tls-cert" in in_the_open.stderr
-    assert "`insecure = true` in [serve]" in in_the_open.stderr
+    assert "`insecure = true` under [serve]" in in_the_open.stderr
     values = {"--bind": "tcp://127.0.0.1:9000", "--api-keys": "a.toml", "--cors-origin": "https://a.example"}
     for flag, value in values.items():
         in_vain = run("up", flag, value)

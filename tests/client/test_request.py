@@ -37,7 +37,7 @@ def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):
     with pytest.raises(JobError) as refused:
         read_parameters({name: 3})
     assert str(refused.value).partition("; ")[2].startswith(hint)
-    assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known are ")[2].split(", "))
+    assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known: ")[2].split(", "))
 
 
 def hashed(seed: int) -> int:

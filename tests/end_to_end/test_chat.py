@@ -152,7 +152,7 @@ def test_a_conversation_in_a_terminal():
         assert "\x1b[3" not in terminal.wait_for("tokens/s")
         terminal.wait_for("> ")
         terminal.send("/mode plain\r/max 4000\r/nonsense\r")
-        terminal.wait_for("unknown command /nonsense; known are /help")
+        terminal.wait_for("unknown command /nonsense; known: /help")
         terminal.wait_for("> ")
         while True:  # until Ctrl-C comes before the end of an answer, which may be short
             terminal.send("1 2 3 4 5 6 7 8 9 10 11 12\r")

@@ -103,7 +103,7 @@ def test_an_untested_version_starts_if_it_passes_and_is_refused_if_not(directory
     monkeypatch.setattr(versions, "TESTED", ("0.1.0",))
     with structlog.testing.capture_logs() as logs:
         VllmEngine(str(directory), kv_slots=512, **vllm_arguments(vllm_device)).shutdown()
-    assert "vllm_untested" in [entry["event"] for entry in logs]
+    assert "untested_vllm_detected" in [entry["event"] for entry in logs]
 
     def fail(*_arguments: Any) -> None:
         raise EngineError("with drafts, token 3 is 1 and not 2")

@@ -98,7 +98,7 @@ def run(*arguments: str) -> Any:
 def test_an_unknown_size_is_named(tmp_path):
     result = run("--out", str(tmp_path), "--target-shape", "width=3")
     assert result.exit_code == 2
-    assert "'width' is not a size of a shape; known are hidden, layers" in result.output
+    assert "'width' is not a size of a shape; known: hidden, layers" in result.output
     assert "unknown shape 'x'" in run("--out", str(tmp_path), "--target", "x").output
 
 

@@ -35,7 +35,7 @@ def test_names_of_other_packages_can_be_resolved():
 def test_an_unknown_name_lists_all_known(table):
     with pytest.raises(ConfigError, match=f"unknown {table.kind} 'nobody'") as caught:
         table.resolve("nobody")
-    known = str(caught.value).partition("known are ")[2].split(", ")
+    known = str(caught.value).partition("known: ")[2].split(", ")
     assert sorted([*table, "cautious" if table is STRATEGIES else "counting"]) == known == sorted(table.names())
 
 

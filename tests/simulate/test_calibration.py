@@ -52,7 +52,7 @@ def test_files_are_read_and_checked(tmp_path):
     for text, message in (
         ("{", "is no JSON"),
         ("[]", "holds no JSON object"),
-        ('{"step": 1}', r"measured.json: unknown key measured.step; did you mean 'step_ms'\? known are step_ms"),
+        ('{"step": 1}', r"measured.json: unknown key measured.step; did you mean 'step_ms'\? known: step_ms"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):

@@ -92,8 +92,8 @@ def test_settings_win_over_the_file():
 @each(
     ("text", "message"),
     [
-        ("[netwrok]", r"unknown section netwrok; did you mean 'network'\? known are engine, draft, network"),
-        ("network.rtt = 5", r"unknown key network.rtt; did you mean 'rtt_ms'\? known are rtt_ms"),
+        ("[netwrok]", r"unknown section netwrok; did you mean 'network'\? known: engine, draft, network"),
+        ("network.rtt = 5", r"unknown key network.rtt; did you mean 'rtt_ms'\? known: rtt_ms"),
         ("network.rtt_ms = -1", "network.rtt_ms is -1.0, but must be from 0"),
         ('network.rtt_ms = "fast"', "network.rtt_ms is 'fast', but must be a number"),
         ("traffic.sessions = 1.5", "traffic.sessions is 1.5, but must be a whole number"),

@@ -141,8 +141,8 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     of them."""
     if num_layers < LEAST_LAYERS:
         raise ConfigError(
-            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs "
-            f"{LEAST_LAYERS} at least"
+            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs at "
+            f"least {LEAST_LAYERS}"
         )
     return 1, num_layers // 2 - 1, num_layers - 4
 

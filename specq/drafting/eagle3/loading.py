@@ -57,7 +57,7 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     vocabulary or depth."""
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"there is no directory {heads} of {KIND}, but must lie on this machine")
+        raise ConfigError(f"the directory {heads} of {KIND} does not exist; it must be on this machine")
     shape = eagle_form.eagle_shape(directory)
     said = read_json(Path(target), "config.json")
     _check_fit(directory, shape, said, info)

@@ -58,7 +58,9 @@ class SharedVocabulary(RetellingDrafter[RetoldSession]):
     def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
         super().__init__(draft, vocabularies, info)
         if draft.maker is None:
-            raise ConfigError(f"{draft.info.name} returns no logits, which vocabulary = shared needs; use vocabulary = text")
+            raise ConfigError(
+                f"{draft.info.name} returns no logits, which vocabulary = shared needs; use vocabulary = text"
+            )
         both = vocabularies.shared.within(min(draft.info.vocab_size, draft.info.num_tokens), info.num_tokens)
         draft.maker = made = SharedMaker(draft.maker, both, lambda session_id: self._sessions[session_id].lead)
         if not len(made.shared):

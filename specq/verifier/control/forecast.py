@@ -101,7 +101,7 @@ class Forecast:
                 continue
             self._learn_wait(name, step, joins=name in joins)
             if self._says_something(name, step) and one.learn(step.judged[name], is_unread=step.kind.is_unread):
-                log.debug("drafts_changed", source=name)
+                log.debug("draft_yield_changed", source=name)
         if used.sources and not (step.looked_at or used.is_early):
             self._learn_ratio(used, step)
 

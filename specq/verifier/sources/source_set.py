@@ -248,7 +248,7 @@ class SourceSet:
             self._not_hung(source, batch, error)
 
     def _not_hung(self, source: DraftSource, batch: DraftBatch, error: Exception) -> None:
-        log.error("drafts_not_hung", source=source.name, num_drafts=len(batch.sessions), **traced(error))
+        log.error("draft_graft_failed", source=source.name, num_drafts=len(batch.sessions), **traced(error))
         for session in batch.sessions:
             session.forget_drafts()
             source.refuse(session)
