@@ -85,7 +85,7 @@ def test_up_lives_through_it(house: House) -> None:
     assert house.client.generate(token_ids=[9], max_tokens=5).token_ids == toy_text([9], 5)
     assert up.poll() is None
     said = up.output.read_text()
-    assert said.count(f"ended with status {STATUS}; starting it again in") == 4
+    assert said.count(f"ended with status {STATUS}; restarting it in") == 4
     assert "(4 of 5)" in said
 
 
