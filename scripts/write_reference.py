@@ -188,7 +188,7 @@ def _section(cls: type[Section], name: str, about: str) -> str:
         for f in fields(cls)
         if not f.metadata["is_hidden"]
     ]
-    return "\n".join((f"\n## [{name}]\n\n{about}\n", "| key | default | |", "|---|---|---|", *rows)) + "\n"
+    return "\n".join((f"\n## [{name}]\n\n{about}\n", "| key | default | meaning |", "|---|---|---|", *rows)) + "\n"
 
 
 def _default(f: Field[Any]) -> str:

@@ -208,8 +208,8 @@ def _checked_heads(path: Path) -> Path:
     if not path.is_dir():
         known = ", ".join(model.name for model in known_models() if model.role == HEADS)
         raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; heads "
-            f"with a name are for: {known}"
+            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; "
+            f"named heads exist for: {known}"
         )
 
     if eagle_form.is_eagle(path):

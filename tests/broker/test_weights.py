@@ -60,7 +60,7 @@ def test_a_job_whose_model_is_gone_fails() -> None:
     wait(desk, WAIT_S + 2)
     assert (
         job.transcript.failure.reason
-        == "no verifier of the model toy was there for 600 s (weights_wait_seconds); none is served"
+        == "no verifier of the model toy was available for 600 s (weights_wait_seconds); none is served"
     )
 
 

@@ -181,6 +181,6 @@ def test_the_oldest_turns_go_with_a_note():
 def test_a_model_without_a_template_does_not_chat():
     session = Session(FakeClient())
     session.client.model.codec.has_chat_template = False
-    with pytest.raises(JobError, match="toy has no chat template: it does not chat"):
+    with pytest.raises(JobError, match="toy has no chat template, so it cannot chat"):
         session.chat.served()
     session.chat.close()

@@ -89,7 +89,7 @@ def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path,
 @each(
     ("data", "said"),
     [
-        (b"", "is no GGUF file: it has 0 bytes"),
+        (b"", "is not a GGUF file: it has 0 bytes"),
         (b"<!DOCTYPE html><html>", "does not begin with GGUF"),
         (b"GGUF\1\0\0\0" + bytes(100), "has GGUF version 1"),
         (b"GGUF\0\0\0\3" + bytes(100), "another byte order"),

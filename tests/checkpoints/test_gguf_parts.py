@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
     ),
     "one of a larger model": (
         lambda parts, place: shutil.copy(place / "n-00003-of-00003.gguf", parts[2]),
-        r"(both have the tensor|is of a model of \d+ tensors)",
+        r"(both have the tensor|belongs to a model of \d+ tensors)",
     ),
 }
 

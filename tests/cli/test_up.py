@@ -122,7 +122,7 @@ def test_up_says_where_http_is_served(given):
     for flag, value in values.items():
         in_vain = run("up", flag, value)
         assert in_vain.exit_code == 2
-        assert f"{flag} says how HTTP is served, which needs --serve as well" in in_vain.stderr
+        assert f"{flag} is an option of the HTTP gateway; add --serve" in in_vain.stderr
     assert len(given) == 2
 
 

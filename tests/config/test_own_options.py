@@ -102,7 +102,7 @@ def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write
     with pytest.raises(ConfigError, match="draft-model has no option activations; known: none"):
         own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, DRAFTERS)
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
-    said = r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
+    said = r"unknown key target\.vlm; did you mean 'vllm'\? valid sections: torch, vllm"
     with pytest.raises(ConfigError, match=said):
         own_options(target, TorchOptions, ENGINES)
 

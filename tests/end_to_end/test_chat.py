@@ -78,7 +78,7 @@ def test_a_name_that_no_verifier_could_have_is_refused_at_once(spawn, asked, hin
     with FakeBroker(OtherModels("smollm2")) as broker:
         process = spawn("chat", "--broker", broker.address, "--model", asked, "hi")
         assert process.wait(PATIENCE_S) == 2
-    said = f"specq: the model {asked!r} is not served by the broker at {broker.address}; served are smollm2{hint}\n"
+    said = f"specq: the broker at {broker.address} does not serve the model {asked!r}; it serves smollm2{hint}\n"
     assert process.output.read_text() == said
 
 

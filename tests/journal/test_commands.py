@@ -134,7 +134,7 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     """With what it has by then, and the reason; the deadline holds across a restart."""
     early = deployment.run("results")
     assert (early.exit_code, early.stdout) == (2, "")
-    assert "no job has ended yet" in early.stderr
+    assert "no job has finished yet" in early.stderr
     deployment.submit(7, max_tokens=ENDLESS, deadline_ms=1500)
     deployment.restart()
     (found,) = deployment.desk.fetch([7], wait=True)
@@ -151,8 +151,8 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
 @each(
     ("arguments", "said"),
     [
-        (["results", "3", "--all"], "give the ids of jobs, or --all"),
-        (["results", "none"], "'none' is not the number of a job"),
+        (["results", "3", "--all"], "JOB and --all exclude each other"),
+        (["results", "none"], "'none' is not a job number"),
         (["cancel"], "Missing argument 'JOB...'"),
         (["cancel", "-1"], "No such option"),
     ],
@@ -282,7 +282,7 @@ def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) 
 @each(
     ("options", "said"),
     [
-        (["--detach", "--out", "x.jsonl"], "--detach prints ids"),
+        (["--detach", "--out", "x.jsonl"], "--detach excludes --out and --stream"),
         (["--deadline", "0"], "deadline is 0.0, but must be a number of seconds above 0"),
         (["--priority", "1001"], "priority is 1001, but must be a whole number from -1000 to 1000"),
     ],

@@ -119,7 +119,7 @@ def test_a_step_that_raises_costs_no_process(house: House) -> None:
     house.wait_ready()
     innocent = [client.submit(token_ids=[*PROMPT, i], max_tokens=LENGTH) for i in (1, 2, 3)]
     raising = client.submit(token_ids=[5, RAISES], max_tokens=LENGTH)
-    with pytest.raises(JobError, match=r"given up after 3 failures; .* could not be computed: ValueError: magic"):
+    with pytest.raises(JobError, match=r"gave up after 3 failures; .* could not be computed: ValueError: magic"):
         raising.result(PATIENCE_S)
     texts = [job.result(PATIENCE_S).token_ids for job in innocent]
     assert texts == [toy_text([*PROMPT, i], LENGTH) for i in (1, 2, 3)]

@@ -301,8 +301,8 @@ def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) 
         ({"seed": 1.5}, "seed is 1.5, but must be a whole number"),
         ({"temperature": "hot"}, "temperature is 'hot', but must be a number"),
         ({"ignore_eos": 1}, "ignore_eos is 1, but must be true or false"),
-        ({"stop": [1]}, "it must be a text, or a list of texts"),
-        ({"logit_bias": [1]}, "it must be an object of numbers by token id, or a list of such pairs"),
+        ({"stop": [1]}, "must be a text, or a list of texts"),
+        ({"logit_bias": [1]}, "must be an object of numbers by token id, or a list of such pairs"),
     ],
 )
 def test_a_wrong_type_is_named_in_words(values, said):

@@ -95,7 +95,7 @@ def _lines(path, *changes):
     ("spoil", "said"),
     [
         (lambda d: (d / "laptop.secret").chmod(0o640), "chmod 600"),
-        (lambda d: (d / "laptop.secret").unlink(), "make one: specq keys"),
+        (lambda d: (d / "laptop.secret").unlink(), "create one: specq keys"),
         (lambda d: (d / "laptop.secret").write_text("secret_key = ["), "is not valid TOML"),
         (lambda d: _lines(d / "laptop.secret", ("secret_key", "sekret_key")), "a key has roles"),
         (lambda d: _lines(d / "laptop.secret", ('["draft"]', '["drafter"]')), "of broker, target, draft, client"),

@@ -124,7 +124,7 @@ def test_what_is_wrong_with_an_address_is_said():
     with socket.create_server((V4, 0)) as server:
         taken = f"tcp://{V4}:{server.getsockname()[1]}"
         said = {
-            taken: "Address already in use; is another",
+            taken: "Address already in use; another",
             "tcp://192.0.2.77:*": "192.0.2.77 is not an address of this machine",
             "tcp://no-such-host.invalid:*": "the name no-such-host.invalid is unknown on this machine",
         }

@@ -262,7 +262,7 @@ def _wanted(requirements: Requirements) -> Requirements:
 
 def _served(verifiers: Iterable[Worker]) -> str:
     served = sorted({f"{worker.model.name} with {shown(worker.weights)}" for worker in verifiers})
-    return f"served are {', '.join(served)}" if served else "none is served"
+    return f"served: {', '.join(served)}" if served else "none is served"
 
 
 def shown(weights: str) -> str:
