@@ -28,8 +28,8 @@ def load(root: Path = ROOT) -> click.Command:
     """Return the command. Raises ConfigError if specq is not installed from a checkout."""
     if not (root / "bench" / "suites").is_dir():
         raise ConfigError(
-            "specq bench needs a checkout of the repository (pip install -e .), and this is an installed package; use "
-            "`specq doctor` to measure this machine and a model pair"
+            "specq bench needs a checkout of the repository (pip install -e .). With an installed package, use `specq "
+            "doctor` to measure this machine and a model pair"
         )
     if str(root) not in sys.path:
         sys.path.append(str(root))

@@ -102,7 +102,7 @@ def submit(
     A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}. It may also have "id" and any parameter
     below ("top_p": 0.9), which overrides the option. The exit status is 0 only if no line failed.
 
-    After a kill or the loss of the broker, run the same command again: with the same prompts, options and --out it
+    After a kill or the loss of the broker, run the same command again. With the same prompts, options and --out it
     continues where it stopped. Without a broker or a verifier, it prints a notice and waits.
 
     \b

@@ -29,7 +29,7 @@ from specq.training import PARALLEL_STAGES
     help="Keep the embedding and the head of the start model unchanged, and leave them out of the output.",
 )
 @click.option("--seconds", type=DURATION, default=800.0, help="Training time, in seconds.")
-@click.option("--num-places", type=click.IntRange(2, 16), default=5, help="Number of tokens that one pass drafts.")
+@click.option("--num-places", type=click.IntRange(2, 16), default=5, help="Number of tokens to draft per pass.")
 @click.option(
     "--keep",
     type=OPEN_SHARE,

@@ -68,7 +68,7 @@ def up(
 ) -> None:
     """Run a broker, verifiers and drafters on this machine, with --serve also the HTTP gateway.
 
-    The processes share the cores of the machine. Ctrl-C stops all of them.
+    The processes share the cores of the machine. Ctrl-C stops them all.
 
     \b
     Examples:

@@ -2,9 +2,9 @@
 
 Rule: a constructor takes its own section, not the whole configuration.
 
-A section checks its values when it is created, whatever their origin. To add an option, add one line to its section.
-The file format, the checks and the command line follow from it. The help text states what the option does, its unit
-and what a special value means; the default is appended automatically unless it is empty.
+A section checks its values when it is created, from any origin. To add an option, add one line to its section.
+The file format, the checks and the command line follow from it. The help text states what the option does, its unit and
+its special values. `--help` appends the default, unless it is empty.
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ def check_bind(key: str, address: str, *, insecure: bool = False) -> None:
     """Raise ConfigError unless `address` is valid, and is local or `insecure` (or has keys)."""
     if not read_address(key, address).is_local and not insecure:
         raise ConfigError(
-            f"{key} is {address}, which other machines can reach, and traffic without keys is neither encrypted nor "
-            "signed: give --keys (docs/security.md), bind 127.0.0.1 (with an SSH tunnel or a VPN), or allow it with "
-            "--insecure"
+            f"{key} is {address}, which other machines can reach without encryption and keys: give --keys "
+            "(docs/security.md), bind 127.0.0.1 (with an SSH tunnel or a VPN), or allow it with --insecure"
         )
 
 

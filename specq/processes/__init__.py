@@ -1,4 +1,4 @@
-"""The processes: each is a socket loop around one library object. `specq up` starts all of them on one machine.
+"""The processes: each is a socket loop around one library object. `specq up` starts them all on one machine.
 
     broker, target, draft, gateway   one role each; `run` returns an exit status
     deployment                       chooses drafting methods and CPU cores for `specq up`

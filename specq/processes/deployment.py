@@ -1,12 +1,12 @@
 """Choices of `specq up`: where drafts are made, and which CPU cores each process gets. Checks before the start.
 
 Rules for choices: an explicit setting is always used. If the number of draft workers is open, drafting happens at the
-fastest place. This is a draft model in the verifier's process, which needs no messages and no second process, plus
-draft workers on cores that the verifier does not need. `specq.verifier.control.policy` then measures which sources pay.
+fastest place: a draft model in the verifier's process, plus draft workers on cores that the verifier does not need.
+The former needs no messages and no second process. `specq.verifier.control.policy` then measures which sources pay.
 
 Rules for checks: `missing` finds all problems before any process starts. It does not fetch, unpack, load or import
-anything. The list is in the order in which a user acts: models, engines and options first, since changing them may
-solve the rest; packages to install last. `specq up`, `specq chat` and `specq doctor` use this list.
+anything. The list is in the order in which a user acts. Models, engines and options come first, since changing them
+may solve the rest. Packages to install come last. `specq up`, `specq chat` and `specq doctor` use this list.
 """
 
 from __future__ import annotations
