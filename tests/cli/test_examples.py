@@ -34,4 +34,4 @@ def test_the_main_commands_have_examples_that_parse(command: str, monkeypatch: p
         found = main.get_command(click.Context(main), name)
         assert found is not None
         assert name == command
-        found.make_context(name, arguments)
+        found.make_context(name, arguments).close()
