@@ -91,7 +91,7 @@ def served_instead(model: str, served: Sequence[str], address: str) -> str:
     if not served or model in served:
         return ""
     hint = did_you_mean(model, served)
-    note = f"it serves {', '.join(served)}" + (f"; {hint}" if hint else "")
+    note = f"served models: {', '.join(served)}" + (f"; {hint}" if hint else "")
     if not could_be_target(model):
         raise ConfigError(f"the broker at {address} does not serve the model {model!r}; {note}")
     return note

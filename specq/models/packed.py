@@ -56,8 +56,8 @@ def unpacked(model: Path) -> Path:
         except OSError as error:
             needed = f"{num_bytes(model) / 1e6:.1f} MB are needed"
             raise ConfigError(
-                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); SPECQ_CACHE names "
-                f"another place"
+                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); set "
+                f"SPECQ_CACHE to another directory"
             ) from None
     return place
 

@@ -23,4 +23,4 @@ def test_without_a_gpu_the_message_says_so(tmp_path):
 def test_a_device_that_is_none_is_refused(tmp_path):
     outcome = bench("--device", "nope", "--only", "own", "--pair", tmp_path / "pair")
     assert outcome.exit_code == 2
-    assert "device is 'nope'; torch has here" in outcome.stderr
+    assert "device is 'nope'; available to torch" in outcome.stderr

@@ -26,10 +26,10 @@ CHAT = [{"role": "user", "content": "Hi"}]
 @each(
     ("name", "hint"),
     [
-        ("max_token", "did you mean 'max_tokens'? known are"),
-        ("dead_line", "did you mean 'deadline'? known are"),
-        ("zzz", "known are"),
-        (f"{'x' * 9999}", "known are"),
+        ("max_token", "did you mean 'max_tokens'? known: "),
+        ("dead_line", "did you mean 'deadline'? known: "),
+        ("zzz", "known: "),
+        (f"{'x' * 9999}", "known: "),
     ],
 )
 def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):

@@ -49,15 +49,15 @@ WRONG = {
     "udp://h:1": "begins with udp://", "http://h:1": "begins with http://", "ipc://": "has no path", "": "is empty",
     " tcp://h:1": "has spaces", "tcp://a b:1": "has spaces", "tcp://:1": "has no host; * means every interface",
     "tcp://::1:5750": "has an IPv6 address without brackets; write tcp://[::1]:5750",
-    "tcp://fe80::1%eth0:5750": "has an address of IPv6 without its brackets",
-    "tcp://[h]:1": "has brackets around 'h', which is no address of IPv6",
+    "tcp://fe80::1%eth0:5750": "has an IPv6 address without brackets",
+    "tcp://[h]:1": "has brackets around 'h', which is not an IPv6 address",
     "tcp://[127.0.0.1]:1": "has brackets around '127.0.0.1'", "tcp://[::1:5750": "has brackets around",
     "tcp://[1::2::3]:1": "has brackets around '1::2::3'",
-    "tcp://[fe80::1]:1": "does not say on which interface the link-local address fe80::1 is, as in [fe80::1%eth0]",
-    "tcp://256.1.1.1:1": "has the host 256.1.1.1, which is no address of IPv4",
-    "tcp://1.2.3:1": "has the host 1.2.3, which is no address of IPv4",
-    "tcp://x/y:1": "has the host 'x/y', which is no name", "tcp://me@h:1": "has the host 'me@h', which is no name",
-    "tcp://*.h:1": "has the host '*.h', which is no name",
+    "tcp://[fe80::1]:1": "names no interface for the link-local address fe80::1, as in [fe80::1%eth0]",
+    "tcp://256.1.1.1:1": "has the host 256.1.1.1, which is not an IPv4 address",
+    "tcp://1.2.3:1": "has the host 1.2.3, which is not an IPv4 address",
+    "tcp://x/y:1": "has the host 'x/y', which is neither a name", "tcp://me@h:1": "has the host 'me@h', which is neither a name",
+    "tcp://*.h:1": "has the host '*.h', which is neither a name",
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_an_open_pipe_that_nobody_writes_to_is_not_waited_for(broker, own_cache)
     with os.fdopen(read_end, "rb") as ours, os.fdopen(write_end, "wb"):
         done = chat("--broker", broker.address, "What is it?", stdin=ours)
     assert done.returncode == 0, done.stderr
-    assert "nothing came on standard input within 5 s; going on without it" in done.stderr
+    assert "received no standard input within 5 s; continuing without it" in done.stderr
     assert "What is it?" in _asked_of(broker)
 
 
@@ -78,7 +78,7 @@ def test_a_name_that_no_verifier_could_have_is_refused_at_once(spawn, asked, hin
     with FakeBroker(OtherModels("smollm2")) as broker:
         process = spawn("chat", "--broker", broker.address, "--model", asked, "hi")
         assert process.wait(PATIENCE_S) == 2
-    said = f"specq: the broker at {broker.address} does not serve the model {asked!r}; it serves smollm2{hint}\n"
+    said = f"specq: the broker at {broker.address} does not serve the model {asked!r}; served models: smollm2{hint}\n"
     assert process.output.read_text() == said
 
 
@@ -88,7 +88,7 @@ def test_while_a_known_model_is_waited_for_it_is_said_what_is_served(spawn):
         process = spawn("chat", "--broker", broker.address, "--model", "tiny", "hi")
         waits = (
             f"specq: waiting for a verifier of model 'tiny' to register with the broker at {broker.address} "
-            "(served are smollm2), at most 600 s (--no-wait: fail instead)\n"
+            "(served models: smollm2), at most 600 s (--no-wait: fail instead)\n"
         )
         wait_until(lambda: waits in process.output.read_text(), PATIENCE_S)
         models.is_served = True

@@ -140,7 +140,7 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
     chosen = placed(Config(), LAPTOP)
     assert (chosen.target.model, chosen.target.draft_model) == ("tiny", "tiny")
     assert notes(Config(), LAPTOP) == [
-        "smollm2 is not on this machine (specq models pull smollm2); this runs on tiny, a toy that babbles"
+        "smollm2 is not on this machine (specq models pull smollm2); using the toy model tiny"
     ]
     asked = Config(target=TargetConfig(model="tiny"))
     assert notes(asked, LAPTOP) == []

@@ -64,7 +64,7 @@ def test_cores_and_threads_of_the_file_win():
 def test_addresses_that_cannot_serve_a_group():
     with pytest.raises(ConfigError, match=r"broker\.bind .* specq up needs a fixed port"):
         members(Config(broker=BrokerConfig(bind="tcp://127.0.0.1:*")))
-    with pytest.raises(ConfigError, match=r"target\.bind .* make its port"):
+    with pytest.raises(ConfigError, match=r"target\.bind .* several targets need port"):
         members(Config(target=TargetConfig(bind="tcp://127.0.0.1:1"), up=UpConfig(targets=2)))
 
 

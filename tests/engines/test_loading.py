@@ -65,7 +65,7 @@ def make_other(directory: Path, model_type: str, **settings) -> Path:
     ],
 )
 def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, settings):
-    with pytest.raises(ConfigError, match="supported are llama, opt, qwen2, qwen3"):
+    with pytest.raises(ConfigError, match="supported: llama, opt, qwen2, qwen3"):
         TorchEngine(str(make_other(tmp_path, model_type, **settings)), device="cpu")
 
 
@@ -83,7 +83,7 @@ def test_others_with_plain_attention_work(tmp_path, model_type, settings):
 
 @pytest.mark.parametrize("device", ["figs", "cuda:99", "meta", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_named(llama, device):
-    with pytest.raises(ConfigError, match=f"device is '{device}'; torch has here .*cpu, or give auto"):
+    with pytest.raises(ConfigError, match=f"device is '{device}'; available to torch: .*cpu, or give auto"):
         TorchEngine(str(llama), device=device)
 
 

@@ -107,7 +107,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     stopped = deployment.run("cancel", 13, 11, 99)
     assert stopped.exit_code == 1
     assert "there is no job 99" in stopped.stderr
-    assert "11 had ended before, with 8 tokens (length)" in stopped.stdout
+    assert "11 ended earlier, with 8 tokens (length)" in stopped.stdout
     assert "13 cancelled with" in stopped.stdout
     assert deployment.states() == {13: "cancelled", 12: "finished", 11: "finished"}
 

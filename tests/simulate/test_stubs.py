@@ -209,5 +209,5 @@ def test_descendants_of_the_committed_stay_valid_and_cut_nodes_are_unknown(propo
     (children,) = proposer.expand([Expansion(1, 2, (3,))])
     assert children.token_ids.tolist() == tokens[2:]
     proposer.commit(1, np.array([9], np.int32), [])
-    with pytest.raises(EngineError, match="unknown or was cut"):
+    with pytest.raises(EngineError, match="unknown or was removed"):
         proposer.expand([Expansion(1, 3, (4,))])

@@ -106,7 +106,7 @@ def test_settings_win_over_the_file():
         ('speculation.mode = "fast"', "speculation: mode is 'fast', but must be one of async, sync, plain"),
         ("network = 5", "network is 5, but must be a section"),
         ("[[variant]]\ndraft.width = 1", "variants are tables with a name"),
-        ('[[variant]]\nname = "a"\nwidth = 1', "variant sets width, which is no section"),
+        ('[[variant]]\nname = "a"\nwidth = 1', "variant sets width, which is not a section"),
     ],
 )
 def test_what_is_wrong_is_said(text, message):
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(text, message):
 
 @each("setting", ["rtt_ms=5", "network.rtt_ms", "network.=1"])
 def test_settings_name_section_and_key(setting):
-    with pytest.raises(ConfigError, match=r"is no section\.key=value"):
+    with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):
         apply_settings({}, [setting])
 
 
@@ -124,7 +124,7 @@ def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read the scenario .*absent.toml"):
         read_tables(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("a = [")
-    with pytest.raises(ConfigError, match=r"bad.toml is no TOML"):
+    with pytest.raises(ConfigError, match=r"bad.toml is not valid TOML"):
         read_tables(tmp_path / "bad.toml")
 
 

@@ -141,5 +141,5 @@ def test_what_is_wrong_with_an_address_is_said():
     assert why_unreachable(taken) == "nothing listens there"
     assert why_unreachable("tcp://no-such-host.invalid:1") == "the name no-such-host.invalid is unknown on this machine"
     assert why_unreachable("ipc:///nowhere") == ""
-    assert "ports below 1024 are for root" in why_not_bound(parse_address("tcp://127.0.0.1:80"), errno.EACCES, "")
+    assert "ports below 1024 need root" in why_not_bound(parse_address("tcp://127.0.0.1:80"), errno.EACCES, "")
     assert why_not_bound(parse_address("ipc:///x"), errno.ENOENT, "") == "No such file or directory"

@@ -140,7 +140,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
         torch.save(load_file(made / WEIGHTS), made / PICKLED)
         (made / WEIGHTS).unlink()
     (made / name).write_bytes((made / name).read_bytes()[:left])
-    refused(made, target, f"{name} cannot be read; it may have been cut off")
+    refused(made, target, f"{name} cannot be read; it may be truncated")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
         ({"norm.weight": torch.full((40,), torch.nan)}, "not finite, in norm.weight"),
         ({"d2t": torch.full((KNOWN,), -1)}, (f"d2t must contain ascending token ids within the vocabulary, 0 to "
             f"{VOCAB - 1}")),
-        ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must give tokens that ascend"),
-        ({"d2t": -torch.arange(KNOWN)}, "d2t must give tokens that ascend"),
+        ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must contain ascending token ids"),
+        ({"d2t": -torch.arange(KNOWN)}, "d2t must contain ascending token ids"),
         ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d contain different tokens"),
     ],
 )  # fmt: skip
@@ -196,7 +196,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
 
 def test_what_is_no_head_is_refused(tmp_path, target):
     refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of an EAGLE-3 head")
-    refused(target, target, "holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+    refused(target, target, "does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     made = made_of(tmp_path)
     (made / WEIGHTS).unlink()
     refused(made, target, "has neither model.safetensors nor pytorch_model.bin")

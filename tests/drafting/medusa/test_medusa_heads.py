@@ -137,7 +137,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / (PICKLED if name == PUBLISHED else PUBLISHED)).unlink()
     (made / name).write_bytes((made / name).read_bytes()[:left])
-    refused(made, target, f"{name} cannot be read; it may have been cut off")
+    refused(made, target, f"{name} cannot be read; it may be truncated")
 
 
 class Payload:
@@ -225,7 +225,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
 def test_what_is_no_heads_is_refused(tmp_path, target):
     refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of Medusa heads")
     refused(target, target, "medusa_num_heads is None")
-    refused(tmp_path, target, "holds no Medusa heads: there is no config.json")
+    refused(tmp_path, target, "contains no Medusa heads: it has no config.json")
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / PUBLISHED).unlink()
     (made / PICKLED).unlink()

@@ -318,7 +318,7 @@ def test_without_logits_shared_is_refused_and_text_named():
 
 def test_without_a_shared_token_shared_is_refused(directory):
     draft = DraftModel(str(directory), device="cpu", kv_slots=64)
-    with pytest.raises(ConfigError, match="can draft no token that the target has; use vocabulary = text"):
+    with pytest.raises(ConfigError, match="cannot draft any token of the target; use vocabulary = text"):
         in_vocabulary(draft, "shared", BOTH, replace(INFO, num_tokens=0))
 
 
