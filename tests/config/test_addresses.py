@@ -56,7 +56,8 @@ WRONG = {
     "tcp://[fe80::1]:1": "names no interface for the link-local address fe80::1, as in [fe80::1%eth0]",
     "tcp://256.1.1.1:1": "has the host 256.1.1.1, which is not an IPv4 address",
     "tcp://1.2.3:1": "has the host 1.2.3, which is not an IPv4 address",
-    "tcp://x/y:1": "has the host 'x/y', which is neither a name", "tcp://me@h:1": "has the host 'me@h', which is neither a name",
+    "tcp://x/y:1": "has the host 'x/y', which is neither a name",
+    "tcp://me@h:1": "has the host 'me@h', which is neither a name",
     "tcp://*.h:1": "has the host '*.h', which is neither a name",
 }  # fmt: skip
 

@@ -249,7 +249,7 @@ def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
     eagle = partial(eagle_shape_of, layers=(0, 1, 2))
     wrong = {
         "hidden states of size 64": make_published(tmp_path / "a", 64, VOCAB),
-        "speak of 99 tokens": make_published(tmp_path / "b", HIDDEN, 99),
+        "output 99 tokens": make_published(tmp_path / "b", HIDDEN, 99),
         "trained for another tokenizer": make_heads(tmp_path / "c", HIDDEN, tokenizer=(VOCAB, "f" * 64)),
         "states of size 32": make_eagle(tmp_path / "d", eagle(32, VOCAB, 40)),
         "a vocabulary of 99 tokens": make_eagle(tmp_path / "e", eagle(HIDDEN, 99, 40)),

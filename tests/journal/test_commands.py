@@ -96,7 +96,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     early = deployment.run("results", 13, 12, 12)
     (line,) = map(json.loads, early.stdout.splitlines())
     assert (early.exit_code, line["id"], line["error"]) == (1, "q12", None)
-    assert "job 13 still runs" in early.stderr
+    assert "job 13 is still running" in early.stderr
     assert line["token_ids"] == toy_text([*PROMPT, 12], 8)
     assert line["text"] == CODEC.decode(line["token_ids"])
     assert line["prompt"] == CODEC.decode([*PROMPT, 12], skip_special=False)

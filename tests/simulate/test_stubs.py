@@ -147,7 +147,7 @@ def test_the_engine_notices_a_broken_contract(engine):
     last = prompted(engine, 1)
     with pytest.raises(EngineError, match="starts at 2; its KV holds 3"):
         engine.step([decoding(1, 2, last, tree([], []))])
-    with pytest.raises(EngineError, match="open already"):
+    with pytest.raises(EngineError, match="already open"):
         engine.open(1, TEXT.prompt(1, 4))
     full = engine.info.kv_slots
     with pytest.raises(EngineError, match="are free"):

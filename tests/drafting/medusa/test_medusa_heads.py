@@ -104,7 +104,7 @@ def test_heads_of_another_hidden_size_are_refused(tmp_path, target):
 @pytest.mark.parametrize("vocab", [VOCAB - 1, VOCAB + 6])
 def test_heads_of_another_vocabulary_are_refused(tmp_path, target, vocab):
     made = make_published(tmp_path / "heads", 40, vocab)
-    refused(made, target, f"speak of {vocab} tokens; target has {VOCAB}, in a matrix of {VOCAB + 5} rows")
+    refused(made, target, f"output {vocab} tokens; target has {VOCAB}, in a matrix of {VOCAB + 5} rows")
 
 
 @pytest.mark.parametrize("tokenizer", [(VOCAB, "b" * 64), (VOCAB - 1, HASH)])
