@@ -153,7 +153,7 @@ def check_it_goes_on(run: Run, places: Places, stage: str, other: str) -> None:
     assert "continuing after step" in run(places, stage).output
     longer = run(places, "--seconds=2.5", stage)
     assert "step " in longer.output.split("continuing after step")[1]
-    assert "goes on" not in run(places, other, stage).output
+    assert "continuing after" not in run(places, other, stage).output
     state = places["work"] / "training.pt"
     state.write_bytes(state.read_bytes()[:1000])
     assert "training.pt cannot be read; delete it to start over" in refusal(run(places, stage))
