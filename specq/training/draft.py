@@ -75,7 +75,7 @@ def check_rollouts(rollouts: Rollouts, checkpoint: Path, target: Any, least: int
     vocab_size = target.get_input_embeddings().weight.shape[0]
     if (largest := int(rollouts.token_ids.max())) >= vocab_size:
         raise ConfigError(
-            f"the rollouts have the token {largest}, but {checkpoint} {vocab_size} tokens; they are for another target"
+            f"the rollouts have token {largest}, but {checkpoint} has {vocab_size} tokens; they are for another target"
         )
     longest = int((np.diff(rollouts.bounds) - rollouts.prompt_sizes).max())
     if longest < least:

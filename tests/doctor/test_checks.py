@@ -114,11 +114,11 @@ def test_a_machine_that_is_busy_is_noted():
     assert [quiet(1.07, used, 2).status for used in (None, 0.1, 0.5, 2.0)] == [OK, OK, NOTE, NOTE]
     assert "other processes used 1.6 of 2 processors" in quiet(1.07, 1.62, 2).found
     assert "used 1.0 of 1 processor" in quiet(1.0, 1.0, 1).found
-    assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as where they were timed alone before"
+    assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as alone before"
     calm, busy = quiet(1.0, 0.0, 2, "1 broker"), quiet(1.0, 1.0, 2, "1 broker")
     assert (calm.status, busy.status) == (OK, NOTE)
-    assert "specq runs here already (1 broker)" in calm.found
-    assert "stop the specq that runs here" in busy.advice
+    assert "specq is already running here (1 broker)" in calm.found
+    assert "stop the specq that is running here" in busy.advice
 
 
 # --- other processes --------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_an_engine_that_cannot_start_is_wrong_as_up_says_it(ask):
     assert (status, checks["engine"]["status"]) == (1, WRONG)
     assert all(one in checks["engine"]["advice"] for one in said)
     started = "specq up --serve --engine vllm --engine-option model=x --model tiny"
-    assert advice[0] == f"Set right what is wrong above; then start it: {started}"
+    assert advice[0] == f"Fix the problems above, then start it: {started}"
     assert "vllm engine" not in checks
 
 
@@ -110,13 +110,13 @@ def test_the_engine_that_is_there_anyway_is_named_and_vllm_beside_it(ask):
     ("has_vllm", "engine", "said"),
     [
         (False, "torch", "install vllm and start from configs/vllm.toml"),
-        (True, "torch", "ask specq doctor --engine vllm"),
+        (True, "torch", "run specq doctor --engine vllm"),
         (True, "vllm", ""),
     ],
 )
 def test_on_a_gpu_the_other_engine_is_spoken_of(has_vllm, engine, said):
     here = Situation("", has_draft=True, num_bytes=1, num_cores=8, has_gpu=True, has_vllm=has_vllm, engine=engine)
-    found = [one for one in advise(here, []) if "torch engine was looked at" in one]
+    found = [one for one in advise(here, []) if "This report is for the torch engine" in one]
     assert len(found) == bool(said)
     assert all(said in one for one in found)
 

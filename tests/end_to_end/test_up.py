@@ -158,7 +158,7 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
     assert apply_cpu(available_cores()[:1]) == 1
     assert apply_cpu(threads=3) == 3
     assert os.environ["OMP_NUM_THREADS"] == "3"
-    with pytest.raises(ConfigError, match="core 4095 is not there"):
+    with pytest.raises(ConfigError, match="core 4095 is not available"):
         apply_cpu((4095,))
 
 

@@ -114,7 +114,7 @@ class Waits(TorchDispatchMode):
 USELESS = [
     ([([5, 6], [])], "contain no answers to train on"),
     ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; {who} need {least}"),
-    ([([5, 6], [7, 8, 5000])], "the rollouts have the token 5000, and .* 4096 tokens; they belong to another target"),
+    ([([5, 6], [7, 8, 5000])], "the rollouts have token 5000, but .* 4096 tokens; they are for another target"),
 ]
 
 

@@ -103,7 +103,7 @@ def test_layers_are_counted_as_each_layout_counts_them(tmp_path, target):
     assert default_layers(32) == (1, 15, 28)  # which vLLM calls 2, 16 and 29
     assert default_layers(7) == (1, 2, 3)
     change_eagle(made, eagle_aux_hidden_state_layer_ids=None)
-    refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs 7 at least")
+    refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs at least 7")
 
 
 def refused(heads: Path, target: Path, match: str, info: ModelInfo = INFO) -> None:
@@ -183,7 +183,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0, but must be a number above 0"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\], but must be 3 layers"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "it must be 3 layers, ascending"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "must be 3 layers, ascending"),
         ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x', but must be of 64 hex digits"),
         ({"intermediate_size": 47}, "midlayer.mlp.down_proj.weight has the shape"),
     ],
@@ -195,7 +195,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
 
 
 def test_what_is_no_head_is_refused(tmp_path, target):
-    refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of an EAGLE-3 head")
+    refused(tmp_path / "nowhere", target, "the directory .*nowhere of an EAGLE-3 head does not exist")
     refused(target, target, "does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     made = made_of(tmp_path)
     (made / WEIGHTS).unlink()

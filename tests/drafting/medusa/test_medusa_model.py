@@ -309,7 +309,7 @@ def test_the_table_makes_it_of_a_directory_of_heads(directory, heads):
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("missing", "there is no directory .* of Medusa heads"),
+        ("missing", "the directory .* of Medusa heads does not exist"),
         ("another size", "take hidden states of size 48; those of .* have 40"),
         ("eagle", "contains an EAGLE-3 head; a draft model needs Medusa heads of its own"),
         ("another target", "trained together with another target"),
