@@ -16,7 +16,7 @@ def test_without_a_gpu_the_message_says_so(tmp_path):
     """Before anything is made or started."""
     outcome = bench("--only", "own", "--pair", tmp_path / "pair")
     assert outcome.exit_code == 2
-    assert "no device cuda is here" in outcome.stderr
+    assert "device cuda is not available" in outcome.stderr
     assert not (tmp_path / "pair").exists()
 
 
