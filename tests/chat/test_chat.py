@@ -175,7 +175,7 @@ def test_the_oldest_turns_go_with_a_note():
     session = Session(FakeClient(limit=40))
     session.talk("a" * 12, "b" * 12, "c" * 12, "/quit")
     assert session.turns == [("b" * 12, "Hello"), ("c" * 12, "Hello")]
-    assert session.notes[2] == "(the oldest turn dropped: toy takes 40 tokens in all)"
+    assert session.notes[2] == "(the oldest turn dropped: toy accepts 40 tokens in total)"
 
 
 def test_a_model_without_a_template_does_not_chat():

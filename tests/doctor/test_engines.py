@@ -29,7 +29,7 @@ OLD = "0.30.0, which was not tested; install a version that was tested (0.26.0 t
         (GOOD, OK, "vllm 0.32.0, which was tested with specq"),
         (replace(GOOD, version="0.32.0+cpu", num_gpus=0), OK, "0.32.0+cpu, which was tested"),
         (replace(GOOD, version="0.30.0"), NOTE, OLD),
-        (replace(GOOD, num_gpus=0), NOTE, "this machine has no GPU"),
+        (replace(GOOD, num_gpus=0), NOTE, "specq finds no GPU on this machine"),
         (replace(GOOD, lacks_architecture=True), NOTE, "does not list LlamaForCausalLM"),
         (replace(GOOD, num_wanted=2), OK, ""),
         (replace(GOOD, num_wanted=4), WRONG, "tensor_parallel_size is 4; this machine has 2"),
@@ -46,7 +46,7 @@ def test_the_vllm_that_is_chosen_is_looked_at(vllm, status, said):
 def test_what_keeps_it_from_starting_stands_before_what_may():
     check = engines.chosen_vllm(["a wrong model", "a package"], VllmReport(""))
     assert (check.status, check.found) == (WRONG, "vllm is not installed; it cannot start")
-    assert check.advice.startswith("(1) a wrong model; (2) a package; (3) this machine has no GPU")
+    assert check.advice.startswith("(1) a wrong model; (2) a package; (3) specq finds no GPU on this machine")
 
 
 def test_beside_another_engine_nothing_is_wrong_with_vllm():
