@@ -119,21 +119,14 @@ async def serve(proxy: DelayProxy, listen: str) -> None:
 
 
 @click.command()
-@click.option(
-    "--listen",
-    default="tcp://127.0.0.1:*",
-    show_default=True,
-    help="Address for peers to connect to; *: any free port.",
-)
-@click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="Address of the broker.")
-@click.option("--rtt-ms", type=Number(0), default=20.0, show_default=True, help="Delay to add to a round trip, in ms.")
-@click.option("--jitter-ms", type=Number(0), default=0.0, help="Mean of the random delay each way, in ms.")
-@click.option(
-    "--bandwidth-mbit", type=Number(0), default=0.0, help="Bandwidth of a connection each way, in Mbit/s; 0: no limit."
-)
-@click.option("--cut-every-s", type=Number(0), default=0.0, help="Mean life of a connection, in seconds; 0: no cuts.")
-@click.option("--cut-s", type=Number(0), default=0.5, show_default=True, help="Duration of a cut, in seconds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of jitter and cuts.")
+@click.option("--listen", default="tcp://127.0.0.1:*", show_default=True, help="Where peers connect; *: any free port.")
+@click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="The broker.")
+@click.option("--rtt-ms", type=Number(0), default=20.0, show_default=True, help="Added to a round trip.")
+@click.option("--jitter-ms", type=Number(0), default=0.0, help="Mean of the further delay each way.")
+@click.option("--bandwidth-mbit", type=Number(0), default=0.0, help="Of a connection, each way; 0: no limit.")
+@click.option("--cut-every-s", type=Number(0), default=0.0, help="Mean life of a connection; 0: no cuts.")
+@click.option("--cut-s", type=Number(0), default=0.5, show_default=True, help="How long a cut lasts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of jitter and cuts.")
 def main(listen: str, upstream: str, *, rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, **cuts: Any) -> None:
     """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
     line = LineSettings(delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8)

@@ -18,8 +18,8 @@ COUNT = click.IntRange(1)
 Function = Callable[..., Any]
 
 
-_OUT = click.option("--out", type=OutFile(), help="JSON file for all figures.")
-_COMMIT = click.option("--commit", default="", help="Commit of the running code.  [default: from git]")
+_OUT = click.option("--out", type=OutFile(), help="File for all figures, JSON.")
+_COMMIT = click.option("--commit", default="", help="Commit of the code that runs.  [default: what git says]")
 
 
 def suite(name: str) -> Callable[[Function], click.Command]:
@@ -60,18 +60,18 @@ def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Calla
 
 def repeatable(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
     """Return an option that may be repeated."""
-    text = f"{text} Repeatable." if text else "Repeatable."
+    text = f"{text.removesuffix('.')}; may be repeated." if text else "May be repeated."
     return option(names, kind, default, text, multiple=True, **more)
 
 
 serving_options = options(
-    repeatable("--dataset", str, (), "Data set: gsm8k, humaneval, or a JSONL file.", show_default="both"),
-    option("--numseqs", COUNT, 20, "Number of prompts per data set."),
-    option("--output-len", COUNT, 128, "Maximum number of tokens per prompt."),
-    click.option("--ignore-eos", is_flag=True, help="Always generate the maximum, past the end of the text."),
-    option("--concurrency", COUNT, 1, "Number of specq sessions in flight."),
+    repeatable("--dataset", str, (), "gsm8k, humaneval, or a JSONL file.", show_default="both"),
+    option("--numseqs", COUNT, 20, "Prompts of each data set."),
+    option("--output-len", COUNT, 128, "Most tokens for each prompt."),
+    click.option("--ignore-eos", is_flag=True, help="Always that many tokens, past the end of the text."),
+    option("--concurrency", COUNT, 1, "Sessions of specq in flight."),
     option("--seed", click.IntRange(0), 0, "Seed of all sampling."),
-    option("--repeats", COUNT, 3, "Number of interleaved repetitions."),
-    option("--drafters", COUNT, 1, "Number of specq draft workers."),
-    option("--keys", str, "", "Directory of CURVE keys (`specq keys`) for specq. Default: no encryption."),
+    option("--repeats", COUNT, 3, "Interleaved repetitions of everything."),
+    option("--drafters", COUNT, 1, "Draft workers of specq."),
+    option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption."),
 )

@@ -24,22 +24,23 @@ SUITES = {
     "calibrate": "bench.suites.calibrate:command",
 }
 SUMMARIES = {
-    "pair": "Compare specq with transformers, plain and assisted, on one model pair (the default).",
-    "strategies": "Compare the verification strategies with plain decoding and lookup alone.",
-    "shapes": "Compare the draft shapes with plain decoding and lookup alone.",
-    "methods": "Compare all drafting methods with plain decoding: tokens per round, cost, tokens/s; status 1 if a text "
-    "differs.",
-    "never-slower": "Compare the default with plain decoding, lookup alone and drafts that are always used.",
-    "roundtrip": "Measure the latency that the broker adds to a round trip.",
-    "broker-rate": "Measure the tokens/s that a broker on one core can pass on.",
-    "gateway": "Measure the latency that the HTTP gateway adds, and many concurrent streams.",
-    "lossless": "Check that drafts do not change the text in many configurations; status 1 if they do.",
-    "numerics": "Measure how often the text depends on the batch, by number format.",
-    "steps": "Measure the time of a verification step, by sessions and drafts.",
-    "host-time": "Measure the host time of a step, by sessions and drafts, with a forward pass of no time.",
-    "gpu": "Compare specq with other engines end to end, one after another, each on the whole GPU.",
-    "rivals": "Compare specq with transformers and llama.cpp on the CPUs of this machine.",
-    "journal": "Measure the cost of the journal: groups of rows, and round trips with and without it.",
-    "calibrate": "Compare this machine and a model pair with the predictions of the simulator.",
+    "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
+    "strategies": "Each strategy beside plain decoding and lookup alone.",
+    "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
+    "methods": "Every way to draft beside plain decoding: tokens a round, what drafts cost, tokens/s; status 1 if a "
+    "text differs.",
+    "never-slower": "What the default makes of drafters, beside plain decoding, lookup alone and drafts that are "
+    "always used.",
+    "roundtrip": "What the broker adds to a round trip.",
+    "broker-rate": "How many tokens a second pass through a broker on one core.",
+    "gateway": "What the HTTP gateway adds to the Python client, and many streams at a time.",
+    "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
+    "numerics": "How often text depends on how a step was batched, by number format.",
+    "steps": "What a verify step takes with an engine, by sessions and drafts.",
+    "host-time": "What a step costs the host, by sessions and drafts: an engine whose forward pass takes no time.",
+    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
+    "rivals": "specq beside transformers and llama.cpp on the processors of this machine.",
+    "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
+    "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",
 }
 DEFAULT = "pair"

@@ -36,12 +36,10 @@ QUIET = ("--liveness-ms", "600000", "--heartbeat-ms", "60000", "--log-level", "w
 @repeatable("--sessions", COUNT, (256,), "")
 @repeatable("--tokens", COUNT, (1,), "Of each session in each step.")
 @repeatable("--clients", COUNT, (1,), "That share them.")
-@option("--drafters", click.IntRange(0), 0, "Number of drafters that receive each verdict.")
-@repeatable(
-    "--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Durability of the journal."
-)
-@option("--repeats", COUNT, 3, "Number of turns per configuration.")
-@option("--seconds", Number(0.01), 2.0, "Length of a turn, in seconds.")
+@option("--drafters", click.IntRange(0), 0, "That receive each verdict.")
+@repeatable("--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Its durability.")
+@option("--repeats", COUNT, 3, "Turns of each.")
+@option("--seconds", Number(0.01), 2.0, "Of each turn.")
 def command(
     report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], drafters: int,
     journal: tuple[str, ...], repeats: int, seconds: float,

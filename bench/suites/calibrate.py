@@ -39,23 +39,23 @@ OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which process
 
 
 @suite("calibrate")
-@option("--model", str, default_pair, "Target model: a name or a path.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "Draft model: a name or a path.", show_default=SHOWN_PAIR)
-@repeatable("--rtt rtts", Number(0), (0.0, 20.0), "Round-trip time, in ms.")
-@repeatable("--mode modes", click.Choice(MODES), tuple(MODES), "Drafting mode.", show_default="all")
-@option("--drafters", COUNT, 1, "Number of draft workers.")
-@option("--in-flight", COUNT, 1, "Number of jobs in flight.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
+@repeatable("--rtt rtts", Number(0), (0.0, 20.0), "Round trips in ms.")
+@repeatable("--mode modes", click.Choice(MODES), tuple(MODES), "", show_default="all")
+@option("--drafters", COUNT, 1, "Draft workers.")
+@option("--in-flight", COUNT, 1, "Jobs at a time.")
 @repeatable(
     "--line",
     str,
     (),
-    "Further option of bench.delay_proxy for the line to the drafters: --cut-every-s=10.",
+    "More of the line to the drafters, as bench.delay_proxy takes it: --cut-every-s=10.",
     show_default=False,
 )
-@option("--dataset", str, "gsm8k", "Data set: gsm8k, humaneval, or a JSONL file.")
-@option("--num-prompts", COUNT, 16, "Number of jobs per run.")
-@option("--output-len", click.IntRange(2), 128, "Number of tokens per job.")
-@option("--repeats", COUNT, 6, "Number of timings per model, before the runs of each round-trip time.")
+@option("--dataset", str, "gsm8k", "Prompts: gsm8k, humaneval, or a JSONL file.")
+@option("--num-prompts", COUNT, 16, "Jobs of each run.")
+@option("--output-len", click.IntRange(2), 128, "Tokens of each.")
+@option("--repeats", COUNT, 6, "Of each timing of a model, before each round trip's runs.")
 def command(
     report: Report,
     *,

@@ -33,10 +33,10 @@ MOST_FIRST_MS, MOST_TOKEN_MS = 2.0, 0.3  # that the gateway may add, medians
 
 
 @suite("gateway")
-@option("--model", str, "tiny", "Target model: a bundled model, a directory, or a hub name.")
-@option("--repeats", COUNT, 20, "Number of streams per route, in turn.")
-@option("--max-tokens", COUNT, 64, "Number of tokens per stream.")
-@repeatable("--streams", COUNT, (200,), "Number of concurrent streams.")
+@option("--model", str, "tiny", "Target model: bundled, a directory, or a hub name.")
+@option("--repeats", COUNT, 20, "Streams of each way, in turn.")
+@option("--max-tokens", COUNT, 64, "Tokens of each stream.")
+@repeatable("--streams", COUNT, (200,), "Streams at a time.")
 def command(report: Report, *, model: str, repeats: int, max_tokens: int, streams: tuple[int, ...]) -> None:
     """Measure time to the first text and a token through the gateway and without it, and many streams at a time."""
     report.update(settings={"model": model, "repeats": repeats, "max_tokens": max_tokens, "streams": list(streams)})

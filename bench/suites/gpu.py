@@ -31,28 +31,23 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     "Contestants, and ways to draft.",
     show_default="all contestants but vllm-eagle3 and ssd",
 )
-@option("--gpus", COUNT, 1, "Number of GPUs; `two`, `two-own` and `ssd` need one more than --tensor-parallel-size.")
-@repeatable("--depths", COUNT, (2, 3, 5), "Draft depth of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`, in tokens.")
-@option(
-    "--vllm-processes",
-    click.IntRange(1, 2),
-    2,
-    "Number of vLLM processes; 2: its engine runs separately, as by default in vLLM.",
-)
+@option("--gpus", COUNT, 1, "GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.")
+@repeatable("--depths", COUNT, (2, 3, 5), "Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
+@option("--vllm-processes", click.IntRange(1, 2), 2, "Of vLLM: with 2 its engine has its own, as vLLM itself does it.")
 @option(
     "--vllm-scheduling",
     click.Choice(["async", "default"]),
     "async",
-    "Request asynchronous scheduling of vLLM, or leave the choice to vLLM.",
+    "Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
 )
 @option(
     "--drafts",
     click.Choice(method_serving.DRAFTS),
     "always",
-    "Use a drafting method always, or where measurements show that it pays.",
+    "Whether a way to draft is always used, or where it is measured to pay.",
 )
 @far_options
-@click.option("--resume", is_flag=True, help="Keep the figures in the file of --out; measure the other contestants.")
+@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
 def command(
     report: Report,
     *,

@@ -13,7 +13,7 @@ from bench.suite import COUNT, option, repeatable, suite
 @suite("host-time")
 @repeatable("--sessions", COUNT, (1, 8, 32, 128, 512), "")
 @repeatable("--drafts", click.IntRange(0), (0, 4), "Drafted tokens of each session.")
-@option("--repeats", COUNT, 200, "Number of measured steps per kind.")
+@option("--repeats", COUNT, 200, "Steps of each kind that count.")
 def command(report: Report, *, sessions: tuple[int, ...], drafts: tuple[int, ...], repeats: int) -> None:
     """Time steps of a verifier whose forward pass takes no time: what is left is the host's work, phase by phase."""
     from bench.host_time import PHASES, measure  # here, since `--help` needs no torch

@@ -28,8 +28,8 @@ TOKENS = 9  # of one round: a chain of 8 and a bonus
 
 
 @suite("journal")
-@option("--groups", COUNT, 1000, "Number of groups per kind.")
-@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Directory for the journals.")
+@option("--groups", COUNT, 1000, "Groups of each kind.")
+@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where the journals are made.")
 def command(report: Report, *, groups: int, directory: str | None) -> None:
     """Measure the time of a group of rows by durability and size."""
     report.update(settings={"groups": groups, "directory": directory})

@@ -17,19 +17,17 @@ TEMPERATURE = 0.8  # of the sampled texts
 
 
 @suite("lossless")
-@option("--limit", COUNT, 140, "Maximum number of prompts.")
-@option("--max-tokens", COUNT, 128, "Maximum number of tokens per text.")
-@option(
-    "--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "What to compare with (see above)."
-)
-@option("--model", str, default_pair, "Name of the model pair (not for generate).", show_default=SHOWN_PAIR)
+@option("--limit", COUNT, 140, "Prompts at most.")
+@option("--max-tokens", COUNT, 128, "Tokens of each text at most.")
+@option("--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "See above.")
+@option("--model", str, default_pair, "The pair, by name, but for generate.", show_default=SHOWN_PAIR)
 @option(
     "--dtype",
     click.Choice(["auto", "float32", "float16", "bfloat16"]),
     "auto",
-    "Number format of vLLM; auto: its own choice, float32 on a CPU.",
+    "In which vLLM computes; auto: its own choice, float32 on a CPU.",
 )
-@repeatable("--engine-option engine_options", str, (), "Option of the vllm engine, as NAME=VALUE.", show_default=False)
+@repeatable("--engine-option engine_options", str, (), "For the vllm engine, as NAME=VALUE.", show_default=False)
 def command(
     report: Report,
     *,

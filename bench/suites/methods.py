@@ -51,14 +51,14 @@ Portion = Sequence[Prompt]
 
 
 @suite("methods")
-@option("--target", str, default_pair, "Target model: a name or a path.", show_default=SHOWN_PAIR)
-@option("--draft", str, None, "Autoregressive draft model.", metavar="DIR", show_default=WITH_TARGET)
-@repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head.", metavar="DIR", show_default=False)
+@option("--target", str, default_pair, "A name, or a path.", show_default=SHOWN_PAIR)
+@option("--draft", str, None, "An autoregressive draft model.", metavar="DIR", show_default=WITH_TARGET)
+@repeatable("--heads", str, (), "Medusa heads, or an EAGLE-3 head.", metavar="DIR", show_default=False)
 @option(
     "--parallel",
     str,
     None,
-    "Draft model that predicts several tokens in one pass.",
+    "A draft model that foresees several tokens in one pass.",
     metavar="DIR",
     show_default=WITH_TARGET,
 )
@@ -70,17 +70,15 @@ Portion = Sequence[Prompt]
     click.Path(exists=True, file_okay=False, path_type=Path),
     None,
     "Directory of JSONL files, each a data set.",
-    show_default="the bundled GSM8K, HumanEval and MT-bench",
+    show_default="GSM8K, HumanEval and MT-bench, which come along",
 )
-@option("--sessions", COUNT, 1, "Number of sessions in flight.")
-@option("--limit", COUNT, 5, "Number of prompts per data set and repetition.")
-@option("--max-tokens", COUNT, 64, "Maximum number of tokens per text.")
-@option("--repeats", COUNT, 3, "Number of interleaved repetitions, each with other prompts.")
-@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "Sampling temperature.")
-@option(
-    "--settle-s", Number(0), 20.0, "Time for `everything` to measure at each temperature which drafts pay, in seconds."
-)
-@option("--shared-tokens", COUNT, SHARED_TOKENS, "Tokens of finished jobs to keep for the method `suffix`.")
+@option("--sessions", COUNT, 1, "In flight.")
+@option("--limit", COUNT, 5, "Prompts of each data set in each repetition.")
+@option("--max-tokens", COUNT, 64, "Tokens of each text at most.")
+@option("--repeats", COUNT, 3, "Interleaved repetitions, each of other prompts.")
+@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "")
+@option("--settle-s", Number(0), 20.0, "Seconds in which `everything` learns at each temperature which drafts pay.")
+@option("--shared-tokens", COUNT, SHARED_TOKENS, "Tokens of ended jobs from which `suffix` drafts.")
 def command(
     report: Report,
     *,

@@ -102,14 +102,14 @@ class Pace:
     show_default="all",
 )
 @repeatable("--only", str, (), "Measure only this cell.", metavar="PAIR/PLACEMENT/SESSIONS", show_default=False)
-@option("--turn-s", Number(0.01), 1.2, "Length of a plain turn, in seconds.")
-@option("--repeats", COUNT, 6, "Number of turns per contestant.")
-@option("--settle-s", Number(0), 8.0, "Time in service before the turns, in seconds.")
-@option("--output-len", COUNT, 96, "Number of tokens per job; fewer if a job takes longer than a turn.")
+@option("--turn-s", Number(0.01), 1.2, "Seconds of a plain turn.")
+@option("--repeats", COUNT, 6, "Turns of each contestant.")
+@option("--settle-s", Number(0), 8.0, "Service before them.")
+@option("--output-len", COUNT, 96, "Tokens of each job; fewer where one takes longer than a turn.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep the cells in the file of --out; measure missing and failed cells.",
+    help="Keep the cells that the file of --out has; measure the others, and those that failed.",
 )
 def command(
     report: Report,

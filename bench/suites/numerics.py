@@ -18,14 +18,16 @@ HEADER = ("FORMAT", "TEXTS", "TOKENS", "DIFFER", "WIDEST GAP")
 
 
 @suite("numerics")
-@option("--device", str, "auto", "Device, as for `specq worker --role target`.")
-@repeatable("--dtype dtypes", str, ("auto",), "Number format of the weights.", show_default=False)
-@repeatable("--temperature temperatures", float, (0.0, 0.8), "Sampling temperature.", show_default=False)
-@option("--seconds", float, 60.0, "Time per number format and temperature, in seconds.")
-@option("--limit", COUNT, 64, "Maximum number of prompts.")
-@option("--max-tokens", COUNT, 64, "Number of tokens per text.")
-@click.option("--eager", is_flag=True, help="Disable specq's own kernels and CUDA graphs.")
-@click.option("--no-split-k", is_flag=True, help="Disable split-K in cuBLAS, which depends on the number of rows.")
+@option("--device", str, "auto", "As of `specq worker --role target`.")
+@repeatable("--dtype dtypes", str, ("auto",), "Number format.", show_default=False)
+@repeatable("--temperature temperatures", float, (0.0, 0.8), "", show_default=False)
+@option("--seconds", float, 60.0, "Time for each number format and temperature.")
+@option("--limit", COUNT, 64, "Prompts at most.")
+@option("--max-tokens", COUNT, 64, "Tokens of each text.")
+@click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
+@click.option(
+    "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
+)
 def command(
     report: Report,
     *,

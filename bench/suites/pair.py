@@ -60,18 +60,20 @@ NOTES = {
 
 @suite("pair")
 @serving_options
-@option("--k", COUNT, 5, "Number of tokens that transformers' assistant drafts.")
-@option("--temperature", Number(0), 0.0, "Sampling temperature; 0 is greedy.")
-@option("--model", str, default_pair, "Target model: a name or a path.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "Draft model: a name or a path.", show_default=SHOWN_PAIR)
-@click.option("--random-draft", is_flag=True, help="Also measure specq with a draft model of random weights.")
-@repeatable("--only", click.Choice(NAMES), (), "Measure only this contestant.", show_default=False)
-@click.option("--accuracy", is_flag=True, help="Count correct answers; runs HumanEval's answers in a limited process.")
+@option("--k", COUNT, 5, "Tokens that transformers' assistant drafts.")
+@option("--temperature", Number(0), 0.0, "0 is greedy.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
+@click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
+@repeatable("--only", click.Choice(NAMES), (), "Measure only this one.", show_default=False)
 @click.option(
-    "--all", "every", is_flag=True, help="Also run MT-bench; with --out, plot each data set beside the report."
+    "--accuracy", is_flag=True, help="Count right answers; runs HumanEval's answers, in a process with limits."
+)
+@click.option(
+    "--all", "every", is_flag=True, help="Also MT-bench; with --out, a plot of each data set beside the report."
 )
 @click.option("--wandb", is_flag=True, help="Log the report to Weights & Biases.")
-@option("--group", str, "", "Group of the run at Weights & Biases.")
+@option("--group", str, "", "Of the run there.")
 def command(
     report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, every: bool,
     accuracy: bool, wandb: bool, group: str, **options: Any,

@@ -38,29 +38,23 @@ NOTES = (
 
 
 @suite("rivals")
-@option("--model", str, default_pair, "Target model; llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "Draft model of specq and of the assistant.", show_default=SHOWN_PAIR)
+@option("--model", str, default_pair, "Target; llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "specq's and the assistant's.", show_default=SHOWN_PAIR)
 @option(
     "--prompts",
     click.Path(exists=True, file_okay=False, path_type=Path),
     DATA / "chat",
-    "Directory of JSONL files: further data sets beside GSM8K and HumanEval.",
-    show_default="the bundled MT-bench",
+    "Directory of JSONL files: data sets besides GSM8K and HumanEval.",
+    show_default="MT-bench, which comes along",
 )
-@option("--numseqs", COUNT, 20, "Number of prompts per data set.")
-@option("--output-len", COUNT, 64, "Maximum number of tokens per text.")
-@repeatable("--temperature", Number(0), (0.0, 0.8), "Sampling temperature.")
-@repeatable("--sessions", COUNT, (1, 4, 16), "Number of sessions in flight.")
-@repeatable("--only", click.Choice(all_names()), (), "Measure only this contestant.", show_default="all")
-@option("--prefill-repeats", click.IntRange(0), 7, f"Number of prefill prompts of {LENGTH} tokens; 0: none.")
-@option(
-    "--seconds",
-    Number(0),
-    None,
-    "Start no measurement after this many seconds; --resume continues.",
-    show_default="no limit",
-)
-@click.option("--resume", is_flag=True, help="Keep the figures in the file of --out; measure the rest.")
+@option("--numseqs", COUNT, 20, "Prompts of each data set.")
+@option("--output-len", COUNT, 64, "Most tokens of each text.")
+@repeatable("--temperature", Number(0), (0.0, 0.8), "")
+@repeatable("--sessions", COUNT, (1, 4, 16), "In flight.")
+@repeatable("--only", click.Choice(all_names()), (), "Contestants.", show_default="all")
+@option("--prefill-repeats", click.IntRange(0), 7, f"Prompts of {LENGTH} tokens; 0: none.")
+@option("--seconds", Number(0), None, "Begin nothing after so long; --resume goes on.", show_default="no limit")
+@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the rest.")
 def command(
     report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:

@@ -34,10 +34,10 @@ _PATIENCE_S = 60.0
 
 
 @suite("roundtrip")
-@option("--repeats", COUNT, 3, "Number of repetitions.")
-@option("--count", COUNT, 2000, "Number of round trips with one outstanding, per route.")
-@option("--seconds", Number(0.01), 2.0, "Time per route with all outstanding, in seconds.")
-@option("--keys", str, "", "Directory of CURVE keys (`specq keys`) for specq. Default: no encryption.")
+@option("--repeats", COUNT, 3, "Repetitions.")
+@option("--count", COUNT, 2000, "Round trips with one outstanding, of each.")
+@option("--seconds", Number(0.01), 2.0, "Of each, with all outstanding.")
+@option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
 def command(report: Report, *, repeats: int, count: int, seconds: float, keys: str) -> None:
     """Measure a draft up and a verdict down: straight from a stub drafter to a stub verifier, and through the
     broker."""

@@ -20,19 +20,19 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
 
 @suite("steps")
-@option("--engine", click.Choice(list(ENGINES)), "torch", "Engine that runs the model.")
-@option("--model", str, default_pair, "Target model: a name or a path.", show_default=SHOWN_PAIR)
-@option("--device", str, "auto", "Device, as for `specq worker --role target`.")
-@option("--dtype", str, "auto", "Number format, as for `specq worker --role target`.")
-@repeatable("--engine-option", str, (), "Option of the engine.", metavar="NAME=VALUE", show_default=False)
-@repeatable("--sessions", COUNT, (1, 8), "Number of sessions.")
-@repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Number of draft tokens per session.")
-@option("--context", click.IntRange(2), 256, "Number of tokens before the step.")
-@option("--repeats", COUNT, 22, "Number of measured steps per kind.")
+@option("--engine", click.Choice(list(ENGINES)), "torch", "What runs it.")
+@option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
+@option("--device", str, "auto", "As of `specq worker --role target`.")
+@option("--dtype", str, "auto", "Likewise.")
+@repeatable("--engine-option", str, (), "Handed on to the engine.", metavar="NAME=VALUE", show_default=False)
+@repeatable("--sessions", COUNT, (1, 8), "")
+@repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Drafted tokens of each session.")
+@option("--context", click.IntRange(2), 256, "Tokens before the step.")
+@option("--repeats", COUNT, 22, "Steps of each kind that count.")
 @click.option(
     "--kernels",
     is_flag=True,
-    help="Also sum up the kernel times of greedy steps; the rest of a step is host time.",
+    help="Also sum up the device's kernels of greedy steps: what is left of a step is the host's.",
 )
 def command(
     report: Report,
