@@ -113,6 +113,7 @@ class Verifier:
         self._step_s = 0.0  # that the last step took, with what was drafted for it
         self._faults = Faults()  # of the next step
         self._has_begun = False  # to draft for the next one
+        self._drafting = self.control.drafting  # how it drafts
         # many sessions began in the last step, so the load is not yet what it will be when messages have been handled
         self._is_filling = False
 
@@ -131,8 +132,13 @@ class Verifier:
         see what they take."""
         if not self._has_begun and not self._is_filling:
             self._has_begun = True
-            self.sources.control(self.policy.looked_at, self.policy.asleep)
-            self.sources.begin(self._decoding(), self.policy.allowed, self._budget(), now, clock)
+            self._decide()
+            self.sources.begin(self._decoding(), self._drafting.sources, self._budget(), now, clock)
+
+    def _decide(self) -> None:
+        """Decide how the next step drafts. This holds until it is planned, also if a step ends meanwhile."""
+        self._drafting = self.control.drafting
+        self.sources.control(self._drafting.looked_at, self._drafting.asleep)
 
     def gather(self, now: float) -> float:
         """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put
@@ -180,16 +186,18 @@ class Verifier:
         if self._is_filling:
             self._is_filling = False
             self.begin(clock(), clock)
+        if not self._has_begun:
+            self._decide()
         self._has_begun = False
-        self.sources.control(self.policy.looked_at, self.policy.asleep)
-        self.sources.collect(self._decoding(), self.policy.allowed, self._budget(), clock)
+        self.sources.collect(self._decoding(), self._drafting.sources, self._budget(), clock)
         return self.in_flight.is_open
 
     def _plan(self, began: float, faults: Faults, clock: Callable[[], float]) -> InFlightStep:
         drafted, planner = clock(), self.planner
         shares = planner.plan(self.in_flight.newest, faults)
         counts = planner.num_rows, planner.priced
-        return InFlightStep(shares, *counts, self.sources.waited_s, began, drafted, clock(), self.control.drafting)
+        moments = self.sources.waited_s, began, drafted, clock()
+        return InFlightStep(shares, *counts, *moments, self._drafting, self.control.is_helped)
 
     def _launch(self, step: InFlightStep, faults: Faults, clock: Callable[[], float]) -> None:
         self.in_flight.launch(step, faults)
@@ -278,9 +286,9 @@ class Verifier:
         unread_vocab = 0 if self.in_flight else self.engine.info.vocab_size
         return Budget(
             *(self.curve, self.min_accept_prob, unread_vocab, self.planner.max_step_rows),
-            depth=self.policy.depth,
-            promised=self.policy.promised,
-            is_unread=self.policy.is_unread,
+            depth=self._drafting.depth,
+            promised=self._drafting.promised,
+            is_unread=self._drafting.is_unread,
         )
 
     @property

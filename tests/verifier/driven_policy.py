@@ -199,7 +199,8 @@ class Driven:
         lengths = np.minimum(self.rng.geometric(1 - one.chance, count) - 1, levels)
         accepted = (lengths[:, None] > places).sum(0)
         tried = (lengths[:, None] >= places).sum(0) * (places < levels)
-        return lengths, Judged(max(count, 1), tried.astype(float), accepted.astype(float), int(tried.sum()))
+        nodes = np.full(NUM_LEVELS, count) * (places < levels)
+        return lengths, Judged(max(count, 1), *np.array([nodes, tried, accepted], np.float64))
 
     def _waits(self, one: Made, count: int) -> float:
         return one.draft_s(count, self._levels(one)) + one.join_s * count * (one.name not in self._before)

@@ -192,7 +192,7 @@ def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
     """Without prompts, a round in which nothing was drafted counts."""
     driven = Driven([GOOD], is_measured=False)
     driven.policy.meet(1)
-    step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, 0)})
+    step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, NO_NODES)})
     for prompts, is_learned in ((10, False), (0, True)):
         driven.policy.learn(step._replace(rows=StepRows(1 + prompts, prompts=prompts)))
         assert (driven.policy.forecast.yields["good"].worth > 0) is is_learned

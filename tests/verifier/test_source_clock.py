@@ -34,45 +34,51 @@ class OneRound(SimpleNamespace):
         return 1
 
 
-def rounds_of(*nodes: tuple[tuple[str, ...], int, bool, bool]) -> Any:
-    """Return a round with nodes: who drafted each, its level, whether its parent was accepted, and whether it was."""
-    sources, levels, reached, accepted = zip(*nodes, strict=True)
+def rounds_of(*nodes: tuple[tuple[str, ...], int, bool]) -> Any:
+    """Return a round with nodes: the sources of each, its level, and whether it was accepted."""
+    sources, levels, accepted = zip(*nodes, strict=True)
     return OneRound(
-        nodes=np.arange(len(nodes)), levels=np.array(levels), is_reached=np.array(reached),
+        nodes=np.arange(len(nodes)), levels=np.array(levels),
         is_accepted=np.array(accepted, np.uint8), num_nodes=np.array([len(nodes)]),
         offers=np.array([sum(BITS[one] for one in own) for own in sources]),
     )  # fmt: skip
 
 
 def test_nodes_count_for_each_source_that_drafted_them_by_level() -> None:
-    """Those whose parent was not accepted were not judged for what they are."""
     rounds = rounds_of(
-        ((SUFFIX, REMOTE), 0, True, True), ((SUFFIX,), 1, True, False), ((REMOTE,), 1, True, True),
-        ((SUFFIX,), 2, False, False), ((REMOTE,), NUM_LEVELS + 5, True, True),
+        ((SUFFIX, REMOTE), 0, True), ((SUFFIX,), 1, False), ((REMOTE,), 1, True),
+        ((SUFFIX,), 2, False), ((REMOTE,), NUM_LEVELS + 5, True),
     )  # fmt: skip
     found = judged_of(rounds, {SUFFIX: 2, REMOTE: 1, EAGLE: 3})
     assert {name: one.num_rounds for name, one in found.items()} == {SUFFIX: 2, REMOTE: 1, EAGLE: 3}
-    assert (found[SUFFIX].tried[:3].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
-    assert (found[REMOTE].tried[:2].tolist(), found[REMOTE].accepted[:2].tolist()) == ([1, 1], [1, 1])
+    assert (found[SUFFIX].nodes[:4].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 1, 0], [1, 0, 0])
+    assert (found[REMOTE].nodes[:2].tolist(), found[REMOTE].accepted[:2].tolist()) == ([1, 1], [1, 1])
     assert found[REMOTE].accepted[-1] == 1, "deeper ones count with the last level"
-    assert not found[EAGLE].tried.any()
+    assert not found[EAGLE].nodes.any()
 
 
 def test_siblings_are_tried_together() -> None:
     """Of three, one of which is accepted, two are no evidence against their level; each is a node."""
-    siblings = [((SUFFIX,), 0, True, number == 1) for number in range(3)]
-    found = judged_of(rounds_of(*siblings, ((SUFFIX,), 1, True, False), ((SUFFIX,), 1, True, False)), {SUFFIX: 1})
-    assert (found[SUFFIX].tried[:3].tolist(), found[SUFFIX].accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
-    assert found[SUFFIX].num_nodes == 5
+    siblings = [((SUFFIX,), 0, number == 1) for number in range(3)]
+    found = judged_of(rounds_of(*siblings, ((SUFFIX,), 1, False), ((SUFFIX,), 1, False)), {SUFFIX: 1})[SUFFIX]
+    assert found.nodes[:3].tolist() == [3, 2, 0]
+    assert (found.tried[:3].tolist(), found.accepted[:3].tolist()) == ([1, 1, 0], [1, 0, 0])
+
+
+def test_a_level_is_tried_if_it_was_verified_behind_an_accepted_one() -> None:
+    """Whether or not it hangs from the accepted node: a sibling without children ends the round."""
+    nodes = [((SUFFIX,), 0, False), ((SUFFIX,), 0, True), ((SUFFIX,), 1, False), ((SUFFIX,), 2, False)]
+    found = judged_of(rounds_of(*nodes), {SUFFIX: 1})[SUFFIX]
+    assert (found.tried[:4].tolist(), found.accepted[:3].tolist()) == ([1, 1, 0, 0], [1, 0, 0])
 
 
 def test_a_step_without_nodes_has_had_its_rounds() -> None:
     found = judged_of(NO_ROUNDS, {SUFFIX: 2})
     assert found[SUFFIX].num_rounds == 2
-    assert not found[SUFFIX].tried.any()
+    assert not found[SUFFIX].nodes.any()
 
 
-def test_what_is_judged_of_a_chain_ends_with_its_first_wrong_token() -> None:
+def test_of_a_chain_what_precedes_the_first_wrong_token_is_accepted() -> None:
     """In a real verifier, of drafts that were sent."""
     verifier, learned = make_verifier(), list[Step]()
     verifier.policy.learn = learned.append  # type: ignore[method-assign]
@@ -84,7 +90,8 @@ def test_what_is_judged_of_a_chain_ends_with_its_first_wrong_token() -> None:
     verifier.handle(chain([*right[:2], 49, right[3]], base_len=session.length, scores=[-0.01] * 4), 0.0)
     step(verifier)
     judged = learned[-1].judged[REMOTE]
-    assert judged.tried.tolist() == [1, 1, 1] + [0] * (NUM_LEVELS - 3)
+    assert judged.nodes.tolist() == [1] * 4 + [0] * (NUM_LEVELS - 4)
+    assert judged.tried.tolist() == [1] * 3 + [0] * (NUM_LEVELS - 3)
     assert judged.accepted.tolist() == [1, 1] + [0] * (NUM_LEVELS - 2)
 
 
@@ -111,8 +118,8 @@ def test_seconds_and_nodes_of_a_step_are_counted_once(wrong_every: int) -> None:
     for one in drafted:
         assert 3 * TICK_S <= one.waits[COLOCATED] < 100 * TICK_S  # begin, collect, observe: each asks the clock twice
         assert one.num_tokens == 1 + one.judged[COLOCATED].accepted.sum()
-        assert one.rows.nodes >= one.judged[COLOCATED].tried.sum() > 0
-        assert not one.judged[REMOTE].tried.any()
+        assert one.rows.nodes == one.judged[COLOCATED].nodes.sum() > 0
+        assert not one.judged[REMOTE].nodes.any()
     assert verifier.sources.clock.take(1, curve)[COLOCATED] == 0.0
 
 

@@ -135,6 +135,14 @@ class ColocatedSource(DraftSource):
         return (self.most_levels if self._is_one_pass else depth) * self.levels(num_sessions)
 
     @property
+    def level_size(self) -> Callable[[int], int]:
+        """See `DraftSource`."""
+        return self._width
+
+    def _width(self, num_sessions: int) -> int:
+        return self.fan_out if num_sessions < MANY else 1
+
+    @property
     def has_work(self) -> bool:
         return self._begun is not None or (self.shaped is not None and self.shaped.has_work)
 
@@ -155,7 +163,7 @@ class ColocatedSource(DraftSource):
         if left != self._all_known:
             left = self._all_known = [session for session in left if self._knows(session)]
         if left:
-            width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
+            width = self._width(len(left)) if budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else rooms_for_chains(left).max())
             self._start(_Begun([*left], min(budget.depth, self.most_levels, most), width))
         return self._begun is not None

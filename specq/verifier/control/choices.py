@@ -47,12 +47,14 @@ class SourceTraits(NamedTuple):
                   nobody knows
     most_levels   that it drafts
     may_be_unread whether its drafts can be verified before they are read, and it is left to choose
+    level_size    sessions -> nodes of a level at most, of a source that may be unread
     """
 
     name: str
     levels_s: Callable[[int, int], float] | None = None
     most_levels: int = NUM_LEVELS
     may_be_unread: bool = False
+    level_size: Callable[[int], int] | None = None
 
     def draft_s(self, num_sessions: int, depth: int) -> float:
         """Return the seconds that are foreseen of a draft with so many levels."""
@@ -66,13 +68,19 @@ class SourceTraits(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """How a step drafts, as it was planned: sources, those that draft for one session alone, levels of a draft model,
-    and whether other cores help."""
+    """How a step drafts, as it was decided when its drafts were begun.
+
+    sources, looked_at   that may draft; those of them that draft for one session alone
+    asleep       sources that need not follow the texts
+    depth, promised, is_unread   as of `Budget`
+    """
 
     sources: Sources
     looked_at: Sources
+    asleep: Sources
     depth: int
-    is_helped: bool
+    promised: float
+    is_unread: bool
 
 
 class Step(NamedTuple):

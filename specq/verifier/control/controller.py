@@ -76,7 +76,10 @@ class Controller:
     def drafting(self) -> Drafting:
         """How the next step drafts."""
         policy = self.policy
-        return Drafting(policy.allowed, policy.looked_at, policy.depth, self.is_helped)
+        return Drafting(
+            *(policy.allowed, policy.looked_at, policy.asleep, policy.depth, policy.promised),
+            is_unread=policy.is_unread,
+        )
 
     def follow_drafting(self) -> None:
         """Set what the next step is expected to take by its rows: `curve`."""
@@ -164,10 +167,10 @@ class Controller:
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
         num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
-        drafted = {name for name, one in judged.items() if one.tried.any()}
-        felt = {name for name in drafting.sources if name != REMOTE or self.policy.uses(REMOTE)}
-        is_unread = shares.batch.drafted is not None and self.forecast.may_be_unread(frozenset(felt))
-        kind = StepKind(frozenset(felt | drafted), step.is_behind, is_unread, drafting.is_helped)
+        drafted = {name for name, one in judged.items() if one.nodes.any()}
+        felt = self.forecast.felt(Choice(drafting.sources)).sources
+        is_unread = shares.batch.drafted is not None and self.forecast.may_be_unread(felt)
+        kind = StepKind(felt | drafted, step.is_behind, is_unread, step.is_helped)
         rows = StepRows(step.num_rows, len(shares.nodes), num_prompts, shares.num_attended() if num_prompts else 0)
         self.policy.learn(
             Step(

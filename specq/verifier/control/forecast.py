@@ -63,10 +63,10 @@ class Forecast:
         self.yields = {name: TokenYield() for name in self._traits}
         self._ratios: dict[Choice, tuple[float, float, int]] = {}  # tokens brought, and foreseen; at which step
         self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
+        self._looked_at: Sources = frozenset()  # in the last step
         # Means of a step: whether it has prompts, their rows, the tokens that these attend to; its tokens.
         self._prompts: Float64Array = np.zeros(4)
         self._drafts_s = lru_cache(MOST_KEPT)(lambda name, num_sessions: self._traits[name].drafts_s(num_sessions))
-        self._depths: dict[Choice, int] = {}  # that were foreseen to pay, of each choice last
         self._round_trip_s = 0.0
         self._num_steps = 0
 
@@ -100,16 +100,18 @@ class Forecast:
                 one.pass_by()
                 continue
             self._learn_wait(name, step, joins=name in joins)
-            if self._says_something(name, step) and one.learn(step.judged[name], is_unread=step.kind.is_unread):
+            depth = NUM_LEVELS if self._traits[name].levels_s is None else step.depth
+            if self._says_something(name, step) and one.learn(step.judged[name], depth):
                 log.debug("draft_yield_changed", source=name)
         if used.sources and not (step.looked_at or used.is_early):
             self._learn_ratio(used, step)
 
     def _join(self, step: Step) -> Sources:
-        """Return the sources that were silent in the step before."""
+        """Return the sources that were silent in the step before, or drafted for one session alone."""
         for name in self._joined_s.keys() - step.kind.sources:
             del self._joined_s[name]
-        joins = frozenset(step.kind.sources) - self._joined_s.keys()
+        joins = step.kind.sources - (self._joined_s.keys() - (self._looked_at - step.looked_at))
+        self._looked_at = step.looked_at
         for name in step.kind.sources:
             self._joined_s[name] = self._joined_s.get(name, -step.seconds) + step.seconds
         return joins
@@ -120,7 +122,7 @@ class Forecast:
         if step.kind.is_early:
             return False
         is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
-        return not is_late and bool(step.judged[name].tried.any() or not step.rows.prompts)
+        return not is_late and bool(step.judged[name].nodes.any() or not step.rows.prompts)
 
     def _waited_s(self, name: str, step: Step) -> float:
         """Return for how long a source was waited for; of drafts that were not read before the step was launched, for
@@ -142,8 +144,8 @@ class Forecast:
 
     def _learn_ratio(self, used: Choice, step: Step) -> None:
         """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
-        tokens, _ = self._rounds(sorted(used.sources), is_unread=used.is_unread)
-        foreseen = float(tokens[min(self._depths.get(used, NUM_LEVELS), NUM_LEVELS)])
+        tokens, _ = self._rounds(sorted(used.sources), step.num_sessions, is_unread=used.is_unread)
+        foreseen = float(tokens[min(step.depth, NUM_LEVELS)])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
         brought, expected = self._brought(used)
         brought, expected = keep * brought + step.num_tokens, keep * expected + step.num_sessions * foreseen
@@ -190,7 +192,7 @@ class Forecast:
         """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
         choice, kind = self.felt(choice), self.kind(choice)
         sources = [] if choice.is_early else sorted(kind.sources)
-        tokens, nodes = self._rounds(sources, is_unread=choice.is_unread)
+        tokens, nodes = self._rounds(sources, num_sessions, is_unread=choice.is_unread)
         waits_s, doubted_s, of_tokens = np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1), 0.0
         for name in sources:
             one, of_name = self.yields[name], self._time.wait(name)
@@ -202,7 +204,6 @@ class Forecast:
         depth, _ = best_by_goodput(tokens[first:last], seconds[first:last])
         depth += first
         brought = float(tokens[depth]) * (self._ratio(choice) if sources else 1.0)
-        self._depths[choice] = depth
         of_seconds = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
         return Foreseen(
             math.log(num_sessions * brought / seconds[depth]),
@@ -211,7 +212,9 @@ class Forecast:
             depth,
         )
 
-    def _rounds(self, sources: Iterable[str], *, is_unread: bool) -> tuple[Float64Array, Float64Array]:
+    def _rounds(
+        self, sources: Iterable[str], num_sessions: int, *, is_unread: bool
+    ) -> tuple[Float64Array, Float64Array]:
         """Return f64[NUM_LEVELS + 1] each: the tokens that a session's round brings with 0, 1, ... levels, and the
         nodes that it has."""
         reach, misses = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS)
@@ -221,7 +224,11 @@ class Forecast:
             own, most = one.reach(), traits.most_levels if traits.levels_s is not None or not one.most else one.most
             own[most:] = 0.0
             reach, misses = np.maximum(reach, own), misses * (1 - own)
-            nodes[1 : most + 1] += one.offered(is_unread=is_unread)
+            verified = one.nodes()[:most]
+            if traits.level_size is not None:
+                size = traits.level_size(num_sessions)
+                verified = np.full(most, float(size)) if is_unread else np.minimum(verified, size)
+            nodes[1 : most + 1] += verified
         tokens[1:] += np.cumsum(reach + SHARED * (1 - misses - reach))
         return tokens, np.cumsum(nodes)
 

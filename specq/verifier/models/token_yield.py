@@ -1,8 +1,9 @@
-"""What a source of drafts brings: how many of its tokens a session's round has accepted, level by level.
+"""What a source of drafts brings: how many of its tokens a session's round accepts, level by level.
 
-A level is the number of drafted tokens above a node. Counts of older rounds fade. Where those of the last rounds differ
-evidently from the others, the others are forgotten: the texts have changed. While a source is silent, its counts are
-worth less and less, since its drafts may have become better. Pure.
+A level is the number of drafted tokens above a node. It counts as rejected also if the accepted node above it is one
+that has no children, as siblings of a chain. Counts of older rounds fade. If the last rounds clearly differ from the
+others, the others are forgotten: the texts have changed. While a source is silent, its counts weigh less and less,
+since its drafts may have become better. Pure.
 """
 
 from __future__ import annotations
@@ -24,44 +25,49 @@ SILENCE_FADE, LEAST_WORTH = 0.03, 0.5  # of what counts are worth, with each sil
 PRIOR_CHANCE, PRIOR_ROUNDS = 0.7, 2.0  # of a token, before anything is known; how many rounds that is worth
 LEAST_VARIANCE = 0.5  # of the tokens of a round
 MOST_CHANCE = 0.985
-SIBLINGS_FADE = 0.1  # of what is known of siblings, with each step
-
-
 NO_NODES: Float64Array = np.zeros(NUM_LEVELS)
+ASKED, NODES, TRIED, ACCEPTED = range(4)
 
 
 class Judged(NamedTuple):
-    """What became of a source's drafts in a step, whoever else had drafted the same.
+    """What became of a source's drafts in a step, also of those that another source drafted too.
 
     num_rounds   sessions that it drafted for
-    tried, accepted   f64[NUM_LEVELS]: rounds in which nodes of a level were verified behind accepted ones, siblings
-                 together, and those in which one of them was accepted
-    num_nodes    such nodes, siblings one by one
+    nodes        f64[NUM_LEVELS]: nodes of each level that were verified
+    tried        f64[NUM_LEVELS]: rounds in which a level was verified, and the one before it accepted
+    accepted     f64[NUM_LEVELS]: rounds in which a node of each level was accepted
     """
 
     num_rounds: int
+    nodes: Float64Array
     tried: Float64Array
     accepted: Float64Array
-    num_nodes: int
 
 
 class _Counts:
-    """Sums over rounds: as `Judged`, and of the squared tokens of a round."""
+    """Sums over rounds.
+
+    levels   f64[4, NUM_LEVELS]: rounds in which each level was asked for; the other rows as in `Judged`, but that the
+             first level is tried in each round
+    """
 
     def __init__(self) -> None:
         self.rounds = self.squares = 0.0
-        self.levels: Float64Array = np.zeros((2, NUM_LEVELS))  # tried, accepted
+        self.levels: Float64Array = np.zeros((4, NUM_LEVELS))
 
     def fade(self, part: float) -> None:
         self.rounds *= part
         self.squares *= part
         self.levels *= part
 
-    def add(self, judged: Judged, num_accepted: float, memory: float) -> None:
+    def add(self, judged: Judged, depth: int, num_accepted: float, memory: float) -> None:
+        """Add a step whose drafts had at most `depth` levels."""
         self.fade(math.exp(-min(judged.num_rounds / memory, 1 / FEWEST_STEPS)))
         self.rounds += judged.num_rounds
         self.squares += num_accepted**2 / judged.num_rounds
-        self.levels += judged.tried, judged.accepted
+        self.levels[ASKED, :depth] += judged.num_rounds
+        self.levels[NODES:] += judged.nodes, judged.tried, judged.accepted
+        self.levels[TRIED, 0] += judged.num_rounds - judged.tried[0]
 
     def become(self, other: _Counts) -> None:
         self.rounds, self.squares, self.levels = other.rounds, other.squares, other.levels.copy()
@@ -72,29 +78,25 @@ class TokenYield:
 
     worth     how many rounds its counts are worth
     most      levels that it was seen to draft
-    siblings  nodes of a level that are verified, where they are chosen when they have been read, and where not
     """
 
     def __init__(self) -> None:
         self._all, self._recent = _Counts(), _Counts()
         self.worth, self.most = 0.0, 0
         self._before: Float64Array | None = None  # chances, as they were before the last silence
-        self.siblings = [1.0, 1.0]
 
-    def learn(self, judged: Judged, *, is_unread: bool = False) -> bool:
-        """Take in a step in which it drafted; return whether the texts have changed."""
+    def learn(self, judged: Judged, depth: int = NUM_LEVELS) -> bool:
+        """Take in a step for which it was asked for `depth` levels; return whether the texts have changed."""
         if self.worth < self._all.rounds:
             self._before = self._chances()
             for counts in (self._all, self._recent):
                 counts.fade(min(self.worth / max(counts.rounds, self.worth), 1.0))
         num_accepted = float(judged.accepted.sum())
-        self._all.add(judged, num_accepted, MEMORY)
-        self._recent.add(judged, num_accepted, RECENT)
-        tried = judged.tried.nonzero()[0]
-        if len(tried):
-            self.most = max(self.most, int(tried[-1]) + 1)
-            found = judged.num_nodes / float(judged.tried.sum())
-            self.siblings[is_unread] += SIBLINGS_FADE * (found - self.siblings[is_unread])
+        drafted = judged.nodes.nonzero()[0]
+        if len(drafted):
+            self.most = max(self.most, int(drafted[-1]) + 1)
+        self._all.add(judged, depth, num_accepted, MEMORY)
+        self._recent.add(judged, depth, num_accepted, RECENT)
         has_changed = self._has_changed()
         if has_changed:
             self._all.become(self._recent)
@@ -105,8 +107,8 @@ class TokenYield:
     def _has_changed(self) -> bool:
         """Return whether the chance of a node has changed in the last rounds (a test of two proportions)."""
         now, before = self._recent, self._all
-        num_now, accepted_now = now.levels.sum(1).tolist()
-        num_before, accepted_before = before.levels.sum(1).tolist()
+        num_now, accepted_now = now.levels[[TRIED, ACCEPTED]].sum(1).tolist()
+        num_before, accepted_before = before.levels[[TRIED, ACCEPTED]].sum(1).tolist()
         if num_now < FEWEST_JUDGED or before.rounds < 2 * now.rounds:
             return False
         chance = accepted_before / num_before
@@ -128,25 +130,24 @@ class TokenYield:
     def _chances(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the same, given the level before; what was known before a silence is the prior of
         what comes after it."""
-        tried, accepted = self._all.levels
+        tried, accepted = self._all.levels[[TRIED, ACCEPTED]]
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
         prior: Float64Array = np.full(NUM_LEVELS, known) if self._before is None else self._before
-        trials = tried + PRIOR_ROUNDS
-        trials[0] = self._all.rounds + PRIOR_ROUNDS
-        chances: Float64Array = ((accepted + PRIOR_ROUNDS * prior) / trials).astype(np.float64)
+        chances: Float64Array = ((accepted + PRIOR_ROUNDS * prior) / (tried + PRIOR_ROUNDS)).astype(np.float64)
         return np.minimum(chances, MOST_CHANCE, out=chances)
 
-    def offered(self, *, is_unread: bool = False) -> float:
-        """Return the nodes of a level in a round: the part of rounds in which a draft of it was verified, and its
-        siblings."""
-        part = (float(self._all.levels[0, 0]) + 1) / (self._all.rounds + 1)
-        return min(part, 1.0) * self.siblings[is_unread]
+    def nodes(self) -> Float64Array:
+        """Return f64[NUM_LEVELS]: the nodes of each level that are verified in a round."""
+        asked, nodes = self._all.levels[[ASKED, NODES]]
+        usual = (float(nodes.sum()) + 1) / (float(asked.sum()) + 1)
+        found: Float64Array = (nodes + usual) / (asked + 1)
+        return found
 
     @property
     def variance(self) -> float:
         """Of what is believed of the tokens of a round."""
         of_rounds = 0.0
         if self._all.rounds:
-            mean = float(self._all.levels[1].sum()) / self._all.rounds
+            mean = float(self._all.levels[ACCEPTED].sum()) / self._all.rounds
             of_rounds = self._all.squares / self._all.rounds - mean**2
         return max(of_rounds, LEAST_VARIANCE) / (self.worth + 0.5)

@@ -105,7 +105,7 @@ class DraftSource(ABC):
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
     most_levels   levels that it drafts at most
-    may_be_unread whether it may hang its drafts unread, and is told when (`Budget.is_unread`)
+    may_be_unread whether it may hang its drafts unread, and is told when (`Budget.is_unread`); then it has a `level_size`
     """
 
     name: ClassVar[str]
@@ -121,9 +121,15 @@ class DraftSource(ABC):
         None: nobody knows."""
         return None
 
+    @property
+    def level_size(self) -> Callable[[int], int] | None:
+        """The most nodes of a level, given sessions; None: not known."""
+        return None
+
     def traits(self, *, is_unread_possible: bool) -> SourceTraits:
         """Return what is known of it before it drafts."""
-        return SourceTraits(self.name, self.levels_s, self.most_levels, self.may_be_unread and is_unread_possible)
+        may_be_unread = self.may_be_unread and is_unread_possible
+        return SourceTraits(self.name, self.levels_s, self.most_levels, may_be_unread, self.level_size)
 
     @property
     def has_work(self) -> bool:

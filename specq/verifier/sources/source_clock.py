@@ -28,20 +28,22 @@ def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged
     """Return what became of the drafts of some sources, given for how many sessions each has drafted. Of a node that
     several have drafted each is a source."""
     if not len(rounds.nodes):
-        return {name: Judged(count, NO_NODES, NO_NODES, 0) for name, count in num_rounds.items()}
+        return {name: Judged(count, NO_NODES, NO_NODES, NO_NODES) for name, count in num_rounds.items()}
     levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
     places = np.arange(len(rounds)).repeat(rounds.num_nodes) * NUM_LEVELS + levels  # [nodes]
     offered, found = int(np.bitwise_or.reduce(rounds.offers)), {}
     for name, count in num_rounds.items():
         bit = BITS.get(name, 0)
         if not offered & bit:
-            found[name] = Judged(count, NO_NODES, NO_NODES, 0)
+            found[name] = Judged(count, NO_NODES, NO_NODES, NO_NODES)
             continue
-        is_reached = (rounds.offers & bit != 0) & rounds.is_reached
-        tried = np.unique(places[is_reached]) % NUM_LEVELS  # siblings are tried together
-        accepted = levels[is_reached & (rounds.is_accepted != 0)]
-        of_tried, of_accepted = (np.bincount(one, minlength=NUM_LEVELS).astype(np.float64) for one in (tried, accepted))
-        found[name] = Judged(count, of_tried, of_accepted, int(np.count_nonzero(is_reached)))
+        is_own, is_there = rounds.offers & bit != 0, np.zeros((2, len(rounds), NUM_LEVELS), np.bool_)
+        is_there[0].ravel()[places[is_own]] = True
+        is_there[1].ravel()[places[is_own & (rounds.is_accepted != 0)]] = True
+        verified, accepted = is_there
+        nodes = np.bincount(levels[is_own], minlength=NUM_LEVELS).astype(np.float64)
+        verified[:, 1:] &= accepted[:, :-1]
+        found[name] = Judged(count, nodes, *is_there.sum(1, dtype=np.float64))
     return found
 
 

@@ -20,7 +20,6 @@ from specq.protocol import (
     ORIGIN_CODES,
     ORIGIN_OF_LANE,
     PLAIN,
-    BoolArray,
     EngineLostError,
     Float64Array,
     Int32Array,
@@ -37,13 +36,11 @@ from specq.verifier.trees.arrays import FIRST_OWN_LANE, MAX_TABLE_SIZE
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
 
-
-NOT_REACHED: BoolArray = np.zeros(0, np.bool_)
 PLAIN_CODE = ORIGIN_CODES[PLAIN]
 # The columns of `Rounds`.
 OF_SESSIONS = "places", "base_lens", "num_tokens", "num_nodes", "first_arrived"
 OF_TOKENS = "token_ids", "origins"
-OF_NODES = "nodes", "node_ids", "lanes", "is_accepted", "levels", "is_reached", "offers"
+OF_NODES = "nodes", "node_ids", "lanes", "is_accepted", "levels", "offers"
 
 
 class Round(NamedTuple):
@@ -101,7 +98,7 @@ class Rounds(Sequence[Round]):
         self.origins: UInt8Array = np.empty(len(token_ids), np.uint8)
         self.origins.fill(PLAIN_CODE)
         self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
-        self.levels, self.is_reached, self.offers = NO_TOKENS, NOT_REACHED, NO_TOKENS
+        self.levels, self.offers = NO_TOKENS, NO_TOKENS
         self.first_arrived: Float64Array = np.zeros(len(sessions))
         if len(nodes):
             self._note_nodes(sessions[0].trees)
@@ -138,9 +135,6 @@ class Rounds(Sequence[Round]):
         ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session the last stays
         parents = trees.parent[self.nodes]
         self.levels = trees.position[self.nodes] - self.base_lens.repeat(self.num_nodes)
-        marks = trees.mark
-        marks[self.nodes] = self.is_accepted
-        self.is_reached = (parents == NONE) | (marks[parents] == 1)
         self.offers = offers_of(trees, self.nodes)
         hangs = parents == ends.repeat(self.num_nodes)
         codes = np.empty(len(self), np.uint8)  # of the target's own tokens

@@ -44,6 +44,7 @@ class InFlightStep:
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`; drafting: how it was decided
+    is_helped whether other cores help
     is_behind whether it was launched behind another one, which had not ended
     is_late   whether messages may have been handled, or another step ended, before this one was collected
     """
@@ -56,6 +57,7 @@ class InFlightStep:
     drafted: float
     planned: float
     drafting: Drafting
+    is_helped: bool
     parts: list[Part] = field(default_factory=list)
     is_behind: bool = False
     is_late: bool = False

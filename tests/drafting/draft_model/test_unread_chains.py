@@ -208,7 +208,7 @@ def test_what_a_draft_takes_is_what_the_host_waits_for_it(is_unread: bool, waits
         world.verifier.begin(now[0])
         world.verifier.step(lambda: now[0])
     assert (world.chains.num_unread > 3) is is_unread
-    drafted = [step for step in learned if step.judged[COLOCATED].tried.any()]
+    drafted = [step for step in learned if step.judged[COLOCATED].nodes.any()]
     assert len(drafted) > 3
     kinds = {step.kind.is_unread for step in drafted[1:]}  # of the first one nothing is usual yet
     assert kinds == {is_unread and is_chosen}

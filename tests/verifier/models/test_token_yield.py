@@ -31,7 +31,8 @@ def drawn(rng: np.random.Generator, chances: Sequence[float], num_rounds: int = 
             if rng.random() > chance:
                 break
             accepted[level] += 1
-    return Judged(num_rounds, tried, accepted, int(tried.sum()))
+    nodes = np.where(np.arange(NUM_LEVELS) < len(chances), float(num_rounds), 0.0)
+    return Judged(num_rounds, nodes, tried, accepted)
 
 
 def learned(num_steps: int, chances: Sequence[float], num_rounds: int = 1, seed: int = 0) -> TokenYield:
@@ -79,17 +80,26 @@ def test_a_round_without_a_draft_brings_nothing() -> None:
     """It was drafted for, and nothing was verified: the first level was not reached."""
     found = TokenYield()
     for _ in range(100):
-        found.learn(Judged(1, NO_NODES, NO_NODES, 0))
+        found.learn(Judged(1, NO_NODES, NO_NODES, NO_NODES))
     assert found.reach()[0] < 0.05
-    assert found.offered() < 0.05
+    assert found.nodes()[0] < 0.05
     assert found.most == 0
 
 
-def test_what_is_offered_is_the_part_of_rounds_with_a_draft() -> None:
+def test_nodes_are_those_of_a_round_with_or_without_a_draft() -> None:
     found, rng = TokenYield(), np.random.default_rng(0)
     for i in range(300):
-        found.learn(Judged(1, NO_NODES, NO_NODES, 0) if i % 4 else drawn(rng, ALIKE))
-    assert found.offered() == pytest.approx(0.25, abs=0.05)
+        found.learn(Judged(1, NO_NODES, NO_NODES, NO_NODES) if i % 4 else drawn(rng, ALIKE))
+    assert found.nodes()[:4] == pytest.approx(np.full(4, 0.25), abs=0.05)
+
+
+def test_a_level_that_was_not_asked_for_is_not_rejected() -> None:
+    found, rng = learned(200, ALIKE), np.random.default_rng(1)
+    before = found.reach()
+    for _ in range(200):
+        found.learn(drawn(rng, ALIKE[:2]), depth=2)
+    assert found.reach()[3] / found.reach()[1] == pytest.approx(before[3] / before[1], abs=0.1)
+    assert found.nodes()[:4] == pytest.approx(np.ones(4), abs=0.05)
 
 
 def test_older_rounds_fade() -> None:
