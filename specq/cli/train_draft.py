@@ -19,7 +19,9 @@ from specq.training import DRAFT_STAGES
 @click.option("--num-layers", type=COUNT, default=4, help="Layers of the draft.")
 @click.option("--head-dim", type=COUNT, default=64, help="Size of each attention head.")
 @click.option("--embedding-rank", type=COUNT, default=64, help="Rank of the input embedding.")
-@click.option("--head-size", type=COUNT, default=16384, help="Size of the draft's output vocabulary, in tokens.")
+@click.option(
+    "--head-size", type=COUNT, default=16384, help="Maximum size of the draft's output vocabulary, in tokens."
+)
 @click.option("--batch-tokens", type=COUNT, default=24576, help="Tokens per batch.")
 @click.option("--lr", type=RATE, default=1.5e-3, help="Peak learning rate of embedding, head and norms.")
 @click.option("--matrix-lr", type=RATE, default=6e-3, help="Peak learning rate of the layers' matrices.")

@@ -23,7 +23,7 @@ from specq.training import EAGLE_STAGES
 )
 @click.option("--num-steps", type=click.IntRange(1, 16), default=8, help="Number of steps of the training-time test.")
 @click.option("--intermediate-size", type=click.IntRange(min=0), default=0, help="Feed-forward size; 0: as the target.")
-@click.option("--head-size", type=COUNT, default=16384, help="Size of the head's output vocabulary, in tokens.")
+@click.option("--head-size", type=COUNT, default=16384, help="Maximum size of the head's output vocabulary, in tokens.")
 @click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens per batch.")
 @click.option(
     "--lr",

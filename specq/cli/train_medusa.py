@@ -26,7 +26,7 @@ from specq.training import MEDUSA_STAGES
     default=False,
     help="Give each head its own output matrix, as in Medusa, or share the target's.",
 )
-@click.option("--head-size", type=COUNT, default=16384, help="Size of the heads' output vocabulary, in tokens.")
+@click.option("--head-size", type=COUNT, default=16384, help="Maximum size of the heads' output vocabulary, in tokens.")
 @click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens per batch.")
 @click.option("--lr", type=RATE, default=1e-3, help="Peak learning rate of biases and output matrices.")
 @click.option("--matrix-lr", type=RATE, default=4e-3, help="Peak learning rate of the blocks' matrices.")

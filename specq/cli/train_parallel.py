@@ -49,7 +49,7 @@ from specq.training import PARALLEL_STAGES
     "--head-size",
     type=COUNT,
     default=16384,
-    help="Size of the draft's output vocabulary in tokens, if the start model has the full one.",
+    help="Maximum size of the draft's output vocabulary in tokens, if the start model has the full one.",
 )
 @click.option("--batch-tokens", type=COUNT, default=8192, help="Tokens per batch, without masks.")
 @click.option("--lr", type=RATE, default=5e-4, help="Peak learning rate of embedding, masks, head and norms.")

@@ -176,12 +176,8 @@ class TargetConfig(Section):
     engine: str = option("torch", "Engine that runs the model.")
     name: str = _name()
     progress: bool = _progress()
-    bind: str = option(
-        "tcp://127.0.0.1:*", "Address where the broker connects to this verifier. Port *: any free port."
-    )
-    advertise: str = option(
-        "", "Address that the verifier sends to the broker to connect to. Default: the bound address."
-    )
+    bind: str = option("tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port.")
+    advertise: str = option("", "Address where the broker connects to this verifier. Default: the bound address.")
     device: str = _device()
     dtype: str = _dtype()
     threads: int = _threads()

@@ -262,7 +262,7 @@ def _misfit(name: str, value: object, allowed: str) -> JobError:
 def _coerce(name: str, value: Any, annotation: str) -> Any:
     """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
     if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before each entry is looked at
-        raise JobError(f"{name} is {shown(value)}, but must be of at most {MAX_LISTED} entries", field=name)
+        raise JobError(f"{name} is {shown(value)}, but must be limited to {MAX_LISTED} entries", field=name)
     if annotation == "float" and type(value) in (int, float):
         return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):
