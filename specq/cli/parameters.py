@@ -1,7 +1,7 @@
 """The parameters of a request as options: one for each name in `specq.client.parameters.NAMES`, in groups.
 
 To add one, add a line to `GROUPS`. A strategy declares its own parameters. Types and defaults are those of the field.
-Values are checked where a request is read, so an option and a key of a line give the same error message.
+Values are checked where a request is read. An option and a key of a line give the same message.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _detach(
 
 
 class _Stream:
-    """Results that go to a terminal or a pipe: like a `ResultsFile`, but a later run cannot continue it."""
+    """Results for a terminal or a pipe: like a `ResultsFile`, but a later run cannot continue it."""
 
     num_done = 0
     key = None
@@ -233,7 +233,7 @@ def _shower(*, to_stderr: bool) -> Any:
 
 
 def _progress(prompts: BinaryIO, *, stream: bool) -> Any:
-    """Return a progress bar on standard error, if it is a terminal and the number of prompts can be counted."""
+    """Return a progress bar on standard error, if it is a terminal and the prompts can be counted."""
     if stream or not sys.stderr.isatty() or not prompts.seekable():
         return contextlib.nullcontext()
     length = sum(1 for raw in prompts if raw.strip())

@@ -27,8 +27,8 @@ ASK_S, PATIENCE_S = 0.2, 3.0  # workers send their events with heartbeats
 def trace(config_file: str | None, job_id: int | None, *, as_json: bool, as_chrome: bool, **values: Any) -> None:
     """Show the events of a job in all processes, by the broker's clock. Without JOB, show the last job.
 
-    The broker keeps its own events of the last 256 jobs. The other processes record only jobs that request it (specq
-    submit --trace, trace=True) and a few others (broker.traced_jobs).
+    The broker keeps its own events of the last 256 jobs. The other processes record jobs that
+    request it (specq submit --trace, trace=True). They also record a few others (broker.traced_jobs).
     """
     if as_json and as_chrome:
         raise click.UsageError("--json and --chrome exclude each other; give one of them")

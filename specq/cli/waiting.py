@@ -84,7 +84,9 @@ class WaitReport:
 
 
 def served_instead(model: str, served: Sequence[str], address: str) -> str:
-    """Return a note on what a broker serves instead of `model`; "" if it serves no model yet, or `model` itself.
+    """Return a note on what a broker serves instead of `model`.
+
+    Returns "" if it serves no model yet, or `model` itself.
 
     Raises ConfigError if it serves other models and no verifier can have a model of this name.
     """

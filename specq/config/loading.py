@@ -18,8 +18,8 @@ Arguments: `specq up` converts sections to command-line arguments for the proces
 Engine and proposer options: `[target]` holds the options that all engines share. `[target.NAME]` holds the options of
 the engine NAME, and `[draft.NAME]` those of the proposer NAME. Each is declared beside its engine or proposer. This
 module does not know their names: it keeps such tables unchanged until one is chosen. On the command line the same keys
-are `--engine-option name=value`, or separate options for engines and proposers that ship with specq. The command line
-wins.
+are `--engine-option name=value`. Engines and proposers that ship with specq also have separate options. The command
+line wins.
 """
 
 from __future__ import annotations

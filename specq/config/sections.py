@@ -367,7 +367,7 @@ class ServeConfig(Section):
 
 
 def _check_http(section: ServeConfig) -> None:
-    """Raise ConfigError for an address that HTTP cannot use, or a non-local address without API keys and TLS."""
+    """Raise ConfigError for a non-HTTP address, or a non-local address without API keys and TLS."""
     bind = read_address("serve.bind", section.bind)
     if not bind.is_tcp:
         raise ConfigError(f"serve.bind is {section.bind}; expected tcp://HOST:PORT")

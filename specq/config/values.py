@@ -60,7 +60,7 @@ def free_address() -> str:
 
 
 def check_origins(key: str, origins: Collection[str]) -> None:
-    """Raise ConfigError unless each is `*` or an origin as browsers send it: scheme, host and optional port."""
+    """Raise ConfigError unless each is `*` or an origin: scheme, host and optional port, as browsers send it."""
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -1,8 +1,8 @@
 """Choices of `specq up`: where drafts are made, and which CPU cores each process gets. Checks before the start.
 
 Rules for choices: an explicit setting is always used. If the number of draft workers is open, drafting happens at the
-fastest place: a draft model in the verifier's process, plus draft workers on cores that the verifier does not need.
-The former needs no messages and no second process. `specq.verifier.control.policy` then measures which sources pay.
+fastest place. This is a draft model in the verifier's process, which needs no messages and no second process. Draft
+workers run on cores that the verifier does not need. `specq.verifier.control.policy` then measures which sources pay.
 
 Rules for checks: `missing` finds all problems before any process starts. It does not fetch, unpack, load or import
 anything. The list is in the order in which a user acts. Models, engines and options come first, since changing them
@@ -125,9 +125,10 @@ class CoreShares:
 
 
 def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
-    """Divide the cores: the last quarter (at least one) for broker and drafters, one each; the rest for the targets.
+    """Divide the cores among the processes.
 
-    All processes share a single core. Targets share cores if there are more targets than cores.
+    The last quarter (at least one core) is for broker and drafters, one core each. The targets get the rest. All
+    processes share a single core. Targets share cores if there are more targets than cores.
     """
     if num_cores <= 1:
         return CoreShares((0,), ((0,),) * targets, ((0,),) * drafters)
@@ -205,7 +206,7 @@ def _with_workers(config: Config, number: int) -> Config:
 
 
 def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
-    """Return the target section with a helper thread on the broker's core, for a single torch target.
+    """Return the target section, for a single torch target with a helper thread on the broker's core.
 
     That core is mostly idle. While the target uses drafts of draft workers, it leaves the core to them.
     """

@@ -37,7 +37,7 @@ class DrafterLoop:
         self.num_dropped = 0
 
     def turn(self) -> None:
-        """Handle messages of the broker, run one pass if there is work, send a heartbeat if it is due."""
+        """Handle messages, run one pass if there is work, and send a heartbeat if it is due."""
         wait_ms = 0 if self.worker.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()

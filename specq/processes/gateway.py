@@ -30,7 +30,7 @@ OTHER_FILES = 128  # further files that the process has open
 
 
 class Gateway(uvicorn.Server):
-    """A server with its own signal handling: the first signal lets requests end, the second stops at once."""
+    """A server with its own signal handling. The first signal lets requests end. The second stops at once."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ def make_server(config: ServeConfig) -> Gateway:
 
 
 def most_connections(wanted: int) -> int:
-    """Return the maximum number of connections: `wanted`, or fewer if the limit of open files is too low."""
+    """Return the maximum number of connections: `wanted`, or less for a low limit of open files."""
     needed = wanted + SPARE + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""specq's processes for a demo, a chat or a benchmark: started on a free port, and always stopped."""
+"""specq's processes for a demo, a chat or a benchmark, on a free port. They are always stopped."""
 
 from __future__ import annotations
 

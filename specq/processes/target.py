@@ -89,10 +89,11 @@ class VerifierLoop:
         self._unsent = NO_REPORTS  # reports of the last step
 
     def turn(self) -> None:
-        """Send the reports of the last step, handle messages, send a heartbeat if due, run one step if there is work.
+        """Send reports, handle messages, send a heartbeat if due, and run one step if there is work.
 
-        `Verifier.gather` may extend the receiving phase to collect a burst of messages. While the device drafts for
-        the next step, the host sends and receives. The heartbeat contains how long the next step may keep it silent.
+        The reports are those of the last step. `Verifier.gather` may extend the receiving phase to collect a burst of
+        messages. While the device drafts for the next step, the host sends and receives. The heartbeat contains how
+        long the next step may keep it silent.
         """
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
@@ -232,7 +233,7 @@ def run(config: TargetConfig) -> int:
 
 
 def colocated_device(config: TargetConfig) -> str:
-    """Return the device of the colocated drafter: the first one if the engine renumbers the process's devices."""
+    """Return the device of the colocated drafter. An engine that renumbers devices gives it the first one."""
     spec: EngineSpec = ENGINES.resolve(config.engine)
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 

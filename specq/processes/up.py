@@ -4,10 +4,10 @@
         group.wait_ready(timeout_s=60)
 
 Rules:
-- The processes do not share cores, since two processes that compute on the same core slow each other many times over.
+- The processes do not share cores. Two processes that compute on one core slow each other many times over.
 - No process outlives the group. On Linux this holds even if the group is killed.
 - A worker that dies is reported and restarted after a delay, which doubles each time.
-- The group stops after too many restarts, if a worker's options or files are wrong, or if the broker dies.
+- The group stops after too many restarts, for wrong options or files of a worker, or if the broker dies.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
 
 
 def _first_in_child(parent: int) -> Callable[[], None]:
-    """Return the first function of a child: it uses all cores, and ends with `parent` (where prctl exists)."""
+    """Return the first function of a child. It uses all cores, and ends with `parent` (where prctl exists)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     cores = available_cores()
 
@@ -273,7 +273,7 @@ def _first_in_child(parent: int) -> Callable[[], None]:
 
 
 def run(config: Config, extra: Sequence[str] = ()) -> int:
-    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
+    """Run the group until SIGTERM or SIGINT. Return the exit status: 1 if a process ended for good."""
     stop = Stop()
     group_members = members(telling(config), extra)
     check_can_start(config)
