@@ -146,7 +146,7 @@ def test_a_source_that_becomes_dear_is_dropped() -> None:
     driven.run(400)
     assert driven.policy.used == only("good", "fair")
     fair.as_such_s = 0.05
-    driven.run(30)
+    driven.run(60)
     assert driven.policy.used == only("good")
 
 

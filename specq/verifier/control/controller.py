@@ -165,7 +165,8 @@ class Controller:
         num_prompts, num_first = shares.prompts()
         num_decoding = shares.num_decoding if num_prompts else len(shares)
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
-        num_rounds = {name: 1 if name in drafting.looked_at else num_decoding for name in self.forecast.sources}
+        num_drafted = max(num_decoding - rounds.num_without_room, 1)
+        num_rounds = {name: 1 if name in drafting.looked_at else num_drafted for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
         drafted = {name for name, one in judged.items() if one.nodes.any()}
         felt = self.forecast.felt(Choice(drafting.sources)).sources

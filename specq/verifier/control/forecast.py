@@ -1,7 +1,8 @@
 """What is foreseen of a choice of drafts: its tokens by what each source has brought
 (`specq.verifier.models.token_yield`), its seconds by what steps take (`specq.verifier.models.step_time`).
 
-What was foreseen wrongly of a choice's tokens, since sources find the same ones, is learned as a ratio. Each token
+What several sources bring, since they find the same tokens, and draft workers, whose drafts may be late, is learned as
+a ratio to that. Each token
 brings its part of the rows of prompts, since a text that ends makes room for another. Pure: no clock.
 """
 
@@ -35,11 +36,16 @@ KNOWN_ROUNDS = 12.0  # that a source's counts must be worth, so that it is not t
 
 
 class Foreseen(NamedTuple):
-    """What a choice is expected to bring: the logarithm of tokens a second and its standard deviation, the tokens of a
-    session's round, and the number of levels that pay."""
+    """What a choice is expected to bring.
+
+    log_rate     the logarithm of tokens a second
+    deviation    its standard deviation, of_seconds: the part of it that comes from the seconds
+    tokens       of a session's round; depth: the number of levels that pay
+    """
 
     log_rate: float
     deviation: float
+    of_seconds: float
     tokens: float
     depth: int
 
@@ -61,7 +67,7 @@ class Forecast:
         self.sources: Sources = frozenset(self._traits)
         self.heard: Sources = frozenset()
         self.yields = {name: TokenYield() for name in self._traits}
-        self._ratios: dict[Choice, tuple[float, float, int]] = {}  # tokens brought, and foreseen; at which step
+        self._ratios: dict[Sources, tuple[float, float, int]] = {}  # tokens brought, and foreseen; at which step
         self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
         self._looked_at: Sources = frozenset()  # in the last step
         # Means of a step: whether it has prompts, their rows, the tokens that these attend to; its tokens.
@@ -103,8 +109,9 @@ class Forecast:
             depth = NUM_LEVELS if self._traits[name].levels_s is None else step.depth
             if self._says_something(name, step) and one.learn(step.judged[name], depth):
                 log.debug("draft_yield_changed", source=name)
-        if used.sources and not (step.looked_at or used.is_early):
-            self._learn_ratio(used, step)
+        has_room = step.rows.nodes or not step.rows.prompts
+        if (len(used.sources) > 1 or used.sources == {REMOTE}) and has_room and not (step.looked_at or used.is_early):
+            self._learn_ratio(used.sources, step)
 
     def _join(self, step: Step) -> Sources:
         """Return the sources that were silent in the step before, or drafted for one session alone."""
@@ -142,23 +149,25 @@ class Forecast:
         count = step.judged[name].num_rounds
         return count, self._traits[name].draft_s(count, step.depth)
 
-    def _learn_ratio(self, used: Choice, step: Step) -> None:
-        """Learn how many tokens a choice brings, relative to what is foreseen of its sources."""
-        tokens, _ = self._rounds(sorted(used.sources), step.num_sessions, is_unread=used.is_unread)
+    def _learn_ratio(self, used: Sources, step: Step) -> None:
+        """Learn how many tokens several sources bring together, or draft workers whose drafts may be late, relative to
+        what is foreseen of them."""
+        tokens, _ = self._rounds(sorted(used), step.num_sessions, is_unread=False)
         foreseen = float(tokens[min(step.depth, NUM_LEVELS)])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
         brought, expected = self._brought(used)
         brought, expected = keep * brought + step.num_tokens, keep * expected + step.num_sessions * foreseen
         self._ratios[used] = brought, expected, self._num_steps
 
-    def _brought(self, choice: Choice) -> tuple[float, float]:
-        """Return the tokens that a choice brought, and those that were foreseen; they fade while it is not in use."""
-        brought, expected, last = self._ratios.get(choice, (0.0, 0.0, 0))
+    def _brought(self, sources: Sources) -> tuple[float, float]:
+        """Return the tokens that sources brought together, and those that were foreseen; they fade while these are not
+        in use."""
+        brought, expected, last = self._ratios.get(sources, (0.0, 0.0, 0))
         keep = (1 - SILENCE_FADE) ** (self._num_steps - last)
         return keep * brought, keep * expected
 
-    def _ratio(self, choice: Choice) -> float:
-        brought, expected = self._brought(choice)
+    def _ratio(self, sources: Sources) -> float:
+        brought, expected = self._brought(sources)
         return (brought + RATIO_PRIOR) / (expected + RATIO_PRIOR)
 
     # --- what is foreseen ---------------------------------------------------------------------------------------------
@@ -203,11 +212,13 @@ class Forecast:
         seconds = waits_s + self._seconds(kind, num_sessions, num_sessions * nodes, tokens if prompts else None)
         depth, _ = best_by_goodput(tokens[first:last], seconds[first:last])
         depth += first
-        brought = float(tokens[depth]) * (self._ratio(choice) if sources else 1.0)
-        of_seconds = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
+        brought = float(tokens[depth]) * self._ratio(frozenset(sources))
+        of_steps = min(self._time.deviation(kind, num_sessions), MOST_DEVIATION)
+        of_seconds = math.hypot(of_steps, doubted_s[depth] / seconds[depth])
         return Foreseen(
             math.log(num_sessions * brought / seconds[depth]),
-            math.sqrt(of_tokens / tokens[depth] ** 2 + of_seconds**2 + (doubted_s[depth] / seconds[depth]) ** 2),
+            math.hypot(math.sqrt(of_tokens) / tokens[depth], of_seconds),
+            of_seconds,
             brought,
             depth,
         )

@@ -171,7 +171,7 @@ class Policy:
             return
         now, other = (self.forecast.foresee(one, self._num_sessions) for one in (self.used, probe.choice))
         gain = other.log_rate - now.log_rate
-        if gain + DOUBT * other.deviation < 0:
+        if gain + DOUBT * self._deviation(probe.choice, other) < 0:
             self._end_probe("probe_lost", now, other)
         elif probe.is_look:
             if gain > MARGIN or probe.num_steps >= LOOK_STEPS:
@@ -180,6 +180,12 @@ class Policy:
             self._use(probe.choice, "probe_won", now, other)
         elif probe.num_steps >= FULL_STEPS and probe.num_rounds >= FULL_ROUNDS:
             self._end_probe("probe_lost", now, other)
+
+    def _deviation(self, choice: Choice, other: Foreseen) -> float:
+        """Return how far a choice may be from what is foreseen of it beside what is in use: drafts bring the same
+        tokens, unread or not."""
+        used = self.forecast.felt(self.used)
+        return other.of_seconds if choice == used._replace(is_unread=choice.is_unread) else other.deviation
 
     def _end_probe(self, reason: str, now: Foreseen, other: Foreseen) -> None:
         probe, self._probe = self._probe, None
@@ -213,7 +219,7 @@ class Policy:
             other = self.forecast.joining(one, used, count)
             if one.sources < used.sources and other.log_rate > best_rate:
                 better, best_rate = (one, other), other.log_rate
-            gain = other.log_rate + OPTIMISM * other.deviation - now.log_rate
+            gain = other.log_rate + OPTIMISM * self._deviation(one, other) - now.log_rate
             promises |= {name: max(promises[name], gain) for name in one.sources}
             is_free = other.log_rate > now.log_rate + FREE
             if gain > most_gain and (is_free or self._credit > 0) and self._rests.get(one, 0) <= self._num_steps:

@@ -109,6 +109,13 @@ class Rounds(Sequence[Round]):
         """How many of the sessions came to their end."""
         return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places])) if self.sessions else 0
 
+    @property
+    def num_without_room(self) -> int:
+        """How many of the sessions came to their end without drafts, as where one token is left."""
+        if not self.sessions:
+            return 0
+        return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places] & (self.num_nodes == 0)))
+
     def _note_nodes(self, trees: DraftTrees) -> None:
         """Note what a verdict says of the verified nodes: they may be gone after the commit."""
         self.node_ids = trees.node_id[self.nodes]
