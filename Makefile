@@ -66,10 +66,11 @@ $(DOCS)/.ready: requirements-docs.lock
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	@touch $@
 
-lint: $(READY) ## Lint, format and types only
+lint: $(READY) ## Lint, format, types and prose only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/check_prose.py
 
 broker: $(READY) ## Start a broker on tcp://127.0.0.1:5750
 	@$(BIN)/specq broker $(ARGS)

@@ -18,7 +18,7 @@ MOST = 16  # maximum kernels in a report
 def check_device(device: str = "cuda") -> None:
     """Raise ConfigError if the device is a GPU that this machine, or its torch, does not have."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"no device {device} is here; this needs a CUDA device, and --device cpu only tries it out")
+        raise ConfigError(f"device {device} is not available; this suite needs a CUDA device (--device cpu: a trial)")
     pick_device(device)
 
 

@@ -102,7 +102,9 @@ def _parse(text: str) -> Pair:
     name, _, models = text.partition("=")
     target, _, draft = models.partition(",")
     if not (name and target and draft):
-        raise ConfigError(f"pair {text!r} is no NAME=TARGET,DRAFT such as tiny=tiny,tiny or weak=tiny,weak")
+        raise ConfigError(
+            f"pair {text!r} is not valid; expected NAME=TARGET,DRAFT, such as tiny=tiny,tiny or weak=tiny,weak"
+        )
     _noise(draft)
     return Pair(name, target, draft)
 

@@ -195,7 +195,7 @@ class Broker:
 
     def drain(self, now: float) -> None:
         """Stop accepting new jobs."""
-        self.state.clock.now, self.state.closing = now, "this broker is about to stop"
+        self.state.clock.now, self.state.closing = now, "this broker is stopping"
 
     @property
     def is_idle(self) -> bool:
@@ -263,7 +263,7 @@ class Broker:
         self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:
             self.state.faults.note("journal_trouble", "journal", reason, now)
-            self.intake.drop_unregistered(f"no new jobs now: {reason}")
+            self.intake.drop_unregistered(f"no new jobs at the moment: {reason}")
         return self._effects()
 
     def filled(self, reason: str, now: float) -> list[Effect]:
@@ -297,7 +297,7 @@ class Broker:
     def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message) -> None:
         handler = handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"the broker takes no {message.TYPE} here")
+            raise ProtocolError(f"the broker does not accept {message.TYPE} here")
         handler(identity, message)
 
     def _drop(self, where: str, error: ProtocolError) -> None:

@@ -125,7 +125,7 @@ class Gate:
         if not all(map(str.isprintable, names)):  # they are shown on terminals
             return f"names of workers and models have at most {NAME.most} printable characters"
         if len(self.state.workers.all()) >= MAX_WORKERS and self.state.workers.get(identity) is None:
-            return f"this broker has {MAX_WORKERS} workers, and takes no more"
+            return f"this broker already has the maximum of {MAX_WORKERS} workers"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
     def charge(self, identity: bytes, kind: type[Message] | None, effects: list[Effect]) -> list[Effect]:
@@ -225,7 +225,7 @@ class Revocation:
             job.readers.retain(lambda reader: self.state.roles.stands(reader.shown, "client"))
         for job in jobs:
             if not self.state.roles.may_own(job.request.owner):
-                self.intake.fail(job, "forbidden", "the key that submitted the job may not submit jobs any more")
+                self.intake.fail(job, "forbidden", "the key that submitted the job is no longer allowed to submit jobs")
         self.placement.settle()
 
     def _look_at(self, worker: Worker) -> None:
@@ -239,7 +239,7 @@ class Revocation:
         if not stands:
             log.warning("worker_revoked", name=worker.name, role=worker.hello.role, key=worker.shown.name)
             self.state.counts["workers_revoked"] += 1
-            reason = f"the key {worker.shown.name} may not be a {worker.hello.role} worker any more"
+            reason = f"the key {worker.shown.name} is no longer allowed to be a {worker.hello.role} worker"
             refused = Refused(reason=reason, fatal=False)  # the key may be back at the next `Hello`
             self.state.outbox.send_front(worker.identity, refused)
             self.placement.lose(worker)

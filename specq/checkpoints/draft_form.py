@@ -117,7 +117,7 @@ def num_places(model: Path) -> int:
     found = said.get("num_places", 1)
     if type(found) is not int or not 1 <= found <= min(MOST_PLACES, said.get("vocab_size", MOST_PLACES)):
         raise ConfigError(
-            f"{model / 'config.json'}: num_places is {found!r}; it must be a whole number from 1 to {MOST_PLACES}"
+            f"{model / 'config.json'}: num_places is {found!r}, but must be a whole number from 1 to {MOST_PLACES}"
         )
     return found
 

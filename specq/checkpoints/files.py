@@ -44,7 +44,7 @@ def read_json(model: Path, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{model / name} is not valid JSON: {error}") from None
     if not isinstance(said, dict):
-        raise ConfigError(f"{model / name} holds {type(said).__name__}; it must be a JSON object")
+        raise ConfigError(f"{model / name} holds {type(said).__name__}, but must be a JSON object")
     return said
 
 
@@ -54,7 +54,7 @@ def read_config(model: Path) -> dict[str, Any]:
     for name in SIZES:
         size = said.get(name)
         if size is not None and not (isinstance(size, int) and size >= 1):
-            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}; it must be an integer of at least 1")
+            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}, but must be an integer of at least 1")
     return said
 
 

@@ -121,7 +121,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     kind = file.architecture
     if kind not in ARCHITECTURES:
         raise ConfigError(
-            f"{file.path} holds the architecture {kind or 'of no name'!r}; supported in GGUF files are "
+            f"{file.path} has the architecture {kind or 'of no name'!r}; supported in GGUF files: "
             f"{', '.join(ARCHITECTURES)}"
         )
     said = _Said(file)
@@ -178,7 +178,7 @@ class _Said:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(
-                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or it is no positive number"
+                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or its value is not above 0"
             )
         return value
 
@@ -186,7 +186,7 @@ class _Said:
         value = self.needed(key, default)
         if not isinstance(value, int) or value > _MOST:
             raise ConfigError(
-                f"{self._file.path}: {self._file.architecture}.{key} is {value}; it must be a whole number up to "
+                f"{self._file.path}: {self._file.architecture}.{key} is {value}, but must be a whole number up to "
                 f"{_MOST}"
             )
         return value
@@ -203,7 +203,7 @@ def _rope(said: _Said) -> dict[str, Any]:
     if kind == "none":
         return {"rope_type": "default", **base}
     if kind not in _SCALING:
-        raise said.unsupported(f"rope.scaling.type {kind!r} (supported are none, {', '.join(_SCALING)})")
+        raise said.unsupported(f"rope.scaling.type {kind!r} (supported: none, {', '.join(_SCALING)})")
     scaling = {key: said.needed(f"rope.scaling.{key}") for key in _SCALING[kind]}
     if "original_context_length" in scaling:
         scaling["original_max_position_embeddings"] = scaling.pop("original_context_length")

@@ -158,8 +158,8 @@ def _joined(states: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     for i, file in enumerate(files):
         if (found := _split(file)) != (i, len(files)):
             raise ConfigError(
-                f"{file.path} says that it is part {found[0] + 1} of {found[1]} (split.no, split.count), "
-                f"not {i + 1} of {len(files)}, as it is called; fetch it again"
+                f"{file.path} contains part {found[0] + 1} of {found[1]} (split.no, split.count), "
+                f"not {i + 1} of {len(files)}, as in its name; fetch it again"
             )
     _check_tensors(files)
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
@@ -177,15 +177,15 @@ def _check_tensors(files: list[GgufFile]) -> None:
         said = file.metadata.get("split.tensors.count", len(counts))
         if said != len(counts):
             raise ConfigError(
-                f"{file.path} is of a model of {said} tensors (split.tensors.count); all parts here have "
-                f"{len(counts)}, so one of them is of another model"
+                f"{file.path} belongs to a model of {said} tensors (split.tensors.count); all parts here have "
+                f"{len(counts)}, so one of them belongs to another model"
             )
 
 
 @lru_cache(maxsize=2)
 def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
     if num_bytes < len(_MAGIC) + 4:
-        raise ConfigError(f"{path} is no GGUF file: it has {num_bytes} bytes")
+        raise ConfigError(f"{path} is not a GGUF file: it has {num_bytes} bytes")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -195,9 +195,9 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
             f"{path} is cut: it ends within its header, after {num_bytes} bytes; fetch it again"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is damaged: a text of its header is not valid UTF-8; fetch it again") from None
+        raise ConfigError(f"{path} is damaged: a string of its header is not valid UTF-8; fetch it again") from None
     except RecursionError:
-        raise ConfigError(f"{path} is damaged: lists of its header are nested without end; fetch it again") from None
+        raise ConfigError(f"{path} is damaged: lists in its header are nested too deeply; fetch it again") from None
 
 
 class _Header:
@@ -208,12 +208,12 @@ class _Header:
 
     def read(self) -> GgufFile:
         if self._bytes[: len(_MAGIC)] != _MAGIC:
-            raise ConfigError(f"{self._path} is no GGUF file: it does not begin with {_MAGIC.decode()}")
+            raise ConfigError(f"{self._path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
         self._at = len(_MAGIC)
         version = self._scalar("I")
         if version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
-            raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported are {known}")
+            raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported: {known}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
         metadata = dict(self._pair() for _ in self._counted(num_keys))
         places = [self._place() for _ in self._counted(num_tensors)]
@@ -290,7 +290,7 @@ class _Header:
 
         kind = next((known for known in GGMLQuantizationType if known == type_id), None)
         if kind is None:
-            raise ConfigError(f"{self._path}: the tensor {name} has the type {type_id}, which is not known here")
+            raise ConfigError(f"{self._path}: the tensor {name} has the type {type_id}, which specq does not support")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         width = shape[-1] if shape else 1
         if width % block:

@@ -93,7 +93,7 @@ def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
     except NotImplementedError:
         supported = ", ".join(kind.name for kind in _supported_types())
         raise ConfigError(
-            f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported are {supported}"
+            f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported: {supported}"
         ) from None
     if not np.isfinite(values).all():
         raise ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
@@ -119,9 +119,7 @@ def _named(file: GgufFile, name: str) -> tuple[str, str]:
     layer, own, kind = match.groups() if match else (None, name, "")
     theirs = (_OUTER if layer is None else _INNER).get(own)
     if theirs is None:
-        raise ConfigError(
-            f"{file.path} has the tensor {name}, which a {file.architecture} model that is supported has not"
-        )
+        raise ConfigError(f"{file.path} has the tensor {name}, which a {file.architecture} model does not have")
     return (f"{theirs}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"), own
 
 

@@ -81,12 +81,12 @@ def _rule(file: GgufFile) -> _Rule:
     kind, name = (file.metadata.get(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
     if kind != _KIND:
         raise ConfigError(
-            f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not "
+            f"{file.path} has a tokenizer of kind {kind!r}; supported: {_KIND!r} (byte-level BPE), and not "
             f"llama, t5 (SentencePiece), bert (WordPiece), rwkv"
         )
     if not isinstance(name, str) or name not in RULES:
         raise ConfigError(
-            f"{file.path} splits words by the rule {name!r} (tokenizer.ggml.pre); supported are {', '.join(RULES)}"
+            f"{file.path} splits words by the rule {name!r} (tokenizer.ggml.pre); supported: {', '.join(RULES)}"
         )
     return RULES[name]
 
@@ -97,7 +97,7 @@ def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
     kinds = dict(enumerate(_list(file, "token_type", int)))
     if len(kinds) != len(tokens):
         raise ConfigError(
-            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} kinds of them; fetch it again"
+            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} token types; fetch it again"
         )
     named, copies = dict[int, str](), Counter[str]()
     for i in reversed([i for i, kind in kinds.items() if kind != _UNUSED]):
@@ -109,7 +109,7 @@ def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
     found = file.metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
-        raise ConfigError(f"{file.path} has no tokenizer.ggml.{key}, or not as a list of {kind.__name__}")
+        raise ConfigError(f"{file.path} has no tokenizer.ggml.{key} that is a list of {kind.__name__}")
     return found
 
 
@@ -158,7 +158,7 @@ def _merges(file: GgufFile) -> list[list[str]]:
     merges = [merge.split(" ") for merge in _list(file, "merges", str)]
     wrong = next((pair for pair in merges if len(pair) != 2), None)
     if wrong is not None:
-        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}; it must be two tokens with a space between")
+        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}; expected two tokens and a space between")
     return merges
 
 

@@ -66,7 +66,7 @@ class Job(BaseJob):
         result of a completion that failed has `error`.
         """
         if not self._ended.wait(timeout_s):
-            raise TimeoutError(f"job {self.id} runs on after {timeout_s} s")
+            raise TimeoutError(f"job {self.id} is still running after {timeout_s} s")
         return self._completions.results()
 
 

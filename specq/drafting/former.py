@@ -19,13 +19,13 @@ def as_drafter(made: Any) -> Drafter:
         return made
     if not isinstance(getattr(made, "info", None), ModelInfo):
         raise ConfigError(
-            f"{type(made).__name__} is no drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
+            f"{type(made).__name__} is not a drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
             "specq.drafting.Drafter"
         )
     missing = [method for method in ("open", "close", "commit", "expand") if not callable(getattr(made, method, None))]
     if missing:
         raise ConfigError(
-            f"{type(made).__name__} is no drafter: it has no `{missing[0]}`; derive it from specq.drafting.Drafter"
+            f"{type(made).__name__} is not a drafter: it has no `{missing[0]}`; derive it from specq.drafting.Drafter"
         )
     return FormerDrafter(made)
 

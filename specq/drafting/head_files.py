@@ -37,9 +37,9 @@ def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable
         is_safe = path.suffix == ".safetensors"
         tensors: Tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise any exception
-        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ConfigError(f"{path} holds no tensors by name")
+        raise ConfigError(f"{path} contains no named tensors")
     forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     if reason := reason_against(forms):
         raise ConfigError(f"{path} does not fit its config.json: {reason}")

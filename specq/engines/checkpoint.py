@@ -111,7 +111,7 @@ def _ids(file: Path, said: dict[str, Any]) -> tuple[int, ...] | None:
         return None
     ids = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(end) is int and 0 <= end <= MAX_ID for end in ids):
-        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}; it must be a token's id, or a list of ids")
+        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}, but must be a token's id, or a list of ids")
     return ids
 
 
@@ -150,7 +150,7 @@ def _fetched(model: str, *patterns: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises many kinds of errors
         raise ConfigError(
-            f"model {model!r} is neither a name of `specq models` nor a directory, and it cannot be had from the hub: "
+            f"model {model!r} is neither a name from `specq models` nor a directory, and the hub does not provide it: "
             f"{error}"
         ) from error
 
@@ -169,7 +169,7 @@ def check_no_gguf(model: str, needed_by: str, name: str = "") -> None:
     if is_gguf(model):
         shown = f"{name} ({model})" if name and name != model else model
         raise ConfigError(
-            f"{shown} is a GGUF file, which {needed_by} does not take: choose a directory in Hugging Face layout or a "
+            f"{shown} is a GGUF file, which {needed_by} does not support: use a directory in Hugging Face layout or a "
             "hub name, or the torch engine"
         )
 

@@ -144,7 +144,7 @@ class JournalWriter:
 
     def _report_trouble(self, trouble: str) -> None:
         if trouble != self.trouble:
-            log.warning("journal_troubled", reason=trouble) if trouble else log.info("journal_recovered")
+            log.warning("journal_write_failed", reason=trouble) if trouble else log.info("journal_recovered")
             self.trouble = trouble
             self._wake()
 
@@ -166,7 +166,7 @@ class JournalWriter:
 
     def _report_full(self, full: str) -> None:
         if full != self.full:
-            log.warning("journal_full", reason=full) if full else log.info("journal_has_room")
+            log.warning("journal_space_exhausted", reason=full) if full else log.info("journal_space_recovered")
             self.full = full
             self._wake()
 

@@ -163,7 +163,7 @@ def find_model(name: str, role: str) -> str:
         raise ConfigError(f"the pair {name!r} has no {role} model")
     hint = "" if "/" in name else did_you_mean(name, {model.name for model in known_models()}, ALIKE)
     if hint:
-        raise ConfigError(f"there is no model {name!r}; {hint} `specq models` lists those that have names")
+        raise ConfigError(f"there is no model {name!r}; {hint} `specq models` lists the named models")
     return name
 
 
@@ -202,11 +202,11 @@ def _checked(path: Path) -> Path:
     if not path.is_dir():
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))
-        raise ConfigError(f"there is no {kind} {path}; models with a name are: {known or 'none'}")
+        raise ConfigError(f"there is no {kind} {path}; named models: {known or 'none'}")
     if file := gguf_in(path):
         return file
     if not _is_model(path):
-        raise ConfigError(f"{path} holds no model: there is neither a config.json nor a GGUF file")
+        raise ConfigError(f"{path} contains no model: it has neither a config.json nor a GGUF file")
     return path
 
 
@@ -215,8 +215,8 @@ def _checked_heads(path: Path) -> Path:
     if not path.is_dir():
         known = ", ".join(model.name for model in known_models() if model.role == HEADS)
         raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; heads "
-            f"with a name are for: {known}"
+            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; "
+            f"named heads exist for: {known}"
         )
 
     if eagle_form.is_eagle(path):

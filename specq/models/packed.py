@@ -58,8 +58,8 @@ def unpacked(model: Path) -> Path:
         except OSError as error:
             needed = f"{num_bytes(model) / 1e6:.1f} MB are needed"
             raise ConfigError(
-                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); SPECQ_CACHE names "
-                f"another place"
+                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); set "
+                f"SPECQ_CACHE to another directory"
             ) from None
     return place
 
@@ -176,7 +176,7 @@ def _unpack(model: Path, place: Path) -> None:
                 _copy(file, made / _plain(file).name)
             if not _is_whole(made, model):
                 raise ConfigError(
-                    f"{model}: an archive holds more than its index says; it must be a single stream of xz"
+                    f"{model}: an archive contains more data than its index lists; expected a single xz stream"
                 )
             if place.exists():  # it is damaged
                 shutil.rmtree(place)

@@ -45,12 +45,12 @@ PRESETS = {
 def parse_shape(name: str, changes: str = "") -> Shape:
     """Return a shape of `PRESETS` with changes such as "hidden=1024,layers=30". ConfigError lists the known names."""
     if name not in PRESETS:
-        raise ConfigError(f"unknown shape {name!r}; known are {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown shape {name!r}; known: {', '.join(PRESETS)}")
     known = asdict(PRESETS[name])
     changed: dict[str, Any] = {}
     for key, value in _pairs(changes):
         if key not in known:
-            raise ConfigError(f"{key!r} is no size of a shape; known are {', '.join(known)}")
+            raise ConfigError(f"{key!r} is not a size of a shape; known: {', '.join(known)}")
         changed[key] = bool(value) if isinstance(known[key], bool) else value
     return replace(PRESETS[name], **changed)
 

@@ -102,17 +102,17 @@ def _host(host: str, rest: str) -> str:
     found = _ip(host)
     if rest.startswith("["):
         if "]" not in rest or not isinstance(found, IPv6Address):
-            raise _wrong(f"has brackets around {host!r}, which is no address of IPv6, as [::1] is")
+            raise _wrong(f"has brackets around {host!r}, which is not an IPv6 address such as [::1]")
         if found.is_link_local and not found.scope_id:
-            raise _wrong(f"does not say on which interface the link-local address {host} is, as in [{host}%eth0]")
+            raise _wrong(f"names no interface for the link-local address {host}, as in [{host}%eth0]")
     elif ":" in host:
-        raise _wrong("has an address of IPv6 without its brackets, as in tcp://[::1]:5750")
+        raise _wrong("has an IPv6 address without brackets; write tcp://[::1]:5750")
     elif not host:
-        raise _wrong("has no host; * is every interface")
+        raise _wrong("has no host; * means every interface")
     elif set(host) & set("/%]@") or (EVERY in host and host != EVERY):
-        raise _wrong(f"has the host {host!r}, which is no name and no address")
+        raise _wrong(f"has the host {host!r}, which is neither a name nor an address")
     elif found is None and host.replace(".", "").isdigit():
-        raise _wrong(f"has the host {host}, which is no address of IPv4, as 127.0.0.1 is")
+        raise _wrong(f"has the host {host}, which is not an IPv4 address such as 127.0.0.1")
     return host
 
 
@@ -134,4 +134,4 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _wrong(what: str) -> ConfigError:
-    return ConfigError(f"it must be {FORMS}: this {what}")
+    return ConfigError(f"expected {FORMS}: this {what}")

@@ -76,4 +76,4 @@ def did_you_mean(name: str, known: Iterable[str], alike: float = ALIKE, most: in
 def known_names(name: str, known: Collection[str], alike: float = ALIKE) -> str:
     """Return the end of an error message for an unknown name: a suggestion, and all known names."""
     hint = did_you_mean(name, known, alike)
-    return f"{hint}{' ' if hint else ''}known are {', '.join(known) or 'none'}"
+    return f"{hint}{' ' if hint else ''}known: {', '.join(known) or 'none'}"

@@ -60,7 +60,7 @@ def _bounded(kind: type, bound: Bound) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not kind or not bound.admits(value):
-            raise OutOfBoundsError(f"is {shown(value)}; it must be {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be {bound.allowed}")
         return value
 
     return check
@@ -73,7 +73,7 @@ def _whole_number(bound: Range) -> Check:
     def check(value: Any) -> Any:
         if type(value) is int and low <= value <= high:
             return value
-        raise OutOfBoundsError(f"is {shown(value)}; it must be a whole number {bound.allowed}")
+        raise OutOfBoundsError(f"is {shown(value)}, but must be a whole number {bound.allowed}")
 
     return check
 
@@ -85,10 +85,10 @@ def _integers(bound: Items) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not list or not least <= len(value) <= most:
-            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be a list of {bound.allowed}")
         for item in value:
             if type(item) is not int or not low <= item <= high:
-                raise OutOfBoundsError(f"has {shown(item)}; it must be a list of {bound.allowed}")
+                raise OutOfBoundsError(f"has {shown(item)}, but must be a list of {bound.allowed}")
         return tuple(value)
 
     return check
@@ -99,7 +99,7 @@ def _names(bound: Items) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not list or any(type(item) is not str for item in value) or not bound.admits(tuple(value)):
-            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be a list of {bound.allowed}")
         return tuple(value)
 
     return check

@@ -88,7 +88,7 @@ class Values:
         known = _fields(cls)
         if not values.keys() <= known.keys():
             unknown = min(values.keys() - known.keys())
-            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known are {', '.join(known)}", field=unknown)
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known: {', '.join(known)}", field=unknown)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -276,13 +276,13 @@ def _or_zero(temperature: float) -> float:
 
 
 def _misfit(name: str, value: object, allowed: str) -> JobError:
-    return JobError(f"{name} is {shown(value)}; it must be {allowed}", field=name)
+    return JobError(f"{name} is {shown(value)}, but must be {allowed}", field=name)
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
     """Check one JSON value against the field's annotation. Lists become tuples, and whole floats stay floats."""
     if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before looking at each entry
-        raise JobError(f"{name} is {shown(value)}; it must be of at most {MAX_LISTED} entries", field=name)
+        raise JobError(f"{name} is {shown(value)}, but must be limited to {MAX_LISTED} entries", field=name)
     if annotation == "float" and type(value) in (int, float):
         return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):
@@ -297,21 +297,21 @@ def _coerce(name: str, value: Any, annotation: str) -> Any:
         return _coerce_pairs(name, value)
     if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
         return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
-    raise JobError(f"{name} is {shown(value)}; it must be {KINDS[annotation]}", field=name)
+    raise JobError(f"{name} is {shown(value)}, but must be {KINDS[annotation]}", field=name)
 
 
 def _float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold", field=name) from None
+        raise JobError(f"{name} is {shown(value)}, but must be a number that a float can hold", field=name) from None
 
 
 def _coerce_pairs(name: str, value: Any) -> Any:
     """Check pairs (token id, float). {"token id": float} is accepted too, since keys of JSON are strings."""
     pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
-        raise JobError(f"{name} is {shown(value)}; it must be {KINDS['tuple[tuple[int, float], ...]']}", field=name)
+        raise JobError(f"{name} is {shown(value)}, but must be {KINDS['tuple[tuple[int, float], ...]']}", field=name)
     return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
 
 

@@ -66,7 +66,11 @@ class RenamedCounts(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if self.OLD.get(name) not in self:
             raise KeyError(name)
-        warnings.warn(f"{name} is now {self.OLD[name]}; the next version does not know it", FutureWarning, stacklevel=2)
+        warnings.warn(
+            f"{name} is now {self.OLD[name]}; the next version does not accept the old name",
+            FutureWarning,
+            stacklevel=2,
+        )
         return self[self.OLD[name]]
 
     @classmethod

@@ -165,7 +165,7 @@ def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
     if len(frames[0]) != 8 or frames[0][7] > 127:
         raise ProtocolError("the first frame is not an 8-byte key below 2**63")
     if len(frames[1]) > MAX_HEADER:
-        raise ProtocolError(f"a header of {len(frames[1])} bytes; at most {MAX_HEADER}")
+        raise ProtocolError(f"the header has {len(frames[1])} bytes; at most {MAX_HEADER} are allowed")
     try:
         header = orjson.loads(frames[1])
     except orjson.JSONDecodeError as error:

@@ -54,7 +54,7 @@ class Buffer:
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
 MOST_LINES = 3  # most lines of a compiler's output in a message
-PORTABLE = "without it the portable path computes, several times slower"
+PORTABLE = "without it specq uses the portable path, which is several times slower"
 NO_COMPILER = f"no C compiler; {PORTABLE}: install gcc or clang"
 
 log = structlog.get_logger()
@@ -68,7 +68,7 @@ def library(source: Path) -> ctypes.CDLL | None:
     """
     found = library_or_reason(source)
     if isinstance(found, str):
-        log.warning("kernels_unavailable", source=source.name, reason=found)
+        log.warning("kernel_build_failed", source=source.name, reason=found)
         return None
     return found
 

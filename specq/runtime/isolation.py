@@ -120,7 +120,7 @@ def in_halves(
         if len(sessions) == 1:
             faults.note(sessions[0], doing, error, retry=retry)
             return []
-        log.warning("repeated_in_halves", doing=doing, num_sessions=len(sessions), **traced(error))
+        log.warning("batch_bisected", doing=doing, num_sessions=len(sessions), **traced(error))
     middle = len(sessions) // 2
     return [
         done

@@ -47,7 +47,7 @@ class OutFile(click.Path):
             return out
         folder = _existing(path.parent) if self._makes_directory else path.parent
         if not folder.is_dir():
-            self.fail(f"{folder} is no directory; make it first.", param, ctx)
+            self.fail(f"{folder} is not a directory; create it first.", param, ctx)
         try:
             _try(path, folder)
         except OSError as error:
@@ -65,7 +65,7 @@ class OutFolder(click.Path):
         out: Any = super().convert(value, param, ctx)
         folder = _existing(out)
         if not folder.is_dir():
-            self.fail(f"{folder} is no directory.", param, ctx)
+            self.fail(f"{folder} is not a directory.", param, ctx)
         try:
             _try_in(folder)
         except OSError as error:

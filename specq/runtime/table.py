@@ -101,4 +101,4 @@ class Table(dict[str, str]):
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, str] | list[str]) -> ConfigError:
-    return ConfigError(f"unknown {kind} {name!r}; known are {', '.join(sorted(known))}")
+    return ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")

@@ -84,7 +84,7 @@ def _pin(cores: tuple[int, ...]) -> None:
     missing = sorted(set(cores) - set(available_cores()))
     if missing:
         raise ConfigError(
-            f"core {missing[0]} is not there; this process may use {', '.join(map(str, available_cores()))}"
+            f"core {missing[0]} is not available; this process may use {', '.join(map(str, available_cores()))}"
         )
     os.sched_setaffinity(0, cores)
 

@@ -107,7 +107,7 @@ def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
             lines = list(islice(read_lines(_without_references(file, references)), num))
     except OSError as error:
         raise ConfigError(
-            f"no data set {dataset!r} ({error.strerror}); shipped are {', '.join(shipped())}, or name a JSONL file"
+            f"unknown data set {dataset!r} ({error.strerror}); available: {', '.join(shipped())}, or name a JSONL file"
         ) from None
     return [_prompt(path.stem, line, codec, references.get(line.number)) for line in lines]
 

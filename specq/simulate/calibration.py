@@ -90,12 +90,12 @@ def read_measured(path: Path) -> Measured:
     except OSError as error:
         raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
     for part in ("results", "measured"):  # where the report of `specq bench calibrate` has them
         if isinstance(values, dict) and isinstance(values.get(part), dict):
             values = values[part]
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object; known keys are {', '.join(Measured.__slots__)}")
+        raise ConfigError(f"{path} is not a JSON object; known keys: {', '.join(Measured.__slots__)}")
     try:
         refuse_unknown("measured", values, Measured.__slots__)
     except ConfigError as error:

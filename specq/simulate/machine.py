@@ -53,7 +53,7 @@ class EventQueue:
         end = self.now + limit_s
         while not condition():
             if not self._events or self._events[0][0] > end:
-                raise EngineError(f"what was waited for did not happen within {limit_s:g} s of virtual time")
+                raise EngineError(f"the awaited event did not happen within {limit_s:g} s of virtual time")
             self._next()
 
     def _next(self) -> None:
@@ -83,10 +83,10 @@ class LineSettings:
     def __post_init__(self) -> None:
         for name in ("delay_s", "jitter_s", "bytes_per_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a finite number, at least 0")
         for name in ("loss", "double"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a chance, from 0 to 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a probability from 0 to 1")
 
 
 class DelayLine:

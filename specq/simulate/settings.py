@@ -97,7 +97,7 @@ class DrafterSettings(ScenarioSection):
         ScenarioSection.__post_init__(self)
         _check_points("draft.pass_ms", self.pass_ms)
         if not self.acceptance:
-            raise ConfigError("draft.acceptance is empty; it must be a chance, or a list of them, from 0 to 1")
+            raise ConfigError("draft.acceptance is empty, but must be a probability from 0 to 1, or a list of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Scenario:
         refuse_unknown("", tables, [*SECTIONS, "speculation"])
         for name, table in tables.items():
             if not isinstance(table, dict):
-                raise ConfigError(f"{name} is {table!r}; it must be a section, [{name}]")
+                raise ConfigError(f"{name} is {table!r}, but must be a section, [{name}]")
         sections: dict[str, Any] = {name: kind.from_table(tables.get(name, {})) for name, kind in SECTIONS.items()}
         try:
             speculation = Speculation.from_dict(tables.get("speculation", {}))
@@ -246,7 +246,7 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     if kind == Points and isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return tuple(_coerce(key, pair, Floats) for pair in value)
     names = {int: "a whole number", float: "a number", Floats: "a number or a list of numbers"}
-    raise ConfigError(f"{key} is {value!r}; it must be {names.get(kind, 'a list of [load, milliseconds]')}")
+    raise ConfigError(f"{key} is {value!r}, but must be {names.get(kind, 'a list of [load, milliseconds]')}")
 
 
 def _is_number(value: Any) -> bool:
@@ -259,7 +259,7 @@ def _check(key: str, value: Any, low: float, high: float) -> None:
         for item in value:
             _check(key, item, low, high)
     elif not low <= value <= high:
-        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+        raise ConfigError(f"{key} is {value!r}, but must be from {low} to {high}")
 
 
 def _check_points(key: str, points: Points) -> None:

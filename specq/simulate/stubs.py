@@ -78,7 +78,7 @@ class TimedEngine:
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         """Start a session; only the KV of known prompts is shared."""
         if session_id in self._lengths:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self._lengths[session_id] = num_cached = len(token_ids) - 1 if self._knows_prompts else 0
         self._num_held += num_cached
         return num_cached
@@ -231,6 +231,6 @@ class TimedProposer(Drafter):
         if request.node_id == CONTEXT:
             return session.last_token, session.length
         if request.node_id not in session.nodes:
-            raise EngineError(f"draft node {request.node_id} is unknown or was cut")
+            raise EngineError(f"draft node {request.node_id} is unknown or was removed")
         token, position = session.nodes[request.node_id]
         return token, position + 1

@@ -45,7 +45,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def apply_settings(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def apply_settings(tables: dict[str, Any], settings: Sequence[str]) -> dict[str,
         name, equals, value = setting.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and key):
-            raise ConfigError(f"--set {setting!r} is no section.key=value, as in network.rtt_ms=20")
+            raise ConfigError(f"--set {setting!r} is not of the form section.key=value, as in network.rtt_ms=20")
         result.setdefault(section, {})[key] = _parse(value.strip())
     return result
 
@@ -126,6 +126,6 @@ def _merged(tables: dict[str, Any], override: Tables) -> dict[str, Any]:
     result = dict(tables)
     for section, table in override.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"variant sets {section}, which is no section; write section.{section} = ...")
+            raise ConfigError(f"variant sets {section}, which is not a section; write section.{section} = ...")
         result[section] = {**result.get(section, {}), **table}
     return result

@@ -110,7 +110,7 @@ def read_content(name: str, message: dict[str, Any], kinds: Sequence[str] = ("te
         return str(message.get("refusal") or "")
     if isinstance(content, list):
         if not content and not is_assistant:
-            raise JobError(f"{name}.content is an empty list; it must have at least one part")
+            raise JobError(f"{name}.content is an empty list, but must have at least one part")
         allowed = (*kinds, "refusal") if is_assistant else kinds
         return "\n".join(_part(f"{name}.content[{place}]", part, allowed) for place, part in enumerate(content))
     if not isinstance(content, str):

@@ -64,9 +64,7 @@ def all_rollouts(settings: RunSettings) -> Rollouts:
     paths = rollout_paths(settings.rollouts_folder, settings.rollouts)
     rollouts = join_rollouts([load_rollouts(path) for path in paths])
     if not rollouts.num_answered:
-        raise ConfigError(
-            f"{', '.join(map(str, paths))}: these rollouts hold no answers; there is nothing to learn from"
-        )
+        raise ConfigError(f"{', '.join(map(str, paths))}: these rollouts contain no answers to train on")
     return rollouts
 
 
@@ -75,7 +73,7 @@ def check_rollouts(rollouts: Rollouts, checkpoint: Path, target: Any, least: int
     vocab_size = target.get_input_embeddings().weight.shape[0]
     if (largest := int(rollouts.token_ids.max())) >= vocab_size:
         raise ConfigError(
-            f"the rollouts have the token {largest}, and {checkpoint} {vocab_size} tokens; they are of another target"
+            f"the rollouts have token {largest}, but {checkpoint} has {vocab_size} tokens; they are for another target"
         )
     longest = int((np.diff(rollouts.bounds) - rollouts.prompt_sizes).max())
     if longest < least:

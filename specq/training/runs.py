@@ -41,7 +41,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0] or "it ends early"
-        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {reason}") from error
+        raise ConfigError(f"{path} cannot be read; delete it to start over: {reason}") from error
 
 
 @dataclass
@@ -84,7 +84,7 @@ class TrainingRun:
             for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
             self.step, self.seconds = state["step"], state["seconds"]
-        click.echo(f"goes on after step {self.step}, {self.seconds:.0f} s")
+        click.echo(f"continuing after step {self.step}, {self.seconds:.0f} s")
 
     def fit(
         self, losses_of: Callable[[], torch.Tensor], weights: Sequence[float], most_seconds: float, each: str

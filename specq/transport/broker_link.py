@@ -125,7 +125,9 @@ class BrokerLink:
     def _warn(self) -> None:
         if time.monotonic() - self._warned_at > 5:
             self._warned_at = time.monotonic()
-            hint = "start one: specq broker; with --keys it must know this key"
+            hint = "start one: specq broker; with --keys it needs the public key of this process"
             reason = why_unreachable(self.endpoint)
-            log.warning("broker_unreachable", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint)
+            log.warning(
+                "broker_connection_failed", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint
+            )
             choose_family(self.socket, self.endpoint)

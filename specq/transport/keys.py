@@ -137,7 +137,7 @@ def make_keys(
         right = "priorities" if max_priority else "tenants"
         raise ConfigError(f"only clients have {right}; the roles of {name} are {', '.join(roles)}")
     if abs(max_priority) > MAX_PRIORITY:
-        raise ConfigError(f"max_priority is {max_priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        raise ConfigError(f"max_priority is {max_priority}, but must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
     rights = "trusted = true\n" * trusted + "tenants = true\n" * tenants
     rights += f"max_priority = {max_priority}\n" * bool(max_priority)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
@@ -145,12 +145,10 @@ def make_keys(
     secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_new(secret_path, f'# Whoever has this file is {name}.\n{shared}secret_key = "{secret_key}"\n')
+        _write_new(secret_path, f'# The secret key of {name}.\n{shared}secret_key = "{secret_key}"\n')
         _write_new(public_path, shared + rights)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{error.filename} is there already; choose another name, or delete that file first"
-        ) from None
+        raise ConfigError(f"{error.filename} already exists; choose another name, or delete that file first") from None
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     return secret_path, public_path
@@ -181,18 +179,18 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
         secret = path.with_name(path.name + SECRET)
         if not secret.exists():
             hint = f"specq keys {keys} NAME --role {roles[0]}"
-            raise ConfigError(f"there is neither a directory of keys {keys} nor a key {secret}; to make one: {hint}")
+            raise ConfigError(f"there is neither a directory of keys {keys} nor a key {secret}; to create one: {hint}")
         return _own(secret, roles)
     secrets = {secret: _read(secret)["roles"] for secret in sorted(path.glob("*" + SECRET))}
     for role in roles:
         found = [secret for secret, its in secrets.items() if role in its]
         if len(found) > 1:
             names = " or ".join(f"{keys}/{secret.stem}" for secret in found)
-            raise ConfigError(f"{keys} holds several keys of the role {role}; name one: {names}")
+            raise ConfigError(f"{keys} contains several keys of the role {role}; name one: {names}")
         if found:
             return _own(found[0], roles)
     raise ConfigError(
-        f"{keys} holds no secret key of the role {roles[0]}; make one: specq keys {keys} NAME --role {roles[0]}"
+        f"{keys} contains no secret key of the role {roles[0]}; create one: specq keys {keys} NAME --role {roles[0]}"
     )
 
 
@@ -218,7 +216,7 @@ def curve_to_broker(keys: str, *roles: str) -> Curve | None:
     if len(brokers) != 1:
         names = ", ".join(grant.name for grant in brokers) or "none"
         raise ConfigError(
-            f"{directory} must hold the public key ({PUBLIC}) of the one broker to connect to; it has {names}"
+            f"{directory} must contain the public key ({PUBLIC}) of the one broker to connect to; it has {names}"
         )
     return Curve(own, brokers[0].public_key)
 
@@ -235,7 +233,7 @@ def read_grants(directory: Path) -> Iterator[Grant]:
         grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), **rights)
         other = names.setdefault(grant.public_key, grant.name)
         if other != grant.name:
-            raise ConfigError(f"{path} holds the same key as {other}{PUBLIC}")
+            raise ConfigError(f"{path} contains the same key as {other}{PUBLIC}")
         yield grant
 
 
@@ -256,10 +254,10 @@ def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
     values = _read(path)
     if not set(roles) & set(values["roles"]):
         raise ConfigError(
-            f"{path} is a key of the role {', '.join(values['roles'])}; this takes one of {', '.join(roles)}"
+            f"{path} is a key of the role {', '.join(values['roles'])}; expected one of {', '.join(roles)}"
         )
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ConfigError(f"others than its owner can read {path}; chmod 600 it")
+        raise ConfigError(f"other users can read {path}; run chmod 600 on it")
     if "secret_key" not in values:
         raise ConfigError(f"{path} has no secret_key")
     return KeyPair(path.stem, values["public_key"].encode(), values["secret_key"].encode())

@@ -16,7 +16,7 @@ from typing import Any
 from specq.protocol import Address, ConfigError, parse_address
 
 LOOKUP_S, PROBE_S = 1.0, 0.25
-SERVER_IN_USE = "is another server using it? --bind, or `bind` in [serve] of a --config, chooses another address"
+SERVER_IN_USE = "another server may use it; choose another address with --bind, or `bind` in [serve] of a --config"
 _Place = tuple[AddressFamily, Any]  # the arguments of sockets
 _UNKNOWN_DEVICE = (errno.ENODEV, errno.EINVAL, errno.ENXIO)
 
@@ -102,11 +102,9 @@ def why_not_bound(address: Address, number: int, in_use: str) -> str:
     if number == errno.EADDRINUSE:
         return f"{said}; {in_use}"
     if number == errno.EACCES and 0 < address.port < 1024:
-        return f"{said}; ports below 1024 are for root"
+        return f"{said}; ports below 1024 need root"
     if address.is_tcp and number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, *_UNKNOWN_DEVICE):
-        return (
-            f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * stands for all that it has"
-        )
+        return f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * means all interfaces"
     return said
 
 
@@ -134,7 +132,7 @@ def _unknown(address: Address) -> str:
     if places(address):
         return ""
     _, _, scope = address.host.partition("%")
-    return f"this machine has no interface {scope}" if scope else f"the name {address.host} is not known here"
+    return f"this machine has no interface {scope}" if scope else f"the name {address.host} is unknown on this machine"
 
 
 def _refusal(family: AddressFamily, place: Any) -> int:

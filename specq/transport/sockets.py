@@ -58,7 +58,7 @@ class Zap:
         try:
             self.allowed.refresh()
         except ConfigError as error:
-            log.warning("allow_list_unreadable", reason=str(error))
+            log.warning("allow_list_read_failed", reason=str(error))
 
     def answer(self) -> None:
         """Admit or refuse the keys of the waiting requests."""
@@ -89,7 +89,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 DRAIN_LIMIT = 512  # messages taken from one socket before the other sockets get their turn
 ZAP_DOMAIN = b"specq"
-IN_USE = "is another broker or worker using it? --bind gives this one another address"
+IN_USE = "another broker or worker may use it; choose another address with --bind"
 
 
 def _prepare(socket: zmq.Socket[bytes], most_queued: int = HIGH_WATER_MARK) -> zmq.Socket[bytes]:

@@ -37,4 +37,6 @@ def check_alive(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise EngineLostError(f"the device {device} is in error, and so until the process ends: {reason}") from error
+        raise EngineLostError(
+            f"the device {device} failed, and stays unusable until the process ends: {reason}"
+        ) from error

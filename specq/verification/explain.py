@@ -56,7 +56,7 @@ def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements
     try:
         decisions = list(explain(steps, logits, judgements))
     except Exception as error:  # noqa: BLE001 - the step went well, and must not be repeated
-        log.warning("decisions_not_explained", num_sessions=len(steps), **traced(error))
+        log.warning("explanation_failed", num_sessions=len(steps), **traced(error))
         return
     for decision in decisions:
         log.info(

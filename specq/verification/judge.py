@@ -143,5 +143,5 @@ def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: f
 
 
 def _faulty(step: SessionStep, fault: Fault, error: Exception) -> Judgement:
-    log.error("session_not_judged", session=step.session_id, **traced(error))
+    log.error("session_judging_failed", session=step.session_id, **traced(error))
     return Judgement(step.session_id, (), NO_TOKENS, fault=fault)

@@ -228,7 +228,7 @@ def test_ten_times_overload_for_a_minute():
     refused = [one.failed for one in world.received.values() if one.failed]
     assert len(done) + len(refused) == arrivals_s * seconds
     assert {(one.code, one.reason) for one in refused} == {
-        ("busy", "the queue is full (50 jobs); try again when some have ended")
+        ("busy", "the queue is full (50 jobs); try again when some have finished")
     }
     assert all(one.token_ids == toy_text([5, 6, 1 + job_id % 40], 10) for job_id, one in done.items())
     assert len(done) > 0.9 * 8 / 0.0545 / 10 * seconds

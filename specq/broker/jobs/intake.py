@@ -84,7 +84,7 @@ class Intake:
     def _refusal(self, client: bytes, message: Submit, known: BrokerJob | None) -> tuple[str, str]:
         """Return (code, reason) against a job. The reason is "" if the job is accepted."""
         if known is not None and not self._owns(client, known):
-            return "forbidden", f"job {message.job_id} is another client's; take another id"
+            return "forbidden", f"job {message.job_id} belongs to another client; use another id"
         if known is not None:
             is_same = known.request.has_content(message)
             return "conflict", "" if is_same else f"job {message.job_id} exists with other content"
@@ -103,7 +103,7 @@ class Intake:
         if not verifiers:
             return no_verifier(message.model, self.state.workers.served_models())
         if message.cache_salt and not any(verifier.knows_owners for verifier in verifiers):
-            return f"no verifier of {verifiers[0].model.name} here knows cache_salt: all are of an older version"
+            return f"no verifier of {verifiers[0].model.name} here supports cache_salt: all have an older version"
         return ""
 
     def _bucket(self, client: bytes, tenant: str) -> str | None:
@@ -231,7 +231,7 @@ def misfit(message: Submit, model: ModelInfo) -> str:
     if len(prompt) + message.params.max_tokens > model.max_length:
         return (
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
-            f"{model.max_length} tokens that {model.name} takes"
+            f"{model.max_length} tokens that {model.name} accepts"
         )
     return ""
 
@@ -239,23 +239,23 @@ def misfit(message: Submit, model: ModelInfo) -> str:
 def overload(state: BrokerState, bucket: str | None) -> str:
     """Return why the broker cannot take a job in this bucket now, or "". None: no bucket applies."""
     if reason := state.closing or state.ledger.trouble:
-        return f"no new jobs now: {reason}"
+        return f"no new jobs at the moment: {reason}"
     return _full_queue(state, bucket) or _slow_journal(state.ledger)
 
 
 def _full_queue(state: BrokerState, bucket: str | None) -> str:
     num_jobs, most = len(state.jobs.active), state.settings.max_jobs
     if num_jobs >= most:
-        return f"the queue is full ({most} jobs); try again when some have ended"
+        return f"the queue is full ({most} jobs); try again when some have finished"
     if state.jobs.num_tokens >= MAX_TOKENS:
-        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have ended"
+        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have finished"
     if bucket and state.jobs.held[bucket] >= most - num_jobs:
         room = f"no room for more than {state.jobs.held[bucket]} jobs of one key now"
-        return f"the queue has {room}; try again when some have ended"
+        return f"the queue has {room}; try again when some have finished"
     return ""
 
 
 def _slow_journal(ledger: Ledger) -> str:
     if ledger.sequence - ledger.settled > MAX_RECORDS:
         return "the journal is behind; try again in a moment"
-    return f"{ledger.full}; try again when some have ended" if ledger.full else ""
+    return f"{ledger.full}; try again when some have finished" if ledger.full else ""

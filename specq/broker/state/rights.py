@@ -38,7 +38,7 @@ from specq.protocol import (
 )
 from specq.transport import Grant
 
-REVOKED = "this key is not allowed any more"
+REVOKED = "this key is no longer allowed"
 MAX_SOCKETS = 65_536  # sockets whose keys are remembered
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
 MAY: dict[type[Message], frozenset[str]] = {
@@ -94,7 +94,7 @@ class Roles:
         wanted = allowed & {role} if role else allowed
         if wanted.isdisjoint(grant.roles):
             its = " and ".join(grant.roles)
-            return f"the key {who} has the role {its}; this takes the role {' or '.join(sorted(wanted)) or 'of nobody'}"
+            return f"the key {who} has the role {its}; expected the role {' or '.join(sorted(wanted)) or 'of nobody'}"
         return ""
 
     def _note(self, identity: bytes, shown: Shown) -> None:

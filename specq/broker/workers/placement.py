@@ -216,7 +216,7 @@ class Placement:
             job.trace.note("given back", now, reason=reason[:300])
         self.state.faults.note("given_back", str(job.job_id), reason, now, by=request.bucket, owner=request.owner)
         if session.num_failures >= MAX_FAILURES:
-            self.state.jobs.give_up(job, f"given up after {session.num_failures} failures; the last: {reason}")
+            self.state.jobs.give_up(job, f"gave up after {session.num_failures} failures; last: {reason}")
         else:
             self.bindings.let_wait(job)
 
@@ -257,7 +257,7 @@ class Bindings:
         self.state.jobs.note_quarantine(job)
         self.state.record(crashed_record(job), job)
         if is_given_up(crashes):
-            reason = f"{crashes.total} verifiers died of it, {crashes.lone} of them with nothing else to do"
+            reason = f"{crashes.total} verifiers crashed because of it, {crashes.lone} of them with only this job"
             self.state.jobs.give_up(job, reason)
 
     # --- after the broker's own crash ---------------------------------------------------------------------------------

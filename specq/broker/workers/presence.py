@@ -60,9 +60,9 @@ class Presence:
     def _reason_against(self, identity: bytes, message: Hello) -> str:
         """Return why a worker cannot be registered, or ""."""
         if message.incarnation in self.state.workers.hung:
-            return "it stood still with work to do; start it anew"
+            return "it made no progress although it had work; restart it"
         if message.role not in ("target", "draft"):
-            return f"unknown role {message.role!r}; there are target, draft"
+            return f"unknown role {message.role!r}; known: target, draft"
         if message.tap_layers and not self.state.roles.trusts(self.state.roles.shown(identity)):
             trusted = "only drafters are sent whose key was made with specq keys --trusted"
             return f"it reads the target's hidden states, which {trusted}"
@@ -134,7 +134,7 @@ class Presence:
             hangs = worker.hangs(self.state.settings.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
-            reason = "it stood still with work to do" if hangs else "it was silent for too long"
+            reason = "it made no progress although it had work" if hangs else "it sent nothing for too long"
             self._note_fault(worker.identity, "worker_lost", worker.name, reason)
             if hangs:
                 self.state.workers.hung.add(worker.hello.incarnation)
@@ -249,11 +249,11 @@ class Unserved:
     def _reason(self, missing: Requirements) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
-            what += f" with the weights {shown(missing.weights)}, which the text began with,"
+            what += f" with the weights {shown(missing.weights)}, which generated the start of the text,"
         if missing.apart:
             what += " that knows cache_salt"
         served = _served(self.state.workers.verifiers())
-        return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
+        return f"no verifier {what} was available for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
 def _wanted(requirements: Requirements) -> Requirements:
@@ -263,7 +263,7 @@ def _wanted(requirements: Requirements) -> Requirements:
 
 def _served(verifiers: Iterable[Worker]) -> str:
     served = sorted({f"{worker.model.name} with {shown(worker.weights)}" for worker in verifiers})
-    return f"served are {', '.join(served)}" if served else "none is served"
+    return f"served: {', '.join(served)}" if served else "none is served"
 
 
 def shown(weights: str) -> str:

@@ -94,7 +94,7 @@ class Tokenizers:
 def no_verifier(model: str, served: Sequence[str]) -> str:
     """Return the message for a client whose model has no verifier. `served`: the models that there are."""
     wanted = f" of model {shown(model)}" if model else ""
-    others = f"; served are {', '.join(served)}" if served else ""
+    others = f"; served: {', '.join(served)}" if served else ""
     hint = did_you_mean(model, served)
     how = f"{hint} Or start one" if hint else "start one"
     return f"no verifier{wanted} is registered with this broker{others}; {how}: specq worker --role target"

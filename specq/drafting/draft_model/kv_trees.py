@@ -58,7 +58,7 @@ class TreeSession:
         if node_id == CONTEXT:
             return self.length
         if node_id not in self.nodes:
-            raise EngineError(f"draft node {node_id} is unknown or was cut")
+            raise EngineError(f"draft node {node_id} is unknown or was removed")
         return self.nodes[node_id].position + 1
 
     def add(self, request: Expansion, position: int, children: Children) -> None:

@@ -48,7 +48,9 @@ def make(setup: Setup) -> ColocatedSource | None:
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(chains, sizes, chain, {1, config.fan_out}))
     contexts.warm_up(config.max_sessions)
-    log.info("drafter_ready", model=contexts.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
+    log.info(
+        "draft_model_loaded", model=contexts.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)}
+    )
     worker = DraftWorker(drafter, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain)
     is_one_pass = num_masks > 0 and fits(
         contexts.info, setup.info

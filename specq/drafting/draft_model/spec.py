@@ -63,7 +63,7 @@ def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_ch
 
     info = contexts.info
     if is_eagle(heads):
-        raise ConfigError(f"{heads} holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own")
+        raise ConfigError(f"{heads} contains an EAGLE-3 head; a draft model needs Medusa heads of its own")
     if contexts.token_ids is not None or contexts.num_masks:
         raise ConfigError(
             f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of "

@@ -94,7 +94,7 @@ def eagle_shape(heads: Path) -> EagleShape:
     """
     said = read_json(heads, "config.json")
     if not is_eagle(heads):
-        raise ConfigError(f"{heads} holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+        raise ConfigError(f"{heads} does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     _check_kind(heads, said)
     hidden, num_heads = _count(heads, said, "hidden_size"), _count(heads, said, "num_attention_heads")
     optional = {"head_dim": hidden // num_heads, "num_key_value_heads": num_heads, "target_hidden_size": hidden}
@@ -139,8 +139,8 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     """Return the default tapped layers, a low, a middle and a high one; ConfigError for too few layers."""
     if num_layers < LEAST_LAYERS:
         raise ConfigError(
-            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs "
-            f"{LEAST_LAYERS} at least"
+            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs at "
+            f"least {LEAST_LAYERS}"
         )
     return 1, num_layers // 2 - 1, num_layers - 4
 
@@ -180,7 +180,7 @@ def _number(heads: Path, said: dict[str, Any], key: str, default: float) -> floa
     value = said.get(key, default)
     if type(value) in (int, float) and 0 < value < 1e12:
         return float(value)
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be a number above 0")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}, but must be a number above 0")
 
 
 def _layers(heads: Path, said: dict[str, Any]) -> tuple[int, ...]:
@@ -193,14 +193,14 @@ def _layers(heads: Path, said: dict[str, Any]) -> tuple[int, ...]:
         layers = tuple(ids) if own is not None else tuple(one - 1 for one in ids)
         if layers[0] >= 0 and layers[0] < layers[1] < layers[2]:
             return layers
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {ids!r}; it must be {NUM_TAPS} layers, ascending")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {ids!r}, but must be {NUM_TAPS} layers, ascending")
 
 
 def _hash(heads: Path, said: dict[str, Any]) -> str:
     value = said.get("tokenizer_hash", "")
     if value == "" or (isinstance(value, str) and len(value) == HASH_LENGTH):
         return str(value)
-    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}; it must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}, but must be of {HASH_LENGTH} hex digits")
 
 
 def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:

@@ -59,7 +59,7 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     """
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"there is no directory {heads} of {KIND}; it must lie on this machine")
+        raise ConfigError(f"the directory {heads} of {KIND} does not exist; it must be on this machine")
     shape = eagle_form.eagle_shape(directory)
     said = read_json(Path(target), "config.json")
     _check_fit(directory, shape, said, info)
@@ -117,15 +117,15 @@ def _token_ids(directory: Path, shape: eagle_form.EagleShape, tensors: Tensors, 
     ids = np.arange(len(offsets)) + offsets.numpy().astype(np.int64)
     if ids[0] < 0 or ids[-1] >= shape.vocab_size or np.any(ids[1:] <= ids[:-1]):
         raise ConfigError(
-            f"{directory}: {eagle_form.TO_TARGET} must give tokens that ascend within the vocabulary, 0 to "
+            f"{directory}: {eagle_form.TO_TARGET} must contain ascending token ids within the vocabulary, 0 to "
             f"{shape.vocab_size - 1}"
         )
     known = tensors.get(eagle_form.FROM_TARGET)
     if known is not None and not np.array_equal(np.flatnonzero(known.numpy()), ids):
-        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} speak of different tokens")
+        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} contain different tokens")
     found: Int32Array = ids[ids < info.num_tokens].astype(np.int32)
     if not len(found):
-        raise ConfigError(f"{directory}: this head knows no token below {info.num_tokens}")
+        raise ConfigError(f"{directory}: this head has no token below {info.num_tokens}")
     return found
 
 

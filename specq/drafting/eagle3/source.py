@@ -332,5 +332,5 @@ def make(setup: Setup) -> EagleSource | None:
     depth = config.chain
     shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
     eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
-    log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
+    log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleSource(eagle, depth, tree)

@@ -58,7 +58,7 @@ class HeadsShape:
 def heads_shape(heads: Path) -> HeadsShape:
     """Return the content of a directory's config.json; ConfigError if it holds no Medusa heads."""
     if not (heads / "config.json").is_file():
-        raise ConfigError(f"{heads} holds no Medusa heads: there is no config.json in it")
+        raise ConfigError(f"{heads} contains no Medusa heads: it has no config.json")
     said = read_json(heads, "config.json")
     own = said.get("model_type") == MODEL_TYPE
     return HeadsShape(
@@ -82,7 +82,7 @@ def _hash(heads: Path, said: dict[str, Any], key: str) -> str:
     value = said.get(key)
     if isinstance(value, str) and len(value) == HASH_LENGTH:
         return value
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}, but must be of {HASH_LENGTH} hex digits")
 
 
 def block_names(head: int, layer: int) -> tuple[str, str]:

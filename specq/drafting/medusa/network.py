@@ -60,7 +60,7 @@ def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     """
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"there is no directory {heads} of Medusa heads; they must lie on this machine")
+        raise ConfigError(f"the directory {heads} of Medusa heads does not exist; it must be on this machine")
     shape = medusa_form.heads_shape(directory)
     tensors = read_tensors(directory, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
     _check_fit(directory, shape, tensors, Path(target), info)
@@ -105,7 +105,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
             )
     elif output is not None and not info.num_tokens <= len(output) <= info.vocab_size:
         raise ConfigError(
-            f"{directory}: these heads speak of {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "
+            f"{directory}: these heads output {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "
             f"of {info.vocab_size} rows"
         )
 

@@ -197,7 +197,7 @@ def make(setup: Setup) -> MedusaSource | None:
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
     heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
     tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
-    log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
+    log.info("medusa_heads_loaded", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     medusa = Medusa(heads, setup.info.num_tokens)
     medusa.warm_up(setup.config.max_sessions)
     return MedusaSource(medusa, tree)

@@ -110,7 +110,7 @@ class VllmModel(Drafter):
     def _prompt(self, request: Expansion) -> list[int]:
         session = self._sessions[request.session_id]
         if request.node_id not in session.paths:
-            raise EngineError(f"draft node {request.node_id} is unknown or was cut")
+            raise EngineError(f"draft node {request.node_id} is unknown or was removed")
         return [*session.token_ids, *session.paths[request.node_id]]
 
     def _wanted(self, request: Expansion, position: int) -> ChildRequest:

@@ -57,11 +57,13 @@ class SharedVocabulary(RetellingDrafter[RetoldSession]):
     def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
         super().__init__(draft, vocabularies, info)
         if draft.maker is None:
-            raise ConfigError(f"{draft.info.name} gives no logits, which vocabulary = shared needs; text needs none")
+            raise ConfigError(
+                f"{draft.info.name} returns no logits, which vocabulary = shared needs; use vocabulary = text"
+            )
         both = vocabularies.shared.within(min(draft.info.vocab_size, draft.info.num_tokens), info.num_tokens)
         draft.maker = made = SharedMaker(draft.maker, both, lambda session_id: self._sessions[session_id].lead)
         if not len(made.shared):
-            raise ConfigError(f"{draft.info.name} can draft no token that the target has; use vocabulary = text")
+            raise ConfigError(f"{draft.info.name} cannot draft any token of the target; use vocabulary = text")
         shared = made.shared
         by_draft = np.argsort(shared.draft_ids)
         self._draft_ids, self._target_ids = shared.draft_ids[by_draft], shared.target_ids[by_draft]

@@ -144,7 +144,7 @@ class _Session(RetoldSession):
         if node_id == CONTEXT:
             return 0
         if node_id not in self.nodes:
-            raise EngineError(f"draft node {node_id} is unknown or was cut")
+            raise EngineError(f"draft node {node_id} is unknown or was removed")
         return self.nodes[node_id] - self.num_followed
 
 

@@ -108,7 +108,7 @@ class DraftWorker:
         """Handle one message; raises ProtocolError for one that is not for a drafter."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a drafter takes no {message.TYPE}")
+            raise ProtocolError(f"a drafter does not accept {message.TYPE}")
         try:
             handler(message)
         except SpecqError:
@@ -117,7 +117,7 @@ class DraftWorker:
             self._not_handled(message, error)
 
     def _not_handled(self, message: Message, error: Exception) -> None:
-        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        log.error("message_handling_failed", kind=message.TYPE, **traced(error))
         if isinstance(message, Assign | Verdict):
             self._refuse(message)
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error

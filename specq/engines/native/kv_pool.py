@@ -96,7 +96,7 @@ class KvPool:
         Returns the number of tokens with shared KV or with KV that will be copied.
         """
         if session_id in self._places:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self.fill_blocks()
         place = self._places[session_id] = self._tables.open(len(token_ids))
         if place == len(self._blocks_of):

@@ -91,7 +91,7 @@ def _read(path: Path, shape: draft_form.DraftModelShape) -> _Tensors:
     try:
         tensors: _Tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
     needed = draft_form.tensor_forms(shape)
     found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))

@@ -85,9 +85,7 @@ class TorchEngine:
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
         if loaded.token_ids is not None:
-            raise ConfigError(
-                f"{loaded.info.name} is a draft model, which knows only some tokens; it cannot be a target"
-            )
+            raise ConfigError(f"{loaded.info.name} is a draft model with a reduced vocabulary; it cannot be a target")
         self.info = loaded.info
         self._forward = loaded.forward
         self.num_tap_layers, self.jumps = loaded.forward.num_tap_layers, loaded.forward.jumps

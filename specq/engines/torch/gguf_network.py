@@ -58,7 +58,7 @@ def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except Exception as error:  # transformers has no error type of its own for unsupported configurations
-        raise ConfigError(f"{path} describes a model that transformers cannot make: {error}") from error
+        raise ConfigError(f"{path} describes a model that transformers cannot create: {error}") from error
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:

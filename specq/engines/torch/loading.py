@@ -211,7 +211,7 @@ def pick_device(device: str) -> torch.device:
         or place.type not in here
         or (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count())
     ):
-        raise ConfigError(f"device is {device!r}; torch has here {', '.join(here)}, or give auto")
+        raise ConfigError(f"device is {device!r}; available to torch: {', '.join(here)}, or give auto")
     return place
 
 
@@ -226,7 +226,7 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
     if dtype in DTYPES:
         return DTYPES[dtype]
     if dtype != "auto":
-        raise ConfigError(f"unknown dtype {dtype!r}; known are auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
     return torch.float32 if device.type == "cpu" else "auto"
 
 

@@ -55,6 +55,6 @@ def _probe_rows(token_ids: Sequence[int], start: int, end: int) -> PackedRows:
 def unsupported(network: Any, reason: str) -> ConfigError:
     """Return the error for a model that cannot be run, with the reason."""
     return ConfigError(
-        f"the torch engine cannot run {network.config.model_type} ({reason}); supported are {', '.join(TESTED)} and "
+        f"the torch engine cannot run {network.config.model_type} ({reason}); supported: {', '.join(TESTED)} and "
         "decoders that need only plain causal attention through transformers' AttentionInterface"
     )

@@ -37,7 +37,7 @@ class TokenSender:
         self._newest = HELLO
         if len(self.addresses[-1]) - len("ipc://") > zmq.IPC_PATH_MAX_LEN:
             self.close()
-            raise EngineError(f"{self._folder.name} is too long a name for sockets in it; set TMPDIR to a shorter one")
+            raise EngineError(f"{self._folder.name} is too long a path for sockets; set TMPDIR to a shorter path")
 
     def connect(self) -> None:
         """Connect to the workers and send HELLO, which each must `take`."""
@@ -94,7 +94,7 @@ class TokenReceiver:
             message = self._socket.recv()
             if int.from_bytes(message[:NUMBER_BYTES], "little") >= number:
                 return np.frombuffer(message, "<i4", offset=NUMBER_BYTES).astype(np.int32)
-        raise EngineError("the drafted tokens of a step did not come")
+        raise EngineError("the draft tokens of a step did not arrive")
 
     def close(self) -> None:
         """Close the socket. Not needed at process exit."""

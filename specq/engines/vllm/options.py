@@ -188,9 +188,7 @@ def _device_kind(device: str) -> str:
 
     kind = str(current_platform.device_type)
     if device != "auto" and device.partition(":")[0] != kind:
-        raise ConfigError(
-            f"--device {device}: the vLLM that is installed runs on {kind or 'no device of this machine'}"
-        )
+        raise ConfigError(f"--device {device}: the installed vLLM runs on {kind or 'no device of this machine'}")
     return kind
 
 

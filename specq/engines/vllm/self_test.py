@@ -50,7 +50,7 @@ def check_drafts(engine: Engine, most_sessions: int) -> None:
     for expected, found in zip(plain, drafted, strict=True):
         _compare(expected, found)
     if not sum(text.num_accepted for text in drafted):
-        raise EngineError("right drafts are rejected")
+        raise EngineError("correct drafts are rejected")
 
 
 def _decode(

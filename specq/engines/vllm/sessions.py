@@ -142,7 +142,7 @@ class Sessions:
     def free_slots(self) -> int:
         """See `specq.engines.Engine.free_slots`."""
         if self._has_lost:
-            raise EngineLostError("a worker process of vLLM's is gone; its own message says which and why")
+            raise EngineLostError("a worker process of vLLM ended; see its own message above")
         num_free, block_size = self._scheduler.num_free, self._scheduler.block_size
         if self._slacks is None:
             self._slacks = Slacks.of(block_size, self._table.slacks())
@@ -153,7 +153,7 @@ class Sessions:
     def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int:
         """Start a request; return how many of its tokens have KV. The owner becomes vLLM's cache salt."""
         if session_id in self._table:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         request = Request(
             request_id=f"{session_id}.{next(self._numbers)}",
             prompt_token_ids=token_ids.tolist(),
@@ -285,7 +285,7 @@ class Sessions:
         is_wrong = batch.is_judged != (batch.base_lens == self._table.lengths[places])
         if is_wrong.any():
             session_id = batch.session_ids[int(is_wrong.argmax())]
-            raise EngineError(f"session {session_id}: a step is judged at the end of its transcript, and only there")
+            raise EngineError(f"session {session_id}: a step must be judged at the end of its transcript")
         own = np.arange(len(batch)) if batch.fed_by is None else (batch.fed_by < 0).nonzero()[0]
         token_ids, firsts = batch.token_ids.tolist(), (batch.ends - batch.sizes)[own].tolist()
         spans = zip(firsts, batch.starts[own].tolist(), batch.base_lens[own].tolist(), strict=True)

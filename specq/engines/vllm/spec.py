@@ -26,8 +26,10 @@ class VllmModelOptions(OwnOptions):
 
     LABEL = "vllm"
 
-    gpu_memory_utilization: float = option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
-    max_model_len: int = option(0, "longest context that vLLM takes; 0: the model's")
+    gpu_memory_utilization: float = option(
+        0.0, "Share of GPU memory for vLLM, from 0 to 1. 0: vLLM's default.", high=1.0
+    )
+    max_model_len: int = option(0, "Maximum context length for vLLM, in tokens. 0: the model's.")
     further: Options = option((), "", check=_check_further, is_hidden=True)
 
     def arguments(self) -> dict[str, Any]:
@@ -40,8 +42,8 @@ class VllmModelOptions(OwnOptions):
 class VllmOptions(VllmModelOptions):
     """The keys of [target.vllm]."""
 
-    tensor_parallel_size: int = option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
-    quantization: str = option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+    tensor_parallel_size: int = option(0, "Number of GPUs for vLLM's tensor parallelism. 0: one GPU.", high=1024)
+    quantization: str = option("", "Quantization method of vLLM, e.g. fp8. Default: as in the checkpoint.")
 
 
 def _make(model: str, **arguments: Any) -> Engine:

@@ -96,7 +96,7 @@ def base_version(version: str) -> str:
 def warn_if_untested(version: str) -> None:
     """Log a warning for a version that was not tested."""
     if not is_tested(version):
-        log.warning("vllm_untested", version=version, tested=", ".join(TESTED))
+        log.warning("untested_vllm_detected", version=version, tested=", ".join(TESTED))
 
 
 def unfit(version: str, error: Exception) -> str:
@@ -175,7 +175,7 @@ def can_count(runner: Any) -> bool:
     )
     if not is_known:
         log.warning(
-            "vllm_counts_anew", reason="this version's model runner keeps other counts than those that are known"
+            "vllm_fast_path_disabled", reason="this version's model runner keeps other counts than those that are known"
         )
         return False
     return not any(getattr(runner, name, None) for name in OTHER_INPUTS)

@@ -79,7 +79,7 @@ class Workers:
         try:
             return TokenSender(self._executor.world_size)
         except EngineError as error:
-            log.warning("drafts_are_read_first", reason=str(error))
+            log.warning("async_draft_launch_disabled", reason=str(error))
             return None
 
     def leave_out(self, lengths: list[int]) -> None:

@@ -121,7 +121,7 @@ def _version(connection: sqlite3.Connection, newest: int) -> int:
     if num_tables and application != APPLICATION_ID:
         raise ConfigError("it is a SQLite file of another program")
     if version > newest:
-        raise ConfigError(f"its version is {version}; this specq knows versions up to {newest}")
+        raise ConfigError(f"its version is {version}; this specq reads versions up to {newest}")
     return version
 
 

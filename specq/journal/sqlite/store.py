@@ -90,7 +90,7 @@ class SqliteJournal(Journal):
         with writing_errors(self._path):
             newest = is_newest(self._connection, self._ownership.fence)
         if not newest:
-            raise JournalLostError(f"the journal {self._path} belongs to another broker now")
+            raise JournalLostError(f"the journal {self._path} now belongs to another broker")
 
     def _apply(self, record: JobTaken | JobBound | JobCrashed | JobEnded | JobDropped) -> None:
         """Carry out a record."""

@@ -194,7 +194,7 @@ class Verdicts(Message):
         sizes = (self.session_ids.size, _OF_SESSIONS), (tokens, _OF_TOKENS), (nodes, _OF_NODES), (seen, ("seen",))
         check_sizes(self, sizes)
         if self.num_nodes.max(initial=0) > bounds.MAX_NODES or self.num_seen.max(initial=0) > bounds.SEEN.most:
-            raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or speaks of more than 256 lanes")
+            raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or refers to more than 256 lanes")
 
 
 _OF_SESSIONS = "session_ids", "epochs", "base_lens", "num_tokens", "num_nodes", "num_seen", "waited_us"

@@ -22,7 +22,9 @@ from specq.verification.target_rows import Bars, TargetRows
 class Threshold(Strategy):
     """See the module."""
 
-    parameters: ClassVar[Mapping[str, str]] = {"threshold": "Of threshold: accept above this target probability."}
+    parameters: ClassVar[Mapping[str, str]] = {
+        "threshold": "Strategy threshold: accept tokens above this target probability."
+    }
 
     def is_lossless(self, params: SamplingParams) -> bool:
         """Return False."""

@@ -28,8 +28,8 @@ class Typical(Strategy):
     """See the module."""
 
     parameters: ClassVar[Mapping[str, str]] = {
-        "typical_eps": "Of typical: accept above the lesser of this and delta * exp(-entropy).",
-        "typical_delta": "Of typical: see there.",
+        "typical_eps": "Strategy typical: accept above min(this, delta * exp(-entropy)).",
+        "typical_delta": "Strategy typical: factor delta of the entropy bound (see --typical-eps).",
     }
 
     def is_lossless(self, params: SamplingParams) -> bool:

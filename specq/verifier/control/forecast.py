@@ -108,7 +108,7 @@ class Forecast:
             self._learn_wait(name, step, joins=name in joins)
             depth = NUM_LEVELS if self._traits[name].levels_s is None else step.depth
             if self._says_something(name, step) and one.learn(step.judged[name], depth):
-                log.debug("drafts_changed", source=name)
+                log.debug("draft_yield_changed", source=name)
         has_room = step.rows.nodes or not step.rows.prompts
         if used.sources and has_room and not (step.looked_at or used.is_early):
             self._learn_ratio(used.sources, step)

@@ -147,7 +147,7 @@ class DraftSource(ABC):
     def read(self, clock: Callable[[], float]) -> None:
         """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the
         step was launched. What could not be read is no token, and so rejected."""
-        raise NotImplementedError("this source hangs no drafts unread")
+        raise NotImplementedError("this source cannot graft drafts before they are copied to the host")
 
     def scratch(self, session: Session) -> ScratchRows:
         """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents

@@ -148,9 +148,9 @@ class Replays:
             self._recorded[key] = self._record(again)
             self.num_recorded += 1
             if self.is_in_service:
-                log.info("work_recorded_in_service", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
+                log.info("cuda_graph_captured_at_runtime", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
         except RuntimeError as error:  # device errors: no memory, or work that cannot be recorded
-            log.warning("work_not_recorded", **traced(error))
+            log.warning("cuda_graph_capture_failed", **traced(error))
             self.uses_graphs = False
         return kept
 

@@ -116,7 +116,7 @@ class WholeGraphs:
                     is_memory = isinstance(error, torch.OutOfMemoryError) and bool(waiting)
                     reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
                     fewer = {waiting[0]: _smaller(kept[waiting[0]])} if is_memory else dict.fromkeys(kept, ())
-                    log.warning("vllm_graphs_not_captured", rows_each=sorted(fewer), reason=reason)
+                    log.warning("vllm_graph_capture_failed", rows_each=sorted(fewer), reason=reason)
                     self.leave_out([*fewer])
                     kept |= fewer
                     self._dispatchers |= {
