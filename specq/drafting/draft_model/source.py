@@ -98,7 +98,7 @@ class ColocatedSource(DraftSource):
     fan_out       the most nodes of a level.
     chain         the most levels.
     is_one_pass   one pass drafts all levels, so that few levels take as long as many.
-    shaped        drafts for jobs with a tree shape of their own. None: these jobs get chains.
+    shaped        drafts for jobs with a tree shape of their own. None: these jobs get no drafts.
     is_unread     whether chains are verified before they are read, if that is possible. None: see `Budget.is_unread`.
     """
 

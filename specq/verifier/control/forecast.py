@@ -29,7 +29,7 @@ from specq.verifier.models.token_yield import NUM_LEVELS, SILENCE_FADE, TokenYie
 
 log = structlog.get_logger(__name__)
 
-SHARED = 0.5  # part that counts of what the other sources would add to the best one if they were independent
+SHARED = 0.5  # part that counts of the tokens that further sources would add if they were independent
 # The ratio of tokens: the weight of its prior 1 in tokens, its memory in rounds, its shortest memory in steps.
 RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0
 MOST_KEPT = 256  # results in the cache
