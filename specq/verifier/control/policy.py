@@ -54,7 +54,7 @@ KEPT_DECISIONS = 64
 
 @dataclass(slots=True)
 class _Probe:
-    """A choice that is tried, with one session (`is_look`) or all. `is_free`: it was forecast to win, so it is free."""
+    """A choice that is tried, with one session (`is_look`) or all. `is_free`: it costs no credit."""
 
     choice: Choice
     is_look: bool
