@@ -10,8 +10,8 @@ without nodes is launched before the last one has ended. The next step always wa
 - Sources draft for its sessions.
 - Sessions that use draft distributions have nodes. Whether a sampled node is verified must not depend on the nodes
   below it (decision 0008).
-- Some sessions need their last token on the host (penalties, bad words, min_tokens), and waiting brings more tokens a
-  second. Without waiting, such a session joins only every second step.
+- Some sessions need their last token on the host (penalties, bad words, min_tokens). Without waiting, such a session
+  joins only every second step. This case applies only if waiting brings more tokens a second.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Controller:
     def follow_load(self, sessions: OpenSessions, max_sessions: int) -> None:
         """Adapt to the number of sessions: how to draft, and whether threads on the drafters' cores help.
 
-        These threads help while no draft workers are used, and while prompts are computed: a step with many rows gains
-        by the help even if drafters compute on the same cores.
+        These threads help while no draft workers are used, and while prompts are computed. A step with many rows is
+        faster with help even if drafters compute on the same cores.
         """
         self.forecast.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:

@@ -3,9 +3,9 @@
 Tokens come from what each source has brought (`specq.verifier.models.token_yield`). Seconds come from what steps have
 taken (`specq.verifier.models.step_time`).
 
-Several sources find the same tokens, and drafts may be late. So the tokens of each set of sources are also learned as a
-ratio: tokens that came, divided by tokens that were forecast. Steps whose prompts left no room for drafts do not count
-for this ratio. Each token has its share of prompt rows, because a text that ends makes room for another prompt.
+Several sources find the same tokens, and drafts may be late. So each set of sources also has a ratio: the tokens that
+came, divided by the tokens that were forecast. Steps whose prompts left no room for drafts do not count for it. Each
+token has its share of prompt rows, because a text that ends makes room for another prompt.
 
 Pure: no clock.
 """

@@ -1,8 +1,8 @@
 """Chunked prefill, limited by time: how many rows of prompts share a step with sessions that decode.
 
-All sessions of a step get their tokens when it ends, so a long prompt delays its neighbours. While sessions decode,
-prompts get as many rows as keep the expected time of the step below `max_slowdown` times its time without them. They
-have two minimums:
+All sessions of a step get their tokens when it ends, so a long prompt delays its neighbours. While sessions decode, the
+rows of prompts are limited: the expected time of the step stays below `max_slowdown` times its time without them.
+Prompts get the larger of two minimums in any case:
 
 - Rows that take an eighth of the time without prompts, so that each prompt comes to its end.
 - Rows that take as long as the fixed cost of a step with prompts. Many tiny chunks would cost the others more in total.
@@ -18,9 +18,11 @@ A verifier sends no tokens and no heartbeats within a step. So a step with promp
 `longest_s`, whether sessions decode or not, and also for short prompts. Only LEAST_ROWS rows of prompts are always
 allowed. A heartbeat announces this limit to the broker.
 
-The seconds of prompt rows beyond the step curve are learned from steps. They have three parts: the step itself (CUDA
-graphs may exist only for plain rows), each row, and each token that a row attends to. The last part makes rows slower
-as the context grows.
+The seconds of prompt rows beyond the step curve are learned from steps. They have three parts:
+
+- A fixed part of each step with prompts, for example because CUDA graphs exist only for plain rows.
+- A part of each row.
+- A part of each token that a row attends to: rows become slower as the context grows.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Some sizes are measured at start-up, and the curve is interpolated between them.
 such steps.
 
 Times never decrease, because a curve that falls would make the scheduler add rows to save time. Each size counts with
-the least time of this size and all larger ones, because a disturbance can only make a measurement longer.
+the least time of this size and all larger ones. A disturbance can only make a measurement longer.
 """
 
 from __future__ import annotations

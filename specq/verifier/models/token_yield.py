@@ -1,8 +1,8 @@
 """What a source of drafts brings: how many of its tokens a session's round accepts, level by level.
 
-The level of a node is the number of drafted tokens above it. A level counts as tried in a round if any node of it was
-verified and a node of the level before was accepted. The first level counts as tried in every round. So a level also
-counts as rejected if the accepted node has no children, such as a sibling in a chain.
+The level of a node is the number of drafted tokens above it. A level counts as tried in a round if two things hold: any
+node of it was verified, and a node of the level before was accepted. The first level counts as tried in every round. So
+a level also counts as rejected if the accepted node has no children, such as a sibling in a chain.
 
 Counts of older rounds fade. If the last rounds clearly differ from the others, the texts have changed, and the others
 are forgotten. While a source is silent, its counts weigh less and less, since its drafts may have become better. Pure.

@@ -2,10 +2,10 @@
 
 The limit bounds how long drafts may occupy the host between two steps. Drafts beyond it are dropped.
 
-If the next step is in flight before the last one is collected, the host has time for drafts while the device computes.
-More time would make the device wait, although no step waits for these drafts. The host's wait for the device shows how
-much time there is. If no step is in flight, a device is idle meanwhile, so drafts may take a quarter of the last step.
-On the host's own cores they may take as long as the last step.
+If the next step is in flight before the last one is collected, the host has time while the device computes. More time
+would make the device wait, although no step waits for these drafts. The host's wait for the device shows how much time
+there is. If no step is in flight, a device is idle meanwhile. Then drafts may take a quarter of the last step. On the
+host's own cores they may take as long as the last step.
 
 No clock: seconds are arguments.
 """
