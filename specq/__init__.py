@@ -3,7 +3,7 @@
     with specq.Client("tcp://127.0.0.1:5750") as client:
         print(client.generate("def add(a, b):", max_tokens=64).text)
 
-Names are imported when they are first used, so that `import specq` and the command line start in a blink.
+Names are imported on first use, so that `import specq` and the command line start fast.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A verifier without its sockets: messages of the broker in, messages to the broker out, one engine inside.
+"""A verifier without its sockets: messages from the broker in, messages to the broker out, one engine inside.
 
-    handle(message)   opens, closes, takes drafts in, sends again
-    begin()           sources of drafts begin, while the host sends and receives
-    gather()          whether the step is put off while sessions of a burst arrive
-    step()            plan -> launch -> collect -> commit -> report; with an engine that overlaps, the step that is
-                      collected was launched earlier than the one that is planned (`specq.verifier.step.in_flight`)
+    handle(message)   opens and closes sessions, accepts drafts, sends verdicts again.
+    begin()           lets the draft sources begin, while the host sends and receives.
+    gather()          returns how long the next step waits for the other sessions of a burst.
+    step()            plan -> launch -> collect -> commit -> report. If the engine overlaps steps, the collected step
+                      was launched before the planned one (`specq.verifier.step.in_flight`).
 
-Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it
-committed until the session is closed, so that a lost verdict can be sent again. A session further than
-`max_uncommitted` tokens ahead of the journal pauses.
+Rules: a verifier never waits for remote drafters or for the broker. Only the verifier commits tokens. It keeps them
+until the session is closed, so that it can send a lost verdict again. A session pauses when it is more than
+`max_uncommitted` tokens ahead of the journal.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdicts_
 from specq.verifier.trees import DraftTrees
 
 log = structlog.get_logger(__name__)
-SLOWER = 4.0  # times as long as is expected, that a step may take on a machine that others have begun to use
+SLOWER = 4.0  # times the expected seconds that a step may take, for a machine that other processes begin to use
 MOST_SILENT_MS = 600_000
 
 
 class CommittedStep(NamedTuple):
-    """A step that was collected, and what was committed of it; failed: what is said of the sessions at fault."""
+    """A collected step, and what was committed from it. `failed`: the messages about the sessions at fault."""
 
     collected: CollectedStep
     rounds: Rounds
@@ -63,7 +63,7 @@ class CommittedStep(NamedTuple):
 
 
 class Verifier:
-    """Sessions, an engine, sources of drafts beside the remote drafters, and the loop's body between them."""
+    """The sessions, the engine, the draft sources, and the body of the loop that connects them."""
 
     def __init__(
         self,
@@ -82,9 +82,14 @@ class Verifier:
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
-        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes
-        part. `curves` are both, that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`.
-        `max_prefill_rows`: of a step that computes prompts, if more than `max_step_rows`."""
+        """Build a verifier around an engine.
+
+        sources               draft sources in this process. The source of remote drafts is always added.
+        curve                 step times with the engine as it is now.
+        unhelped_curve        step times without threads on other cores. Default: `curve`.
+        max_prefill_slowdown  see `PrefillLimit`.
+        max_prefill_rows      most rows of a step that computes prompts, if more than `max_step_rows`.
+        """
         self.engine, self.incarnation = engine, incarnation
         self.trees = DraftTrees()  # of all sessions
         self.sessions = OpenSessions(self.trees, max_uncommitted)
@@ -110,15 +115,15 @@ class Verifier:
         self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
         self.state = "ready"
         self.num_steps = 0
-        self._step_s = 0.0  # that the last step took, with what was drafted for it
+        self._step_s = 0.0  # seconds of the last step, with the drafting for it
         self._faults = Faults()  # of the next step
-        self._has_begun = False  # to draft for the next one
-        self._drafting = self.control.drafting  # how it drafts
-        # many sessions began in the last step, so the load is not yet what it will be when messages have been handled
+        self._has_begun = False  # to draft for the next step
+        self._drafting = self.control.drafting  # how the next step drafts
+        # Many sessions began in the last step. The load is known only after the next messages.
         self._is_filling = False
 
     def handle(self, message: Message, now: float) -> list[Message]:
-        """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
+        """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
         return self.inbox.handle(message, now)
 
     # --- the step ---------------------------------------------------------------------------------------------------
@@ -128,31 +133,35 @@ class Verifier:
         return bool(self.in_flight) or self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
-        """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to
-        see what they take."""
+        """Let the sources begin to draft for the next step, unless they have begun already.
+
+        The host is free until `step`. With `clock` the seconds of each source are measured.
+        """
         if not self._has_begun and not self._is_filling:
             self._has_begun = True
             self._decide()
             self.sources.begin(self._decoding(), self._drafting.sources, self._budget(), now, clock)
 
     def _decide(self) -> None:
-        """Decide how the next step drafts. This holds until it is planned, also if a step ends meanwhile."""
+        """Decide how the next step drafts. This holds until it is planned, even if another step ends before."""
         self._drafting = self.control.drafting
         self.sources.control(self._drafting.looked_at, self._drafting.asleep)
 
     def gather(self, now: float) -> float:
-        """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put
-        off for the others of it, unless one arrives before."""
+        """Open the sessions of an arriving burst; return for how many seconds the next step waits for the rest of it.
+
+        The caller waits no longer than until the next session arrives. 0: do not wait.
+        """
         if not self.control.bursts.is_arriving or not self.sessions.has_prompts:
             return 0.0
         running = self.sessions.running()
         wait_s = self.control.wait_s(self.sessions, len(running), now)
-        if wait_s:  # opening them takes the host some time, and it has nothing else to do
+        if wait_s:  # opening sessions takes time, and the host is idle now
             self.planner.admit(running, self.in_flight.newest, self._faults)
         return wait_s
 
     def step(self, clock: Callable[[], float]) -> Reports:
-        """Plan and launch the next step; collect, commit and report the oldest one in flight, if it is due."""
+        """Plan and launch the next step. Collect, commit and report the oldest step in flight, if it is due."""
         began, faults = self._begin_step(clock)
         committed = self._commit(self.in_flight.collect(faults, clock)) if self._ends_first() else None
         if self._may_plan(committed, clock):
@@ -164,23 +173,25 @@ class Verifier:
         return self._report(committed, faults, clock)
 
     def _begin_step(self, clock: Callable[[], float]) -> tuple[float, Faults]:
-        """Return when the step began, and the faults of sessions that were opened for it already."""
+        """Return when the step began, and the faults of sessions that `gather` opened for it."""
         faults, self._faults, began = self._faults, Faults(), clock()
         self.control.bursts.begin_step()
         self.in_flight.begin_call()
         return began, faults
 
     def _ends_first(self) -> bool:
-        """Return whether the older of two steps in flight ends before the next one is planned: unless that is one of
-        the same sessions as the newest, each a token further."""
+        """Return whether the older of two steps in flight is collected before the next step is planned.
+
+        It is not if the next step has the same sessions as the newest one, each one token further.
+        """
         newest = self.in_flight.newest
         if newest is None or len(self.in_flight) == 1:
             return False
         return self._is_filling or not self.sessions.all_go_on(newest.shares.places)
 
     def _may_plan(self, committed: CommittedStep | None, clock: Callable[[], float]) -> bool:
-        """Take in drafts; return whether the next step may be launched before the newest one in flight has ended."""
-        if committed is not None and not self.in_flight:  # it failed, and what was launched behind it is gone
+        """Collect drafts; return whether the next step may be launched before the newest one in flight has ended."""
+        if committed is not None and not self.in_flight:  # it failed, and the step behind it was dropped
             return False
         self.control.follow_load(self.sessions, self.max_sessions)
         if self._is_filling:
@@ -210,7 +221,7 @@ class Verifier:
         self.sessions.changed()
 
     def _commit(self, collected: CollectedStep) -> CommittedStep:
-        """Commit what a step gave, and give up the sessions at fault."""
+        """Commit the results of a step, and give up the sessions at fault."""
         step, faults = collected.step, collected.faults
         self._step_s = collected.ended - step.began
         self.sessions.has_flight = bool(self.in_flight)
@@ -223,17 +234,17 @@ class Verifier:
         return CommittedStep(collected, rounds, failed)
 
     def _commit_part(self, collected: CollectedStep, shares: Shares, output: StepOutput) -> Rounds:
-        """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
+        """Commit the engine's results for these shares; return the rounds that could be judged."""
         step, judgements = collected.step, Judgements.of(output.judgements)
         rounds = commit(shares, judgements, step.min_accept_prob, collected.faults, is_late=step.is_late)
         self.control.note_commit(rounds, collected.ended)
         return rounds
 
     def _report(self, committed: CommittedStep | None, faults: Faults, clock: Callable[[], float]) -> Reports:
-        """Return what is said of a step, if one has ended, and of the sessions at fault in the next one."""
+        """Return the messages about a step, if one has ended, and about sessions at fault in the next one."""
         reports = NO_REPORTS if committed is None else self._learn(committed, clock)
         if committed is None or committed.collected.faults is not faults:
-            for session_id in [*faults.found]:  # of sessions that have ended meanwhile nothing more is said
+            for session_id in [*faults.found]:  # sessions that have ended meanwhile need no message
                 session = self.sessions.get(session_id)
                 if session is None or session.finish:
                     del faults.found[session_id]
@@ -244,12 +255,12 @@ class Verifier:
         return reports
 
     def _learn(self, committed: CommittedStep, clock: Callable[[], float]) -> Reports:
-        """Learn from a step, and return what is said of it."""
+        """Learn from a step, and return the messages about it."""
         (step, done, faults, ended, waited_s), rounds, failed = committed
         started, last_end = self.control.started(step), self.control.last_end
         self.sources.observe(rounds, done, ended - started, clock, waited_s)
         if self.engine.overlaps and not self.in_flight and not faults.found:
-            self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
+            self.begin(clock(), clock)  # the device is idle, so drafts begin before deferred work
         tidy(self.engine)
         moments, asked = Moments(last_end, step.began, step.drafted, step.planned, ended), self.planner.asked
         self.control.bursts.end(rounds.num_finished, ended)
@@ -267,19 +278,19 @@ class Verifier:
         return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(self.control.allows_remote))
 
     def _check_works(self, step: InFlightStep, faults: Faults) -> None:
-        """Raise EngineLostError if a step failed with every session, and so does one that is nobody's."""
+        """Raise EngineLostError if a step failed with all its sessions, and fails with a session of the engine too."""
         if len(step.shares) and faults.is_unexpected and not self.in_flight:
             check_works(self.engine)
 
-    # --- what it plans by -------------------------------------------------------------------------------------------
+    # --- what plans depend on ---------------------------------------------------------------------------------------
 
     @property
     def curve(self) -> StepCurve:
-        """What steps take, with help from other cores or without, as it is now."""
+        """The expected step times now, with or without help from other cores."""
         return self.control.curve
 
     def _decoding(self) -> list[Session]:
-        """Return the sessions whose next step gives a token."""
+        """Return the sessions whose next step yields a token."""
         return self.sessions.decoding()[: self.max_sessions]
 
     def _budget(self) -> Budget:
@@ -298,13 +309,13 @@ class Verifier:
 
     @property
     def min_accept_prob(self) -> float:
-        """With which verifying a node that is here already just paid in the last step."""
+        """The acceptance probability at which it just paid in the last step to verify a node that had arrived."""
         return self.planner.min_accept_prob
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
     def _fail(self, faults: Faults) -> list[Message]:
-        """Give up the sessions at fault; the broker decides what becomes of them."""
+        """Give up the sessions at fault. The broker decides how to continue their jobs."""
         failed: list[Message] = [failure(self.sessions[i], fault) for i, fault in faults.found.items()]
         for session_id in faults.found:
             self._forget(session_id)
@@ -317,7 +328,7 @@ class Verifier:
         self._faults.found.pop(session_id, None)  # if it could not be opened while a burst was gathered
         trace_close(self.tracer, session_id, session.length)
         self.sources.close(session)
-        self._has_begun &= self.sources.has_work  # else there is nothing to wait for before they forget it
+        self._has_begun &= self.sources.has_work  # without pending drafts they may begin again, and so forget it
         is_open = session.is_open
         session.close()
         if is_open:
@@ -326,14 +337,17 @@ class Verifier:
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds this verifier may send nothing, since a step takes so long: SLOWER times the longest
-        that can be planned before the next heartbeat, or that the last one took."""
+        """The seconds for which this verifier may be silent, because it sends no message within a step.
+
+        SLOWER times the longer of two: the longest step that can be planned before the next heartbeat, and the last
+        step.
+        """
         num_rows = self.sessions.num_running
         planned = max(longest_s(self.curve(num_rows)), self.curve(num_rows + LEAST_ROWS))
         return SLOWER * max(min(planned, self.curve(self.planner.max_prefill_rows)), self._step_s)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state of this verifier and the position of each session; called at regular intervals."""
+        """Return the state of this verifier and the position of each session. To be called at regular intervals."""
         for session in self.sessions.awaiting():
             session.wait_a_beat()
         self.sessions.changed()

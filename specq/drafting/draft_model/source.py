@@ -1,15 +1,15 @@
-"""A draft model in the verifier's own process: its drafts need no message, and are there for the very next step.
+"""A draft model in the verifier's own process. Its drafts need no message, and are ready for the very next step.
 
-A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and
-receive until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters
-have there; those with siblings or draft distributions as drafts like any other. Where that is found to be faster, the
-step is launched before they are read (`offered_chains`).
+A round drafts one chain for each session, then comes the step. `begin` gives the device its work, so that the host can
+send and receive until `collect`. One call grafts all chains onto the trees, in a lane of their own, beside the nodes of
+other drafters. Chains with siblings or draft distributions are grafted as ordinary drafts. If that is faster, the step
+is launched before the chains are read (`offered_chains`).
 
-Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead,
-and where it failed, this drafter drafts for the next round.
+Sessions whose trees by other drafters promise enough are left out. So a draft worker on another device can run ahead.
+If its drafts fail, this source drafts for the next round.
 
-Its draft distributions are trusted. Jobs that ask for a shape of their own get trees instead (`shaped`). No I/O; time
-is an argument.
+The draft distributions of this source are trusted. Jobs with a tree shape of their own get trees instead (`shaped`). No
+I/O. Time is an argument.
 """
 
 from __future__ import annotations
@@ -78,8 +78,12 @@ class _Begun:
 
 
 class _Unread(NamedTuple):
-    """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles
-    stand."""
+    """Chains that are grafted unread.
+
+    begun     the sessions, the depth and the width.
+    counts    i64[sessions]: how many levels each session was offered.
+    drafted   the tokens that the handles stand for.
+    """
 
     begun: _Begun
     counts: IntpArray
@@ -87,14 +91,15 @@ class _Unread(NamedTuple):
 
 
 class ColocatedSource(DraftSource):
-    """Drafts chains.
+    """Drafts a chain for each session.
 
-    `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most
-        `fan_out`
-    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs
-        that ask for a shape; None: nothing does;
-    `is_unread`: whether chains are verified before they are read, wherever that is possible; None: where the budget
-        says so.
+    chains        the drafter that computes the chains.
+    levels        the seconds of one level, by the number of sessions.
+    fan_out       the most nodes of a level.
+    chain         the most levels.
+    is_one_pass   one pass drafts all levels, so that few levels take as long as many.
+    shaped        drafts for jobs with a tree shape of their own. None: these jobs get no drafts.
+    is_unread     whether chains are verified before they are read, if that is possible. None: see `Budget.is_unread`.
     """
 
     name = COLOCATED
@@ -120,23 +125,23 @@ class ColocatedSource(DraftSource):
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
         self._sessions = ChainSessions(chains)
-        self._all_known: Sequence[Session] = ()  # those that were begun for last, unless one has been closed since
+        self._all_known: Sequence[Session] = ()  # the last sessions drafted for; empty once one of them is closed
         self._offered = NO_CHAINS
         self._begun: _Begun | None = None
         self._pending: Pending[Chains]  # of what was begun
 
     @property
     def levels_s(self) -> Callable[[int, int], float]:
-        """See `DraftSource`."""
+        """Return seconds for sessions and levels, as in `DraftSource`."""
         return self.draft_s
 
     def draft_s(self, num_sessions: int, depth: int) -> float:
-        """Return the seconds of a draft, as they were measured at start-up."""
+        """Return the seconds of a draft, from the measurement at start-up."""
         return (self.most_levels if self._is_one_pass else depth) * self.levels(num_sessions)
 
     @property
     def level_size(self) -> Callable[[int], int]:
-        """See `DraftSource`."""
+        """Return the most nodes of a level for a number of sessions, as in `DraftSource`."""
         return self._width
 
     def _width(self, num_sessions: int) -> int:
@@ -149,8 +154,7 @@ class ColocatedSource(DraftSource):
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any
-        case."""
+        """Begin to draft for the sessions that decode, if that pays, and always for those with a shape of their own."""
         self._min_accept_prob = budget.min_accept_prob
         self._sessions.drop_gone()  # before an id that is used again is opened
         has_shapes = self.shaped is not None and self.shaped.begin(sessions)
@@ -179,8 +183,10 @@ class ColocatedSource(DraftSource):
         self._begun = begun
 
     def _not_drafted(self, sessions: Sequence[Session], error: Exception) -> None:
-        """Draft no more for the sessions for which the source raises this. If it lacks room, or raises for no session
-        alone, draft no more for the last."""
+        """Stop drafting for the sessions for which the drafter raises an error.
+
+        If it lacks room, or raises for no session alone, stop drafting for the last session.
+        """
         faults = Faults()
         if isinstance(error, EngineError):
             log.warning("draft_failed", reason=str(error), num_sessions=len(sessions))
@@ -191,19 +197,21 @@ class ColocatedSource(DraftSource):
             self.refuse(session)
 
     def _try(self, sessions: Sequence[Session]) -> None:
-        """Draft a token for each of some sessions, and drop it."""
+        """Draft one token for each of some sessions, and drop it."""
         self.chains.start([session.session_id for session in sessions], 1, 1).collect()
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile
-        have no effect."""
+        """Wait for the chains that were begun, and grow trees of shapes.
+
+        Drafts for sessions that have ended meanwhile have no effect.
+        """
         chains = self._collect_chains(budget)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
     def _collect_chains(self, budget: Budget) -> Sequence[DraftBatch]:
         begun, self._begun = self._begun, None
         unread = None if begun is None else self._batch_of_unread(begun, budget)
-        if unread is not None:  # the rest can wait until the step is launched
+        if unread is not None:  # learning can wait until the step has been launched
             return [unread]
         self._learn()
         if begun is None:
@@ -224,8 +232,7 @@ class ColocatedSource(DraftSource):
         return chains
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return the chains before the host has read them, where that is possible and chosen; see
-        `offered_chains`."""
+        """Return the chains before the host has read them (`offered_chains`). None: not possible, or not chosen."""
         is_unread = budget.is_unread if self._is_unread is None else self._is_unread
         if not is_unread or self.chains.info.num_tokens > budget.unread_vocab:
             return None
@@ -240,7 +247,7 @@ class ColocatedSource(DraftSource):
         return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
 
     def read(self, clock: Callable[[], float]) -> None:
-        """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
+        """Wait for chains that are grafted unread, and put their tokens and scores in place; see `DraftSource`."""
         assert self._unread is not None
         self._learn()
         (begun, counts, drafted), self._unread = self._unread, None
@@ -257,22 +264,24 @@ class ColocatedSource(DraftSource):
         put_tokens(trees, values, scores)
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
-        """Return how many levels of chains of so many are offered, i64[sessions]."""
+        """Return i64[sessions]: how many levels are offered of chains with `counts` levels."""
         gone = self._sessions.gone
         is_here = np.array([session_id not in gone for session_id in begun.session_ids])
         found: IntpArray = np.clip(rooms_for_chains(begun.sessions), 0, counts) * is_here
         return found
 
     def _scores(self, chains: Chains) -> Float32Array:
-        """Return calibrated scores, f32[sessions, depth, width]; learn what is usual."""
+        """Return calibrated scores, f32[sessions, depth, width]. They also update the usual scores."""
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
         self._usual.learn(accept_probs, chains.token_ids)
         found: Float32Array = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)
         return found
 
     def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
-        """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft
-        distributions as drafts."""
+        """Return the chains with calibrated scores.
+
+        Chains with siblings or draft distributions are ordinary drafts, all others are arrays.
+        """
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
         self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
@@ -294,7 +303,7 @@ class ColocatedSource(DraftSource):
         return batches
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
+        """Let contexts follow the rounds. The results of the chains are learned when the next ones are collected."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)
         if rounds.sessions and rounds.sessions == self._all_known:
@@ -304,14 +313,14 @@ class ColocatedSource(DraftSource):
         self._sessions.drop_gone()
 
     def _follow_some(self, rounds: Rounds) -> None:
-        """Let the source follow those rounds whose sessions it knows."""
+        """Let the source follow the rounds of the sessions that it knows."""
         known = self._sessions.known
         which = [i for i, session in enumerate(rounds.sessions) if known.get(session.session_id) is session]
         if which:
             self._follow(rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp)))
 
     def _follow(self, rounds: Rounds) -> None:
-        """Let the source follow rounds of sessions that it knows."""
+        """Let the source follow rounds; it knows all of their sessions."""
         faults = Faults()
         num_followed = self._sessions.commit(rounds, faults)
         if faults.found:
@@ -324,8 +333,10 @@ class ColocatedSource(DraftSource):
             self.close(rounds.sessions[i])
 
     def _learn(self) -> None:
-        """Learn what became of the last round's chains: not before the next ones have begun, which the device would
-        wait for."""
+        """Learn from the results of the last round's chains.
+
+        It comes after the next chains have begun, because the device would wait for it.
+        """
         if self._unlearned is None:
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
@@ -336,7 +347,7 @@ class ColocatedSource(DraftSource):
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _knows(self, session: Session) -> bool:
-        """Open a session at the chain drafter if it is new; return whether it is known there."""
+        """Open a session at the chain drafter if it is new; return whether the drafter knows it."""
         if session.session_id in self._sessions.known:
             return True
         if session.session_id in self._sessions.refused:
@@ -347,7 +358,7 @@ class ColocatedSource(DraftSource):
         return is_known
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         self.close(session)
         self._sessions.refuse(session)
         if self.shaped is not None:

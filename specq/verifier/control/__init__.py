@@ -1,2 +1,4 @@
-"""What a verifier learns of its steps, and decides by it: what a step costs, which sources of drafts are used, and when
-the next step begins."""
+"""The decisions of a verifier: which draft sources are used, when the next step begins, and how many rows it has.
+
+They depend on what the verifier learns from its steps (`specq.verifier.models`).
+"""

@@ -1,5 +1,4 @@
-"""What can be chosen of drafts, what is known of each source before, what a step says of it, and how it is told that
-something was decided. Values only."""
+"""The values of the controller: choices, traits of sources, results of steps, and decisions. Values only."""
 
 from __future__ import annotations
 
@@ -14,24 +13,29 @@ from specq.verifier.models.token_yield import NUM_LEVELS, Judged
 
 Sources = frozenset[str]
 
-DECISIONS = trace_events.DECISIONS  # why something was decided
+DECISIONS = trace_events.DECISIONS  # the reasons of decisions
 
 
 class Choice(NamedTuple):
-    """How the next steps draft: by which sources, whether the drafts are verified before they are read, and whether
-    steps are launched early all the same, so that what draft workers send comes too late (`--drafts always`)."""
+    """How the next steps draft.
+
+    sources     the sources that draft. None: plain decoding.
+    is_unread   whether drafts are verified before the host has read them.
+    is_early    whether steps are launched before the last one has ended although draft workers draft. Their drafts
+                then come too late (only with `--drafts always`).
+    """
 
     sources: Sources = frozenset()
     is_unread: bool = False
     is_early: bool = False
 
     def without(self, source: str) -> Choice:
-        """Return the same without a source."""
+        """Return the same choice without a source."""
         return self._replace(sources=self.sources - {source}) if source in self.sources else self
 
     @property
     def code(self) -> int:
-        """Return it as traces carry it."""
+        """The choice as an integer, as in traces: one bit for each source, and UNREAD."""
         names = (DRAFT_WORKER if one == REMOTE else one for one in self.sources)
         return sum(1 << ORIGIN_CODES[one] for one in names) + self.is_unread * trace_events.UNREAD
 
@@ -43,11 +47,11 @@ class Choice(NamedTuple):
 class SourceTraits(NamedTuple):
     """What is known of a source before it drafts.
 
-    levels_s      (sessions, levels) -> seconds of a draft, of a source that drafts as many levels as it is told; None:
-                  nobody knows
-    most_levels   that it drafts
-    may_be_unread whether its drafts can be verified before they are read, and it is left to choose
-    level_size    sessions -> nodes of a level at most, of a source that may be unread
+    levels_s       (sessions, levels) -> seconds of a draft, for a source that drafts as many levels as the controller
+                   asks for. None: unknown.
+    most_levels    the most levels that it drafts.
+    may_be_unread  whether its drafts can be verified before they are read, and the controller chooses that.
+    level_size     sessions -> the most nodes of a level, for a source that may be unread. None: unknown.
     """
 
     name: str
@@ -57,22 +61,23 @@ class SourceTraits(NamedTuple):
     level_size: Callable[[int], int] | None = None
 
     def draft_s(self, num_sessions: int, depth: int) -> float:
-        """Return the seconds that are foreseen of a draft with so many levels."""
+        """Return the expected seconds of a draft with `depth` levels; 0 if unknown."""
         return self.levels_s(num_sessions, min(depth, self.most_levels)) if self.levels_s is not None else 0.0
 
     def drafts_s(self, num_sessions: int) -> Float64Array:
-        """Return f64[NUM_LEVELS + 1]: the same with 0, 1, ... levels."""
+        """Return f64[NUM_LEVELS + 1]: the expected seconds of drafts with 0, 1, ... levels."""
         if self.levels_s is None:
             return np.zeros(NUM_LEVELS + 1)
         return np.array([0.0, *(self.draft_s(num_sessions, depth) for depth in range(1, NUM_LEVELS + 1))])
 
 
 class Drafting(NamedTuple):
-    """How a step drafts, as it was decided when its drafts were begun.
+    """How a step drafts, as decided when its drafts were begun.
 
-    sources, looked_at   that may draft; those of them that draft for one session alone
-    asleep       sources that need not follow the texts
-    depth, promised, is_unread   as of `Budget`
+    sources      the sources that may draft.
+    looked_at    the part of `sources` that drafts for one session only.
+    asleep       sources that need not follow the texts.
+    depth, promised, is_unread   see `Budget`.
     """
 
     sources: Sources
@@ -84,14 +89,17 @@ class Drafting(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step was like, and what came of it.
+    """A step, and its results.
 
-    kind, rows   its sources are those that drafted for it; looked_at: those that did so for one session alone
-    depth        levels that a draft model drafted
-    num_sessions, num_tokens    those that decode, and what they were given
-    seconds      up to its end, since the end of the one before
-    waits, judged   of each source: the seconds in which it was waited for, and what became of its drafts
-    is_told      whether all sessions wait for nobody, and some take drafts
+    kind, rows     its kind, with the sources that were in use for it, and its rows.
+    looked_at      the sources that drafted for one session only.
+    depth          levels that a draft model drafted.
+    num_sessions   sessions that decode.
+    num_tokens     tokens that these sessions received.
+    seconds        from the end of the step before to its own end.
+    waits          for each source: the seconds that the step waited for it.
+    judged         for each source: the results of its drafts.
+    is_told        whether it can show if drafts pay: no session is synchronous, and some accept drafts.
     """
 
     kind: StepKind
@@ -107,12 +115,12 @@ class Step(NamedTuple):
 
 
 class DraftDecision(NamedTuple):
-    """What was decided.
+    """A decision of the policy.
 
-    step, sessions    the number of the step, and how many sessions it had
-    reason            of DECISIONS
-    used, rate        the choice that is in use from then on, and the tokens a second that are foreseen of it
-    other, other_rate   the choice that it was held against, likewise
+    step, sessions      the number of the step, and the sessions that the decision was made for.
+    reason              one of DECISIONS.
+    used, rate          the choice that is in use from then on, and its forecast tokens a second.
+    other, other_rate   the choice that it was compared with, and its forecast tokens a second.
     """
 
     step: int
@@ -124,12 +132,12 @@ class DraftDecision(NamedTuple):
     other_rate: float
 
     def numbers(self) -> list[int]:
-        """Return it as the values of `trace_events.DECIDED`."""
+        """Return the decision as the values of `trace_events.DECIDED`."""
         rate, other_rate = (min(round(1000 * one), trace_events.MOST) for one in (self.rate, self.other_rate))
         return [DECISIONS.index(self.reason), self.sessions, self.used.code, rate, self.other.code, other_rate]
 
     def shown(self) -> dict[str, Any]:
-        """Return it in words and short numbers."""
+        """Return the decision in words and rounded numbers, as log fields."""
         return {
             "step": self.step,
             "sessions": self.sessions,

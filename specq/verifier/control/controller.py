@@ -1,12 +1,17 @@
-"""What the steps of a verifier have said, and what is decided by it: which sources draft (`policy`), when the next step
-is launched, how many rows of prompts it has (`prefill_limit`), and whether it is put off for a burst (`bursts`).
+"""Learn from the steps of a verifier, and decide how the next steps run.
 
-A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; one without
-is launched before the last one has ended. Steps wait where sources draft for their sessions. Whether drawn nodes are
-verified must not depend on what hangs from them (decision 0008), so these are waited for in any case. A session whose
-logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host knows its last
-token, so where steps are launched early every second one; all wait for such sessions where that gives more tokens a
-second.
+`policy` decides which sources draft. `prefill_limit` limits the rows of prompts. `bursts` decides whether a step is put
+off. This module decides when the next step is launched.
+
+A step with drafted nodes needs the tokens of the last step, so the device is idle while the host plans it. A step
+without nodes is launched before the last one has ended. The next step always waits for sessions in mode `sync` or
+`jit`. Besides, it waits for the last one in three cases:
+
+- Sources draft for its sessions.
+- Sessions that use draft distributions have nodes. Whether a sampled node is verified must not depend on the nodes
+  below it (decision 0008).
+- Some sessions need their last token on the host (penalties, bad words, min_tokens). Without waiting, such a session
+  joins only every second step. This case applies only if waiting brings more tokens a second.
 """
 
 from __future__ import annotations
@@ -33,15 +38,16 @@ from specq.verifier.step.commit import Rounds
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep
 from specq.verifier.step.node_choice import Shares
 
-TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that says whether drafts pay
+TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that can show whether drafts pay
 
 
 class Controller:
-    """Learns from the steps of one verifier.
+    """Learns from the steps of one verifier, and decides how the next ones run.
 
-    time, policy   what steps take; how they draft
-    prefill, bursts    how many rows of prompts a step has; whether it is put off
-    last_end  of the last step, if there was work to go on with at once
+    time, forecast    the expected step times, and the forecast of each choice of drafts.
+    policy            how steps draft.
+    prefill, bursts   how many rows of prompts a step has, and whether it is put off.
+    last_end          the end of the last step in seconds. None: there was no work to continue with at once.
     """
 
     def __init__(
@@ -65,11 +71,11 @@ class Controller:
         self.last_end: float | None = None
         self.follow_drafting()
 
-    # --- what is decided ----------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     @property
     def is_helped(self) -> bool:
-        """Whether steps are as with help from other cores, as where no engine ever takes any."""
+        """Whether threads on other cores help with steps; also true if the engine cannot use such help."""
         return self._engine.is_helped or not self._can_be_helped
 
     @property
@@ -82,7 +88,7 @@ class Controller:
         )
 
     def follow_drafting(self) -> None:
-        """Set what the next step is expected to take by its rows: `curve`."""
+        """Set `curve`, the expected seconds of the next step by its rows."""
         felt = self.forecast.felt(Choice(self.policy.allowed)).sources
         self.curve = self.time.curve(StepKind(felt, is_helped=self.is_helped))
 
@@ -92,8 +98,7 @@ class Controller:
         return REMOTE in self.policy.allowed
 
     def awaits(self, shares: Shares) -> bool:
-        """Return whether the next step of these sessions, none of which is synchronous, waits until this one has
-        ended."""
+        """Return whether the next step waits until the step of these shares has ended. No session is synchronous."""
         return self._awaits_drafts(shares) or self._awaits_histories(shares)
 
     def _awaits_drafts(self, shares: Shares) -> bool:
@@ -105,23 +110,30 @@ class Controller:
         return bool(np.count_nonzero((trees.num_live[shares.places] > 0) & trees.takes_distributions[shares.places]))
 
     def _awaits_histories(self, shares: Shares) -> bool:
-        """Return whether it waits for what some have said: half of a token a step is lost of each of these where it
-        does not."""
+        """Return whether it waits for sessions that need their last token on the host.
+
+        Without waiting, each of these sessions loses half a token a step. With waiting, all sessions lose the seconds
+        that an early launch saves.
+        """
         num_shaped = int(np.count_nonzero(shares.sessions[0].trees.needs_history[shares.places]))
         return num_shaped > 0 and num_shaped / 2 * self.curve(len(shares)) >= len(shares) * self.time.saved_s
 
     def saved_s(self, sessions: Sequence[Session]) -> float:
-        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before
-        it has ended."""
+        """Return the seconds that a step of these sessions saves if it has no nodes.
+
+        The next step is then launched before it has ended.
+        """
         is_early = self._engine.overlaps and not any(session.waits for session in sessions)
         if not is_early or (self.policy.uses(REMOTE) and not self.policy.is_early):
             return 0.0
         return 0.0 if self._sources.are_own_awaited(sessions, self.policy.allowed) else self.time.saved_s
 
     def follow_load(self, sessions: OpenSessions, max_sessions: int) -> None:
-        """Draft as it pays with so many sessions; and take help from the cores of drafters only while those are asked
-        for nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes
-        there."""
+        """Adapt to the number of sessions: how to draft, and whether threads on the drafters' cores help.
+
+        These threads help while no draft workers are used, and while prompts are computed. A step with many rows is
+        faster with help even if drafters compute on the same cores.
+        """
         self.forecast.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:
             self.policy.meet(min(num_sessions, max_sessions))
@@ -130,31 +142,31 @@ class Controller:
         self.follow_drafting()
 
     def wait_s(self, sessions: OpenSessions, num_running: int, now: float) -> float:
-        """Return for how many seconds the next step is put off for the others of a burst; 0: not at all."""
+        """Return for how many seconds the next step waits for the rest of a burst; 0: not at all."""
         as_such_s, of_rows_s = self.prefill.parts_s(sessions.num_pending(), self.curve)
         return self.bursts.wait_s(now, num_running, as_such_s) if 2 * of_rows_s < as_such_s else 0.0
 
     def started(self, step: InFlightStep) -> float:
-        """Return when the device began with a step: when it had ended the one before."""
+        """Return when the device began a step: not before the end of the last one."""
         return step.drafted if self.last_end is None else max(step.drafted, self.last_end)
 
-    # --- what is learned ----------------------------------------------------------------------------------------------
+    # --- learning -----------------------------------------------------------------------------------------------------
 
     def note_draft(self, session_id: int, base_len: int, now: float) -> None:
-        """Note that a draft has arrived, perhaps the answer to a commit."""
+        """Note the arrival of a draft, which may answer a commit."""
         took_s = self._round_trips.answer(session_id, base_len, now)
         if took_s is not None:
             self.forecast.learn_round_trip(took_s)
 
     def note_commit(self, rounds: Rounds, ended: float) -> None:
-        """Note that drafters are about to hear of these rounds."""
+        """Note that drafters are about to receive these rounds."""
         if self.allows_remote:
             drafted = next((one for one in rounds.sessions if one.takes_drafts and not one.finish), None)
             if drafted is not None:
                 self._round_trips.commit(drafted.session_id, drafted.length, ended)
 
     def learn(self, collected: CollectedStep, rounds: Rounds) -> None:
-        """Learn from a step that came at once after another and went well."""
+        """Learn from a step that followed another one at once and had no faults."""
         step, done, faults, ended, _ = collected
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:

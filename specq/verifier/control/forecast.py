@@ -1,9 +1,13 @@
-"""What is foreseen of a choice of drafts: its tokens by what each source has brought
-(`specq.verifier.models.token_yield`), its seconds by what steps take (`specq.verifier.models.step_time`).
+"""The forecast of a choice of drafts: its tokens and its seconds.
 
-Sources find the same tokens, and drafts may be late: what they bring together is learned as a ratio to what is
-foreseen. Each token brings its part of the rows of prompts, since a text that ends makes room for another. Pure: no
-clock.
+Tokens come from what each source has brought (`specq.verifier.models.token_yield`). Seconds come from what steps have
+taken (`specq.verifier.models.step_time`).
+
+Several sources find the same tokens, and drafts may be late. So each set of sources also has a ratio: the tokens that
+came, divided by the tokens that were forecast. Steps whose prompts left no room for drafts do not count for it. Each
+token has its share of prompt rows, because a text that ends makes room for another prompt.
+
+Pure: no clock.
 """
 
 from __future__ import annotations
@@ -25,22 +29,26 @@ from specq.verifier.models.token_yield import NUM_LEVELS, SILENCE_FADE, TokenYie
 
 log = structlog.get_logger(__name__)
 
-SHARED = 0.5  # of what two sources add that find tokens independently, before it is known how much they find alike
-RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0  # tokens; rounds; steps
-MOST_KEPT = 256  # results that are not computed again
-HORIZON = 40  # steps over which the first one of a source that joins is spread
-PROMPT_FADE = 0.005  # of what is known of rows of prompts, with each step
-ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0  # before a remote drafter's silence says something
-ALL_SETS, MOST_DEVIATION = 4, 0.3  # sources up to which all sets of them are choices; of what seconds are foreseen
-KNOWN_ROUNDS = 12.0  # that a source's counts must be worth, so that it is not tried with one session first
+SHARED = 0.5  # part that counts of the tokens that further sources would add if they were independent
+# The ratio of tokens: the weight of its prior 1 in tokens, its memory in rounds, its shortest memory in steps.
+RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0
+MOST_KEPT = 256  # results in the cache
+HORIZON = 40  # steps over which the first step of a joining source is spread
+PROMPT_FADE = 0.005  # weight of a new step in the means of prompt rows
+# Round trips before the silence of draft workers counts, the weight of a new round trip, its most seconds.
+ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0
+ALL_SETS, MOST_DEVIATION = 4, 0.3  # most sources of which all sets are choices; most relative deviation of step times
+KNOWN_ROUNDS = 12.0  # worth of a source's counts from which its probe skips the part with one session
 
 
 class Foreseen(NamedTuple):
-    """What a choice is expected to bring.
+    """The forecast of a choice.
 
-    log_rate     the logarithm of tokens a second
-    deviation    its standard deviation, of_seconds: the part of it that comes from the seconds
-    tokens       of a session's round; depth: the number of levels that pay
+    log_rate     the natural logarithm of tokens a second.
+    deviation    the standard deviation of `log_rate`.
+    of_seconds   the part of `deviation` that comes from the seconds.
+    tokens       tokens of a session's round.
+    depth        the number of levels with the highest rate.
     """
 
     log_rate: float
@@ -55,10 +63,11 @@ class Foreseen(NamedTuple):
 
 
 class Forecast:
-    """What is known of the sources of one verifier, and what it lets expect.
+    """What is known of the sources of one verifier, and the forecasts that follow from it.
 
-    sources    all that there are; heard: those that have ever sent anything
-    yields     what each brings
+    sources    all sources.
+    `heard`    the sources that have ever sent a node.
+    yields     what each source brings.
     """
 
     def __init__(self, sources: Iterable[SourceTraits], time: StepTime, *, overlaps: bool) -> None:
@@ -67,31 +76,32 @@ class Forecast:
         self.sources: Sources = frozenset(self._traits)
         self.heard: Sources = frozenset()
         self.yields = {name: TokenYield() for name in self._traits}
-        self._ratios: dict[Sources, tuple[float, float, int]] = {}  # tokens brought, and foreseen; at which step
+        self._ratios: dict[Sources, tuple[float, float, int]] = {}  # tokens that came, tokens forecast, the last step
         self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
         self._looked_at: Sources = frozenset()  # in the last step
-        # Means of a step: whether it has prompts, their rows, the tokens that these attend to; its tokens.
+        # Means over steps: part with prompts, prompt rows, tokens that these attend to, tokens of decoding sessions.
         self._prompts: Float64Array = np.zeros(4)
         self._drafts_s = lru_cache(MOST_KEPT)(lambda name, num_sessions: self._traits[name].drafts_s(num_sessions))
         self._round_trip_s = 0.0
         self._num_steps = 0
 
-    # --- what is learned ----------------------------------------------------------------------------------------------
+    # --- learning -----------------------------------------------------------------------------------------------------
 
     def hear(self, num_sent: Mapping[str, int]) -> None:
-        """Take in how many nodes each source has sent in all: one that has sent nothing is always allowed, and not
-        compared, so that whoever joins is heard."""
+        """Note how many nodes each source has sent in all.
+
+        Draft workers that have sent none are always allowed and not compared, so that a worker that joins can send.
+        """
         self.heard |= {source for source, count in num_sent.items() if count}
 
     def learn_round_trip(self, seconds: float) -> None:
-        """Take in how long after a verdict the first draft came that had seen it."""
+        """Learn the seconds from a verdict to the first draft that knows it."""
         self._round_trip_s += ROUND_TRIP_FADE * (min(seconds, MOST_ROUND_TRIP_S) - self._round_trip_s)
 
     def learn(self, step: Step, used: Choice) -> None:
-        """Take in a step; `used`: the choice that it was. One whose sessions' modes do not let drafts pay or not says
-        only what steps take."""
+        """Learn from a step with the choice `used`. If it cannot show if drafts pay (`is_told`), learn only seconds."""
         joins = self._join(step)
-        if not joins and step.seconds > 0:  # a clock that stands still says nothing
+        if not joins and step.seconds > 0:  # 0: the clock stands still
             waited_s = sum(self._waited_s(name, step) for name in step.waits)
             self._time.learn(step.kind, step.rows, max(step.seconds - waited_s, 0.0))
         if not (step.is_told and step.num_sessions):
@@ -114,7 +124,7 @@ class Forecast:
             self._learn_ratio(used.sources, step)
 
     def _join(self, step: Step) -> Sources:
-        """Return the sources that were silent in the step before, or drafted for one session alone."""
+        """Return the sources that join: in the step before they were silent, or drafted for one session only."""
         for name in self._joined_s.keys() - step.kind.sources:
             del self._joined_s[name]
         joins = step.kind.sources - (self._joined_s.keys() - (self._looked_at - step.looked_at))
@@ -124,16 +134,21 @@ class Forecast:
         return joins
 
     def _says_something(self, name: str, step: Step) -> bool:
-        """Return whether a step says something of a source: it was waited for, draft workers have had the time to
-        answer, and prompts have left room for its drafts."""
+        """Return whether the step shows how good a source's drafts are.
+
+        It must wait for drafts, draft workers need the time to answer, and prompts must leave room for nodes.
+        """
         if step.kind.is_early:
             return False
         is_late = name == REMOTE and self._joined_s[name] < ROUND_TRIPS * self._round_trip_s
         return not is_late and bool(step.judged[name].nodes.any() or not step.rows.prompts)
 
     def _waited_s(self, name: str, step: Step) -> float:
-        """Return for how long a source was waited for; of drafts that were not read before the step was launched, for
-        how long it would have been: what that saves is the step's."""
+        """Return the seconds that a step waited for a source.
+
+        If the step was launched before its drafts were read, return the expected wait. The seconds that this launch
+        saves then count for the step.
+        """
         if not step.kind.is_unread:
             return step.waits[name]
         count, foreseen_s = self._draft_of(name, step)
@@ -145,12 +160,12 @@ class Forecast:
             self._time.wait(name).learn(count, step.waits.get(name, 0.0), foreseen_s, joins=joins)
 
     def _draft_of(self, name: str, step: Step) -> tuple[int, float]:
-        """Return for how many sessions a source has drafted, and the seconds that were foreseen of it at the start."""
+        """Return for how many sessions a source drafted, and the seconds of such a draft as measured at start-up."""
         count = step.judged[name].num_rounds
         return count, self._traits[name].draft_s(count, step.depth)
 
     def _learn_ratio(self, used: Sources, step: Step) -> None:
-        """Learn how many tokens sources bring together, relative to what is foreseen of them."""
+        """Learn how many tokens these sources bring together, relative to their forecast."""
         tokens, _ = self._rounds(sorted(used), step.num_sessions, is_unread=False)
         foreseen = float(tokens[min(step.depth, NUM_LEVELS)])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
@@ -159,8 +174,7 @@ class Forecast:
         self._ratios[used] = brought, expected, self._num_steps
 
     def _brought(self, sources: Sources) -> tuple[float, float]:
-        """Return the tokens that sources brought together, and those that were foreseen; they fade while these are not
-        in use."""
+        """Return the tokens that came with these sources, and the tokens forecast. Both fade while others are used."""
         brought, expected, last = self._ratios.get(sources, (0.0, 0.0, 0))
         keep = (1 - SILENCE_FADE) ** (self._num_steps - last)
         return keep * brought, keep * expected
@@ -169,35 +183,38 @@ class Forecast:
         brought, expected = self._brought(sources)
         return (brought + RATIO_PRIOR) / (expected + RATIO_PRIOR)
 
-    # --- what is foreseen ---------------------------------------------------------------------------------------------
+    # --- forecasts ----------------------------------------------------------------------------------------------------
 
     def felt(self, choice: Choice) -> Choice:
-        """Return a choice without draft workers that were never heard."""
+        """Return a choice without the draft workers, if they have never sent a node."""
         return choice if REMOTE in self.heard else choice.without(REMOTE)
 
     def kind(self, choice: Choice) -> StepKind:
-        """Return what the steps of a choice are like."""
+        """Return the kind of steps that a choice has."""
         sources = self.felt(choice).sources
         is_early = self._overlaps and (choice.is_early or not sources)
         return StepKind(sources, is_early, choice.is_unread, REMOTE not in sources)
 
     def choices(self, used: Choice) -> list[Choice]:
-        """Return all choices, those of few sources first."""
+        """Return all choices, with few sources first.
+
+        With more than ALL_SETS sources, only the sets of none, one, two or all of them are choices.
+        """
         names = sorted(self.felt(Choice(self.sources)).sources)
         sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
         found = [Choice(frozenset(one)) for size in sizes for one in combinations(names, size)]
         found += [Choice(one.sources, is_unread=True) for one in found if self.may_be_unread(one.sources)]
-        if self._overlaps and names == [REMOTE]:  # others are waited for in any case
+        if self._overlaps and names == [REMOTE]:  # steps always wait for other sources
             found += [Choice(frozenset(names), is_early=True)]
         used = self.felt(used)
         return found if used in found else [*found, used]
 
     def may_be_unread(self, sources: Sources) -> bool:
-        """Return whether drafts of these sources can be verified before they are read, and that is left to choose."""
+        """Return whether drafts of these sources can be verified before they are read, and the policy chooses that."""
         return len(sources) == 1 and self._traits[next(iter(sources))].may_be_unread
 
     def foresee(self, choice: Choice, num_sessions: int, *, prompts: bool = True) -> Foreseen:
-        """Return what a choice is expected to bring; `prompts`: in steps of which some have rows of prompts."""
+        """Return the forecast of a choice. `prompts`: count the prompt rows that the tokens entail."""
         choice, kind = self.felt(choice), self.kind(choice)
         sources = [] if choice.is_early else sorted(kind.sources)
         tokens, nodes = self._rounds(sources, num_sessions, is_unread=choice.is_unread)
@@ -225,8 +242,7 @@ class Forecast:
     def _rounds(
         self, sources: Iterable[str], num_sessions: int, *, is_unread: bool
     ) -> tuple[Float64Array, Float64Array]:
-        """Return f64[NUM_LEVELS + 1] each: the tokens that a session's round brings with 0, 1, ... levels, and the
-        nodes that it has."""
+        """Return f64[NUM_LEVELS + 1] each: tokens and nodes of a session's round with 0, 1, ... levels."""
         reach, misses = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS)
         nodes, tokens = np.zeros(NUM_LEVELS + 1), np.ones(NUM_LEVELS + 1)
         for name in sources:
@@ -245,8 +261,11 @@ class Forecast:
     def _seconds(
         self, kind: StepKind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None
     ) -> Float64Array:
-        """Return what steps take without what sources are waited for. Each token that is brought has its part of rows
-        of prompts, since a text that ends makes room for another."""
+        """Return f64[NUM_LEVELS + 1]: the seconds of steps, without the waits for sources.
+
+        With `tokens`, f64[NUM_LEVELS + 1] of a session's round, each token has its share of prompt rows. The reason is
+        that a text that ends makes room for another prompt.
+        """
         num_rows = num_sessions + np.ceil(num_nodes).astype(np.intp)
         seconds: Float64Array = self._time.times(kind, num_rows, num_nodes)
         part, rows, attended, of_tokens = self._prompts.tolist()
@@ -258,13 +277,12 @@ class Forecast:
         return seconds
 
     def joining(self, choice: Choice, used: Choice, num_sessions: int) -> Foreseen:
-        """Return what a choice is expected to bring if it is used from now on: the sources that join it compute the
-        texts first."""
+        """Return the forecast of a choice that begins now: its new sources must compute the texts first."""
         other = self.foresee(choice, num_sessions)
         join_s = sum(self._time.wait(name).join_s for name in choice.sources - used.sources)
-        part = join_s * other.rate / (HORIZON * other.tokens)  # of a step's seconds, session by session
+        part = join_s * other.rate / (HORIZON * other.tokens)  # relative to the seconds of HORIZON steps
         return other._replace(log_rate=other.log_rate - part)
 
     def is_known(self, source: str) -> bool:
-        """Return whether so much is known of a source that it need not be tried with one session first."""
+        """Return whether enough is known of a source that its probe can skip the part with one session."""
         return self.yields[source].worth >= KNOWN_ROUNDS and self._time.wait(source).num_seen > 0

@@ -1,16 +1,17 @@
-"""Which sources draft, how deep, and whether drafts are verified before they are read: of all choices the one with most
-expected tokens by expected seconds.
+"""Choose which sources draft, how deep, and whether drafts are verified before they are read.
 
-A choice is foreseen: tokens by what each source's drafts have brought (`specq.verifier.models.token_yield`), seconds by
-what steps take (`specq.verifier.models.step_time`). What was foreseen wrongly of a choice's tokens, since sources find
-the same ones, is learned as a ratio. Where what is in use is foreseen to be worse than a part of it, that part is used
-at once. Whatever adds a source must be tried first, in a probe: one session at first, then all; it ends at the first
-step that shows that it loses, or wins.
+The choice with the most expected tokens per expected second is used (`specq.verifier.control.forecast`). Plain decoding
+comes first, until drafts are found to pay. A choice with a part of the sources in use replaces them at once when it is
+forecast to be better. Any other choice needs a probe.
 
-A probe may begin where its choice may be better, given how little is known of it: what is known of a silent source
-fades. All probes together may lose BUDGET of the tokens (`credit`); one that is foreseen to win costs nothing.
+A probe drafts for one session first, then for all. It ends at the first step that shows that it loses or wins. It may
+begin if its choice *may* be better, given how uncertain the forecast is. What is known of a silent source fades, so its
+forecast becomes less certain. Choices that differ only in whether drafts are read first bring the same tokens, so only
+their seconds are compared.
 
-Plain decoding comes first, until drafts are found to pay. Pure: no clock.
+All probes together may lose BUDGET of the tokens (the credit). A probe that is forecast to win costs no credit.
+
+Pure: no clock.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ from specq.verifier.models.token_yield import NUM_LEVELS
 log = structlog.get_logger(__name__)
 
 PLAIN = Choice()
-BUDGET = 0.01  # of the tokens
-# In plain steps of one session: what may be lost at first, what is put by at most, and what one probe may overdraw; or
-# so many seconds, if that is more, which are paid for in some.
+BUDGET = 0.01  # part of the tokens that probes may lose
+# Credit in plain steps of one session: at first, saved at most, and overdrawn by one probe at most. MOST_DEBT_S is the
+# overdraft in seconds, if that is more. At BUDGET it is repaid in 3 s.
 FIRST_CREDIT, MOST_CREDIT, MOST_DEBT, MOST_DEBT_S = 20.0, 6.0, 1.0, 0.03
-FIRST_STEPS = 200  # within which the first credit is of use
-MARGIN = 0.015  # of the logarithm of a rate, by which another choice must be better
-FREE = 0.03  # by which one is foreseen to be better whose probe costs nothing
-# Standard deviations: a probe begins if a choice may be better by so many, and ends if it is worse by so many.
+FIRST_STEPS = 200  # steps after which the credit is limited to MOST_CREDIT
+MARGIN = 0.015  # difference of log rates by which another choice must be better
+FREE = 0.03  # forecast difference of log rates from which a probe costs no credit
+# A probe begins if the gain plus OPTIMISM standard deviations is above MARGIN. It is lost if the gain plus DOUBT
+# standard deviations is below 0. The gain is the difference of log rates.
 OPTIMISM, DOUBT = 1.5, 0.6
-FIRST_PLAIN = 6  # steps before the first probe, so that it is known what plain decoding takes
+FIRST_PLAIN = 6  # steps before the first probe, to learn the times of plain decoding
 WARM_UP = 2  # steps of a probe before it may end
-LOOK_STEPS, LEAST_STEPS = 6, 4  # of one session at most; of all sessions at least, before the choice is used
-FULL_STEPS, FULL_ROUNDS = 16, 60  # of all sessions, after which a probe has lost
-PROBE_DEPTH = 2  # levels at least of what is tried: what never goes deep is not seen to be right there
+LOOK_STEPS, LEAST_STEPS = 6, 4  # most steps with one session; fewest steps with all sessions before a probe wins
+FULL_STEPS, FULL_ROUNDS = 16, 60  # steps and rounds with all sessions after which a probe is lost
+PROBE_DEPTH = 2  # fewest levels in a probe: only levels that are drafted can be found to be accepted
 REST = 64  # steps after a lost probe before the next one of the same choice
-LOAD_CHANGE = 0.25  # of the sessions: from there on the choice is made anew
-CHOOSE_EVERY, CHOOSE_S = 4, 0.1  # steps and seconds at least, where nothing is being tried
-ASLEEP = -0.1  # of the logarithm of the rate: a source that cannot bring more need not follow the texts
+LOAD_CHANGE = 0.25  # part of the sessions by which the load must change for a new choice at once
+CHOOSE_EVERY, CHOOSE_S = 4, 0.1  # fewest steps and seconds between two choices without a probe
+ASLEEP = -0.1  # a source whose choices can gain at most this log rate need not follow the texts
 KEPT_DECISIONS = 64
 
 
 @dataclass(slots=True)
 class _Probe:
-    """A choice that is tried: with one session (`is_look`) or all; `is_free`: it was foreseen to win."""
+    """A choice that is tried, with one session (`is_look`) or all. `is_free`: it costs no credit."""
 
     choice: Choice
     is_look: bool
@@ -62,18 +64,22 @@ class _Probe:
 
 
 class Policy:
-    """Told of each step, it says how the next one drafts.
+    """Decides after each step how the next one drafts.
 
-    allowed      sources that may draft; looked_at: those of them that draft for one session alone
-    asleep       sources that need not follow the texts
-    depth, promised   levels that a draft model drafts, and the tokens of a round that it is expected to bring
-    is_unread    whether its drafts are verified before they are read, where they can be
-    is_early     whether steps are launched early though draft workers draft
-    used         the choice in use; decisions: the last ones
+    allowed       the sources that may draft.
+    looked_at     the part of `allowed` that drafts for one session only.
+    asleep        sources that need not follow the texts.
+    depth         levels that a draft model drafts.
+    promised      drafted tokens that are expected to be accepted in a session's round.
+    is_unread     whether drafts are verified before they are read, if that is possible.
+    is_early      whether steps are launched early although draft workers draft.
+    used          the choice in use.
+    decisions     the last KEPT_DECISIONS decisions.
+    num_decided   the number of decisions by reason.
     """
 
     def __init__(self, forecast: Forecast, *, first_s: float, is_measured: bool = True) -> None:
-        """`first_s`: of a plain step of one session; `is_measured`: else all sources always draft."""
+        """`first_s`: seconds of a plain step with one session. `is_measured`: if False, all sources always draft."""
         self.forecast, self._first_s, self._is_measured = forecast, first_s, is_measured
         self.used = PLAIN if is_measured else Choice(forecast.sources)
         self.allowed, self.looked_at, self.asleep = self.used.sources, PLAIN.sources, PLAIN.sources
@@ -84,19 +90,22 @@ class Policy:
         self._credit = FIRST_CREDIT * first_s
         self._rests: dict[Choice, int] = {}  # the step before which no probe of it begins
         self._num_sessions = self._num_steps = self._chosen_at = 0
-        self._since_s = 0.0  # since it was chosen last
+        self._since_s = 0.0  # seconds since the last choice
         self._apply()
 
-    # --- what is asked of it ------------------------------------------------------------------------------------------
+    # --- questions ----------------------------------------------------------------------------------------------------
 
     def uses(self, source: str) -> bool:
-        """Return whether a source is allowed, and has ever sent anything."""
+        """Return whether a source is allowed, and has ever sent a node."""
         return source in self.allowed and source in self.forecast.heard
 
     def metrics(self) -> dict[str, Any]:
-        """Return what is foreseen of each choice at the present load, by the names of heartbeats
-        (`specq.protocol.stats`): whether it is in use, and tokens a second; how often what was decided, and
-        what was last (as `trace_events.DECIDED`)."""
+        """Return the metrics of heartbeats (`specq.protocol.stats`).
+
+        choices     for each choice: whether it is in use, and its forecast tokens a second at the present load.
+        decisions   the number of decisions by reason.
+        decided     the last decision, as the values of `trace_events.DECIDED`.
+        """
         if not self._num_sessions:
             return {"choices": {}, "decisions": {}}
         used = self.forecast.felt(self.used)
@@ -108,10 +117,14 @@ class Policy:
         decided = self.decisions[-1].numbers() if self.decisions else []
         return {"choices": choices, "decisions": decisions, "decided": decided}
 
-    # --- what it is told ----------------------------------------------------------------------------------------------
+    # --- learning -----------------------------------------------------------------------------------------------------
 
     def meet(self, num_sessions: int) -> None:
-        """Take in how many sessions the next step has."""
+        """Take in how many sessions the next step has.
+
+        If they change by more than LOAD_CHANGE, choose anew. If they change by a factor of two, lost choices may be
+        probed again.
+        """
         if not self._num_sessions / 2 < num_sessions < 2 * self._num_sessions:
             self._rests.clear()
         if abs(num_sessions - self._num_sessions) > LOAD_CHANGE * self._num_sessions:
@@ -119,7 +132,7 @@ class Policy:
             self._decide(is_due=True)
 
     def learn(self, step: Step) -> None:
-        """Take in a step that came at once after another."""
+        """Learn from a step that followed another one at once, and decide."""
         kind = step.kind
         choice = Choice(kind.sources, kind.is_unread, kind.is_early and bool(kind.sources))
         self.forecast.learn(step, self.forecast.felt(choice))
@@ -130,8 +143,10 @@ class Policy:
             self._decide(is_due=self._since_s >= CHOOSE_S and self._num_steps >= self._chosen_at + CHOOSE_EVERY)
 
     def _pay(self, step: Step) -> None:
-        """Put by what probes may lose, and take what this one has lost: of a step with prompts, what the sources that
-        are tried were waited for."""
+        """Add credit for probes, and subtract what the present probe lost in this step.
+
+        In a step with prompts, the loss is the wait for the sources that are tried.
+        """
         before, unit = self._credit, self._first_s
         if before < MOST_CREDIT * unit:
             self._credit += BUDGET * step.seconds
@@ -151,10 +166,10 @@ class Policy:
         most_debt = max(MOST_DEBT * unit, MOST_DEBT_S)
         self._credit = min(max(self._credit - lost_s, -most_debt), max(before, MOST_CREDIT * unit))
 
-    # --- what is decided ----------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     def _decide(self, *, is_due: bool) -> None:
-        """Go on with a probe, or choose, if that is due."""
+        """Continue the probe, if there is one, or choose, if that is due."""
         if self._probe is None and not is_due:
             return
         self._chosen_at, self._since_s = self._num_steps, 0.0
@@ -166,7 +181,7 @@ class Policy:
         self._apply()
 
     def _go_on(self, probe: _Probe) -> None:
-        """End a probe if it has lost or won, or go on with all sessions."""
+        """End a probe if it has lost or won, or continue it with all sessions."""
         if probe.num_steps < WARM_UP:
             return
         now, other = (self.forecast.foresee(one, self._num_sessions) for one in (self.used, probe.choice))
@@ -182,8 +197,10 @@ class Policy:
             self._end_probe("probe_lost", now, other)
 
     def _deviation(self, choice: Choice, other: Foreseen) -> float:
-        """Return how far a choice may be from what is foreseen of it beside what is in use: drafts bring the same
-        tokens, unread or not."""
+        """Return the standard deviation of a choice's log rate, in comparison with the choice in use.
+
+        If both differ only in `is_unread`, they bring the same tokens, so only the seconds are uncertain.
+        """
         used = self.forecast.felt(self.used)
         return other.of_seconds if choice == used._replace(is_unread=choice.is_unread) else other.deviation
 
@@ -198,7 +215,7 @@ class Policy:
         self._note(reason, other, before, now)
 
     def _note(self, reason: str, now: Foreseen, choice: Choice, other: Foreseen) -> None:
-        """Keep a decision: what is in use from now on, and the choice that it was held against."""
+        """Record a decision: the choice in use from now on, and the choice that it was compared with."""
         decision = DraftDecision(
             self._num_steps, self._num_sessions, reason, self.forecast.felt(self.used), now.rate, choice, other.rate
         )
@@ -207,7 +224,7 @@ class Policy:
         log.debug("draft_choice_made", **decision.shown())
 
     def _choose(self) -> None:
-        """Use a part of what is in use if that is better, or begin the probe of what may be better by most."""
+        """Use a part of the sources in use if that is better, or probe the choice with the largest possible gain."""
         used, count = self.forecast.felt(self.used), self._num_sessions
         now = self.forecast.foresee(used, count)
         better, best_rate = None, now.log_rate + MARGIN
@@ -234,15 +251,18 @@ class Policy:
             self._note("probe", now, choice, other)
 
     def _choices(self, used: Choice) -> list[Choice]:
-        """Return the choices that may be made, and what is in use: where drafts are not measured, all sources draft, in
-        one way or another; where they are, plain decoding is better than drafts that come too late."""
+        """Return the choices that may be made, with the one in use.
+
+        If drafts are not measured, all sources draft in each of them. If they are, choices with early launches are left
+        out: plain decoding is better than drafts that come too late.
+        """
         found = self.forecast.choices(used)
         if self._is_measured:
             return [one for one in found if one == used or not one.is_early]
         return [one for one in found if one.sources == used.sources]
 
     def _apply(self) -> None:
-        """Set what is asked of the sources from now on."""
+        """Set what the sources must do from now on, by the choice in use or the probe."""
         silent = self.forecast.sources - self.forecast.felt(Choice(self.forecast.sources)).sources
         used, probe = self.used, self._probe
         self.looked_at = PLAIN.sources

@@ -1,21 +1,28 @@
 """Chunked prefill, limited by time: how many rows of prompts share a step with sessions that decode.
 
-All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode,
-the prompts beside them get as many rows as keep the step's expected time below `max_slowdown` times that of the step
-without them; at least as many as take an eighth of it, so that each prompt comes to its end, and as long as a step
-takes for having prompts at all, so that crumbs of prompts do not cost the others more in the end. One step in 17 has
-none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most 17 / 16 *
-max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets.
-Where no session decodes, prompts take all rows that there are. So do short prompts that came when no more decoded than
-waited, as in a burst, whichever of them decode first: they gain more than the others lose.
+All sessions of a step get their tokens when it ends, so a long prompt delays its neighbours. While sessions decode, the
+rows of prompts are limited: the expected time of the step stays below `max_slowdown` times its time without them.
+Prompts get the larger of two minimums in any case:
 
-A verifier sends nothing within a step, neither tokens nor heartbeats. So no step with prompts is planned to take longer
-than `longest_s` of the step without them says, whoever decodes and however short they are, unless LEAST_ROWS of them
-do. That is what a heartbeat can promise the broker.
+- Rows that take an eighth of the time without prompts, so that each prompt comes to its end.
+- Rows that take as long as the fixed cost of a step with prompts. Many tiny chunks would cost the others more in total.
 
-What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that
-only plain rows have), for each row, and for each token that a row attends to, since rows get dearer as the context
-grows.
+After PLAIN_EVERY steps with prompts, one step has none. Only such a step shows how long the other sessions take while
+their contexts grow. So a long prompt takes at most 17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone.
+That is 2.4 by default, and 7.9 if the prompt always gets the minimum.
+
+If no session decodes, prompts take all rows. Short prompts take all rows too if they came when at most as many sessions
+decoded as waited, as in a burst. They gain more than the others lose, whichever of them decode first.
+
+A verifier sends no tokens and no heartbeats within a step. So a step with prompts is planned to take at most
+`longest_s`, whether sessions decode or not, and also for short prompts. Only LEAST_ROWS rows of prompts are always
+allowed. A heartbeat announces this limit to the broker.
+
+The seconds of prompt rows beyond the step curve are learned from steps. They have three parts:
+
+- A fixed part of each step with prompts, for example because CUDA graphs exist only for plain rows.
+- A part of each row.
+- A part of each token that a row attends to: rows become slower as the context grows.
 """
 
 from __future__ import annotations
@@ -28,36 +35,36 @@ from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step.node_choice import Shares
 
 MAX_SLOWDOWN = 1.8
-# Seconds that a step may take in any case; times as long as one without prompts and nodes, so that the weights are read
-# for many rows; rows of prompts that it may have in any case.
+# A step may take the longer of LONGEST_S seconds and MOST_LONGER times the step without prompts and nodes, so that one
+# read of the weights serves many rows. It may always have LEAST_ROWS rows of prompts.
 LONGEST_S, MOST_LONGER, LEAST_ROWS = 0.5, 4.0, 16
-LEAST = 1 / 8  # of the step without prompts, which prompts may always take
-FADE = 0.97  # of what was learned, in each step with prompts
-OFFSET_FADE = 0.1
-# How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where
-# they are taken for too cheap, more of them show it in the next step, while of few rows that seem dear nothing would be
-# learned.
+LEAST = 1 / 8  # part of the step without prompts that prompts may always take
+FADE = 0.97  # weight of earlier steps, with each step with prompts
+OFFSET_FADE = 0.1  # weight of a new step in the offset
+# Ridge of the costs of a step, of a row and of a token attended to, as a part of their squares. Where several costs
+# explain a time equally well, a larger ridge gives a cost less of it. Rows have the largest. If rows seem too cheap,
+# the next step has more of them and shows the error. If they seem too expensive, few rows teach little.
 RIDGE = (0.1, 0.2, 0.1)
 SWEEPS = 20
-MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
-LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least
-# steps with prompts that have the least rows, one that has twice as many: else what these take by themselves is not
-# found out
+MOST_ERROR = 2.0  # a step counts as at most this many times longer or shorter than expected
+LEAST_ROW = 0.5  # part of a row's seconds by the curve that it takes at least
+# One of TRIAL_EVERY steps with the minimum of rows has twice as many. Else the seconds of rows cannot be separated from
+# the fixed cost of a step.
 TRIAL_EVERY = 4
-# steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
+# After PLAIN_EVERY steps with prompts, one step without them shows the seconds of the others while their contexts grow.
 PLAIN_EVERY = 16
 
-Chunks = tuple[Int32Array, IntpArray]  # where parts of prompts start, i32[n], and how many rows they have, i64[n]
+Chunks = tuple[Int32Array, IntpArray]  # starts of parts of prompts, i32[n], and their numbers of rows, i64[n]
 
 
 class PrefillLimit:
-    """See the module. max_slowdown: 0: no limit but the rows of a step."""
+    """The limit on rows of prompts, and the costs that it learns. With a `max_slowdown` of 0 time is not limited."""
 
     def __init__(self, max_slowdown: float = MAX_SLOWDOWN) -> None:
         self.max_slowdown = max_slowdown
-        self._num_mixed = 0  # steps with prompts since the last one without
-        self._offset_s = 0.0  # of steps that were launched before the last one was collected, to what the curve says
-        self._costs = np.zeros(3)  # seconds: of a step with prompts, of a row, of a token that a row attends to
+        self._num_mixed = 0  # steps with prompts since the last step without
+        self._offset_s = 0.0  # seconds beyond the curve, of steps launched before the last one was collected
+        self._costs = np.zeros(3)  # seconds of a step with prompts, of a row, of a token that a row attends to
         self._seen, self._right = np.zeros((3, 3)), np.zeros(3)  # normal equations of weighted least squares
 
     # --- planning ---------------------------------------------------------------------------------------------------
@@ -65,11 +72,13 @@ class PrefillLimit:
     def sizes(
         self, chunks: Chunks, is_free: BoolArray, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool
     ) -> IntpArray:
-        """Return i64[n]: how many rows n prompts get, in order of precedence, beside sessions that decode; seldom none.
+        """Return i64[n]: how many rows each of n prompts gets, in order of precedence; rarely all 0.
 
-        chunks    what is left of each prompt; is_free bool[n]: those that take all rows that there are
-        room      rows that prompts may take in all, 1 at least
-        is_late   whether the step is launched behind another one
+        chunks         what is left of each prompt.
+        is_free        bool[n]: prompts that may take all rows.
+        num_decoding   sessions that decode in the step.
+        room           rows for all prompts together, at least 1.
+        is_late        whether the step is launched before the one before is collected.
         """
         starts, pending = chunks
         sizes = filled(np.where(is_free, pending, 0), room)
@@ -83,8 +92,10 @@ class PrefillLimit:
         return sizes + filled(np.where(is_free, 0, pending), room)
 
     def most_rows(self, chunks: Chunks, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool) -> int:
-        """Return how many rows of prompts, in order of precedence, keep a step within `longest_s`; arguments as of
-        `sizes`."""
+        """Return how many rows of prompts, in order of precedence, keep a step within `longest_s`.
+
+        The arguments are as for `sizes`.
+        """
         starts, pending = chunks
         attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
         without = self._without(num_decoding, 0, curve, is_late=is_late)
@@ -92,13 +103,12 @@ class PrefillLimit:
         return min(max(int(np.searchsorted(seconds, longest_s(without), "right")), LEAST_ROWS), room)
 
     def parts_s(self, num_rows: int, curve: StepCurve) -> tuple[float, float]:
-        """Return the expected seconds of a step with prompts as such, and what so many rows add to it."""
+        """Return the fixed seconds of a step with prompts, and the seconds that `num_rows` rows add to it."""
         as_such = curve(1)
         return as_such + float(self._costs[0]), curve(num_rows) - as_such
 
     def prompts_s(self, chunks: Chunks, num_decoding: int, curve: StepCurve, *, is_late: bool) -> float:
-        """Return the seconds that parts of prompts are expected to add to a step of sessions that decode, without
-        nodes."""
+        """Return the expected seconds that parts of prompts add to a step of decoding sessions without nodes."""
         attended = np.cumsum(_attended(chunks))
         without = self._without(num_decoding, 0, curve, is_late=is_late)
         return float(self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)[-1])
@@ -112,7 +122,7 @@ class PrefillLimit:
         curve: StepCurve,
         is_late: bool,
     ) -> int:
-        """Return how many rows of limited prompts join a step that has rows of free ones already."""
+        """Return how many rows of limited prompts join a step that already has the rows of free prompts."""
         starts, pending = limited
         limited = starts, filled(pending, room)
         attended = np.cumsum(np.concatenate([_attended(free), _attended(limited)]))  # [rows]
@@ -132,7 +142,11 @@ class PrefillLimit:
         return max(expected + self._offset_s * is_late, LEAST * expected)
 
     def _seconds(self, by_curve: Float64Array, attended: Int64Array) -> Float64Array:
-        """Return f64[n]: what 1, 2, ... n rows of prompts add to a step; they attend to so many tokens together."""
+        """Return f64[n]: the seconds that 1, 2, ... n rows of prompts add to a step.
+
+        by_curve   f64[n]: their seconds by the curve.
+        attended   i64[n]: the tokens that they attend to together.
+        """
         step_s, row_s, attended_s = self._costs
         rows = np.maximum(by_curve + row_s * np.arange(1, len(attended) + 1), LEAST_ROW * by_curve)
         return np.maximum.accumulate(step_s + rows + attended_s * attended)
@@ -140,7 +154,7 @@ class PrefillLimit:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, shares: Shares, num_rows: int, seconds: float, curve: StepCurve, *, is_late: bool) -> None:
-        """Learn from the seconds of a step with so many rows, up to the start of the next."""
+        """Learn from the seconds of a step with `num_rows` rows, up to the start of the next step."""
         num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
         self._num_mixed = self._num_mixed + 1 if num_prefill else 0
         if num_prefill:
@@ -154,7 +168,7 @@ class PrefillLimit:
     def _learn_prompts(
         self, chunks: Chunks, num_rows: int, num_nodes: int, seconds: float, curve: StepCurve, *, is_late: bool
     ) -> None:
-        """Fit the costs to steps with prompts, the last ones first, each by its relative error."""
+        """Fit the costs to steps with prompts by their relative errors; recent steps weigh more."""
         attended = np.cumsum(_attended(chunks))
         without = self._without(num_rows, num_nodes, curve, is_late=is_late)
         of_rows = _by_curve(num_rows, len(attended), without, curve)
@@ -168,20 +182,22 @@ class PrefillLimit:
 
 
 def longest_s(without_s: float) -> float:
-    """Return how long a step may be planned to take that takes so many seconds without prompts and nodes."""
+    """Return the longest seconds that a step may be planned to take, given its seconds without prompts and nodes."""
     return max(LONGEST_S, MOST_LONGER * without_s)
 
 
 def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:
-    """Return f64[count]: what 1, 2, ... rows add to a step with so many others by the curve. Where that step takes
-    longer than was measured, as on a machine that others use by now, so do they."""
+    """Return f64[count]: the seconds by the curve that 1, 2, ... rows add to a step with `num_rows` others.
+
+    If that step takes longer than was measured, e.g. because others use the machine now, the rows are scaled likewise.
+    """
     times = curve.profiled_times(num_rows, count + 1)
     by_curve: Float64Array = (times[1:] - times[0]) * max(without / times[0], 1.0)
     return by_curve
 
 
 def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least: tuple[float, ...]) -> Float64Array:
-    """Return better costs, each at least so much: Gauss-Seidel sweeps over the normal equations of ridge regression."""
+    """Return better costs, none below `least`: Gauss-Seidel sweeps over the normal equations of ridge regression."""
     costs = costs.copy()
     for _ in range(SWEEPS):
         for i, ridge in enumerate(RIDGE):
@@ -191,7 +207,7 @@ def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least:
 
 
 def filled(pending: IntpArray, room: int) -> IntpArray:
-    """Return how many rows of each prompt find room, in order of precedence."""
+    """Return i64[n]: how many rows of each prompt fit into the room, in order of precedence."""
     filled: IntpArray = np.clip(room - ends_of(pending) + pending, 0, pending)
     return filled
 
@@ -200,7 +216,7 @@ UNLIMITED = PrefillLimit(0.0)
 
 
 def _attended(chunks: Chunks) -> Int64Array:
-    """Return to how many tokens each row of parts of prompts attends, of one part after the other."""
+    """Return i64[rows]: how many tokens each row attends to, for one part of a prompt after the other."""
     starts, sizes = chunks
     attended: Int64Array = starts.repeat(sizes) + places_in_runs(sizes) + 1
     return attended

@@ -1,4 +1,4 @@
-"""The rule by which everything is chosen that drafts or verifies: most expected tokens by expected seconds."""
+"""The rule for every choice about drafts and their verification: the most expected tokens per expected second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specq.protocol import Float64Array
 
 
 def best_by_goodput(tokens: npt.ArrayLike, seconds: npt.ArrayLike) -> tuple[int, float]:
-    """Return which of some choices brings most tokens a second, the first of several, and how many."""
+    """Return the index of the choice with the most tokens a second (the first of equals), and its tokens a second."""
     goodput: Float64Array = np.asarray(tokens, np.float64) / np.asarray(seconds, np.float64)
     best = int(np.argmax(goodput))
     return best, float(goodput[best])

@@ -1,5 +1,7 @@
-"""Recursive ridge regression whose old pairs fade: a Kalman filter with weights that drift (Haykin, "Adaptive Filter
-Theory", chapter 14)."""
+"""Recursive ridge regression in which old pairs fade.
+
+It is a Kalman filter with weights that drift (Haykin, "Adaptive Filter Theory", chapter 14).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,25 @@ import numpy as np
 
 from specq.protocol import Float64Array
 
-USUAL_FADE, DEVIATION_OF_MEAN = 0.05, 1.25  # of the usual residual; a standard deviation in mean absolute ones
+USUAL_FADE, DEVIATION_OF_MEAN = 0.05, 1.25  # weight of a new residual; ratio of standard to mean absolute deviation
 
 
 class Ridge:
-    """Learns weights w with y = w . x from one pair after another.
+    """Learns weights w with y = w . x from one pair (x, y) after another.
 
-    weights, cov    mean f64[n] and covariance f64[n, n] of what is believed of w
-    usual           the standard deviation of residuals
+    weights   f64[n]: the mean of the estimate of w.
+    cov       f64[n, n]: its covariance.
+    usual     the standard deviation of residuals.
     """
 
     def __init__(self, prior: Sequence[float], *, memory: float, usual: float, cut: float) -> None:
-        """`prior`: standard deviations of the weights around 0, which no later one exceeds; `memory`: pairs after which
-        one has faded; `usual`: at first; `cut`: usual residuals, beyond which one counts no more."""
+        """Begin with weights of 0.
+
+        prior    standard deviations of the weights, which later ones never exceed.
+        memory   the number of pairs after which a pair has faded.
+        usual    the standard deviation of residuals at first.
+        cut      residuals are clipped at this many standard deviations.
+        """
         self._most: Float64Array = np.square(np.array(prior, np.float64))
         self._memory, self._cut = memory, cut
         self._drift = 1.0 / (memory**2 * float(self._most.mean()))
@@ -31,7 +39,7 @@ class Ridge:
         self.usual = usual
 
     def learn(self, x: Float64Array, y: float, least: float = 0.0) -> None:
-        """Take in a pair; `least`: the standard deviation that y has at least."""
+        """Learn from a pair. `least`: the least standard deviation of y."""
         deviation = max(self.usual, least)
         error = y - float(self.weights @ x)
         error = min(max(error, -self._cut * deviation), self._cut * deviation)
@@ -50,5 +58,5 @@ class Ridge:
             self.cov *= less[:, None] * less
 
     def deviation(self, x: Float64Array) -> float:
-        """Return the standard deviation of w . x, beyond what is always left where old pairs fade."""
+        """Return the standard deviation of w . x, without the part that always remains because old pairs fade."""
         return math.sqrt(max(float(x @ self.cov @ x) - self.usual**2 / self._memory, 0.0))

@@ -1,9 +1,11 @@
 """What a source of drafts brings: how many of its tokens a session's round accepts, level by level.
 
-A level is the number of drafted tokens above a node. It counts as rejected also if the accepted node above it is one
-that has no children, as siblings of a chain. Counts of older rounds fade. If the last rounds clearly differ from the
-others, the others are forgotten: the texts have changed. While a source is silent, its counts weigh less and less,
-since its drafts may have become better. Pure.
+The level of a node is the number of drafted tokens above it. A level counts as tried in a round if two things hold: any
+node of it was verified, and a node of the level before was accepted. The first level counts as tried in every round. So
+a level also counts as rejected if the accepted node has no children, such as a sibling in a chain.
+
+Counts of older rounds fade. If the last rounds clearly differ from the others, the texts have changed, and the others
+are forgotten. While a source is silent, its counts weigh less and less, since its drafts may have become better. Pure.
 """
 
 from __future__ import annotations
@@ -16,26 +18,26 @@ import numpy as np
 from specq.protocol import Float64Array
 
 NUM_LEVELS = 12
-MEMORY, RECENT = 200.0, 12.0  # rounds after which one has faded to 1/e; of those that are held against the others
-FEWEST_STEPS = 6.0  # likewise, where a step has many rounds
-CHANGED = 4.0  # standard errors that the recent ones must differ by
-FEWEST_JUDGED = 6.0  # levels that they must have tried
-LEAST_CHANGE = 0.1  # of the tokens of a round
-SILENCE_FADE, LEAST_WORTH = 0.03, 0.5  # of what counts are worth, with each silent step; rounds
-PRIOR_CHANCE, PRIOR_ROUNDS = 0.7, 2.0  # of a token, before anything is known; how many rounds that is worth
-LEAST_VARIANCE = 0.5  # of the tokens of a round
-MOST_CHANCE = 0.985
+MEMORY, RECENT = 200.0, 12.0  # rounds after which a round has faded to 1/e, in all counts and in recent ones
+FEWEST_STEPS = 6.0  # steps that this takes at least, if steps have many rounds
+CHANGED = 4.0  # standard errors by which the recent acceptance rate must differ from that of all counts
+FEWEST_JUDGED = 6.0  # levels that the recent rounds must have tried
+LEAST_CHANGE = 0.1  # part of a round's tokens by which the recent rounds must differ
+SILENCE_FADE, LEAST_WORTH = 0.03, 0.5  # part of the worth that each silent step takes; least worth in rounds
+PRIOR_CHANCE, PRIOR_ROUNDS = 0.7, 2.0  # acceptance rate before any counts; its weight in rounds
+LEAST_VARIANCE = 0.5  # least variance of the tokens of a round
+MOST_CHANCE = 0.985  # highest acceptance rate of a level
 NO_NODES: Float64Array = np.zeros(NUM_LEVELS)
 ASKED, NODES, TRIED, ACCEPTED = range(4)
 
 
 class Judged(NamedTuple):
-    """What became of a source's drafts in a step, also of those that another source drafted too.
+    """The results of a source's drafts in a step, including nodes that another source drafted too.
 
-    num_rounds   sessions that it drafted for
-    nodes        f64[NUM_LEVELS]: nodes of each level that were verified
-    tried        f64[NUM_LEVELS]: rounds in which a level was verified, and the one before it accepted
-    accepted     f64[NUM_LEVELS]: rounds in which a node of each level was accepted
+    num_rounds   sessions that the source drafted for.
+    nodes        f64[NUM_LEVELS]: nodes of each level that were verified.
+    tried        f64[NUM_LEVELS]: rounds in which any node of the level was verified, and the level before accepted.
+    accepted     f64[NUM_LEVELS]: rounds in which a node of each level was accepted.
     """
 
     num_rounds: int
@@ -45,10 +47,12 @@ class Judged(NamedTuple):
 
 
 class _Counts:
-    """Sums over rounds.
+    """Sums over rounds, in which older rounds fade.
 
-    levels   f64[4, NUM_LEVELS]: rounds in which each level was asked for; the other rows as in `Judged`, but that the
-             first level is tried in each round
+    rounds    the number of rounds.
+    squares   the sum over rounds of the squared mean of accepted tokens in their step.
+    levels    f64[4, NUM_LEVELS]. ASKED: rounds in which each level was asked for. The other rows are as in `Judged`,
+              but the first level counts as tried in each round.
     """
 
     def __init__(self) -> None:
@@ -74,19 +78,19 @@ class _Counts:
 
 
 class TokenYield:
-    """What one source brings.
+    """The acceptance of one source's drafts.
 
-    worth     how many rounds its counts are worth
-    most      levels that it was seen to draft
+    worth   the weight of its counts, in rounds.
+    most    the most levels that it has drafted.
     """
 
     def __init__(self) -> None:
         self._all, self._recent = _Counts(), _Counts()
         self.worth, self.most = 0.0, 0
-        self._before: Float64Array | None = None  # chances, as they were before the last silence
+        self._before: Float64Array | None = None  # acceptance rates before the last silence
 
     def learn(self, judged: Judged, depth: int = NUM_LEVELS) -> bool:
-        """Take in a step for which it was asked for `depth` levels; return whether the texts have changed."""
+        """Learn from a step in which it was asked for `depth` levels; return whether the texts have changed."""
         if self.worth < self._all.rounds:
             self._before = self._chances()
             for counts in (self._all, self._recent):
@@ -105,7 +109,7 @@ class TokenYield:
         return has_changed
 
     def _has_changed(self) -> bool:
-        """Return whether the chance of a node has changed in the last rounds (a test of two proportions)."""
+        """Return whether the acceptance rate has changed in the last rounds (a test of two proportions)."""
         now, before = self._recent, self._all
         num_now, accepted_now = now.levels[[TRIED, ACCEPTED]].sum(1).tolist()
         num_before, accepted_before = before.levels[[TRIED, ACCEPTED]].sum(1).tolist()
@@ -118,7 +122,7 @@ class TokenYield:
         return is_evident and abs(accepted_now / now.rounds - usual) > LEAST_CHANGE * (1 + usual)
 
     def pass_by(self) -> None:
-        """Take in a step in which it was silent."""
+        """Note a step in which the source was silent."""
         if self.worth > LEAST_WORTH:
             self.worth = max(self.worth * (1 - SILENCE_FADE), LEAST_WORTH)
 
@@ -128,8 +132,10 @@ class TokenYield:
         return found
 
     def _chances(self) -> Float64Array:
-        """Return f64[NUM_LEVELS]: the same, given the level before; what was known before a silence is the prior of
-        what comes after it."""
+        """Return f64[NUM_LEVELS]: the acceptance rate of each level, given that the level before was accepted.
+
+        After a silence, the rates before it are the prior.
+        """
         tried, accepted = self._all.levels[[TRIED, ACCEPTED]]
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
         prior: Float64Array = np.full(NUM_LEVELS, known) if self._before is None else self._before
@@ -137,7 +143,7 @@ class TokenYield:
         return np.minimum(chances, MOST_CHANCE, out=chances)
 
     def nodes(self) -> Float64Array:
-        """Return f64[NUM_LEVELS]: the nodes of each level that are verified in a round."""
+        """Return f64[NUM_LEVELS]: the expected nodes of each level that are verified in a round."""
         asked, nodes = self._all.levels[[ASKED, NODES]]
         usual = (float(nodes.sum()) + 1) / (float(asked.sum()) + 1)
         found: Float64Array = (nodes + usual) / (asked + 1)
@@ -145,7 +151,7 @@ class TokenYield:
 
     @property
     def variance(self) -> float:
-        """Of what is believed of the tokens of a round."""
+        """The variance of the estimated tokens of a round."""
         of_rounds = 0.0
         if self._all.rounds:
             mean = float(self._all.levels[ACCEPTED].sum()) / self._all.rounds

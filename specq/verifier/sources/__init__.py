@@ -1,12 +1,13 @@
-"""Sources of drafts: whatever drafts for a verifier's sessions, and what a source needs of the verifier.
+"""Sources of drafts for a verifier's sessions, and the parts of the verifier that a source needs.
 
-    interface, source_set     what a source is, and a verifier's sources together
-    mailbox                   remote drafters, and how long their drafts may take
-    activations               hidden states for remote drafters
-    unread                    drafts that are verified before the host has read them
+    interface, source_set     the interface of a source, and all sources of a verifier together.
+    mailbox                   remote drafts, and the limit on their time.
+    activations               hidden states for remote drafters.
+    unread                    drafts that are verified before the host has read them.
+    source_clock              the seconds and the results of each source in a step.
 
-The sources themselves are `source.py` of each method in `specq.drafting`, which import from here and from nowhere else
-in the verifier. To add one: a file with a class derived from `DraftSource` and a function `make`, and their lines in
+The sources themselves are `source.py` of each method in `specq.drafting`. Of the verifier they import only this
+package. To add one, write a file with a class derived from `DraftSource` and a function `make`. Add their lines to
 `specq.drafting.table` and `specq.protocol.origins`. Every source runs through the suite of
 `specq.testing.conformance.sources`.
 """

@@ -1,10 +1,14 @@
-"""Hidden states for remote drafters that read them: the rows of each session's text as steps give them, kept for a
-while, and sent.
+"""Hidden states for remote drafters that read them: rows of each session's text, from steps, kept for a while and sent.
 
-Rules: a session whose drafters ask for nothing costs nothing. Of each session the newest rows are kept, as many as a
-drafter asked for at most, in bfloat16, so that a drafter that joins late has something to begin with; of all sessions
-together MOST_KEPT_BYTES. While draft workers are asked to be silent nothing is sent, and nothing waits for the device.
-What is lost on the way is not sent again: who reads it begins behind the gap. No I/O.
+Rules:
+
+- A session without requests for hidden states costs no time.
+- For each session the newest rows are kept in bfloat16, at most as many as a drafter requested. So a drafter that joins
+  late has rows to begin with. All sessions together keep at most MOST_KEPT_BYTES.
+- While draft workers are paused, no states are sent, and the host does not wait for the device.
+- Lost messages are not sent again. The drafter begins behind the gap.
+
+No I/O.
 """
 
 from __future__ import annotations
@@ -41,8 +45,12 @@ Layers = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one. Parts
-    are [n, width], in bfloat16 as u16, or still as the engine gave them."""
+    """The newest rows of a text, for some layers.
+
+    window   the most rows that a drafter requested.
+    end      the position behind the token that follows the last row.
+    parts    [n, width] each, in bfloat16 as u16, or still as the engine returned them.
+    """
 
     window: int = 0
     end: int = 0
@@ -51,12 +59,12 @@ class _Kept:
     num_bytes: int = 0
 
     def missing(self, one: Followed, length: int) -> Followed:
-        """Return what is neither known nor before the window of a text of this length."""
+        """Return the part that is not known yet and inside the window of a text of `length` tokens."""
         skipped = max(self.end, length - self.window, one.first) - one.first
         return one._replace(first=one.first + skipped, token_ids=one.token_ids[skipped:], rows=one.rows[skipped:])
 
     def add(self, first: int, rows: Any) -> None:
-        """Take in rows; behind a gap those before it are forgotten."""
+        """Add rows. If there is a gap before them, forget the rows before the gap."""
         if first != self.end:
             self.clear()
         self.parts.append(rows)
@@ -71,7 +79,7 @@ class _Kept:
         self.num_rows = self.num_bytes = 0
 
     def since(self, first: int) -> tuple[int, list[UInt16Array]]:
-        """Return the kept rows from those before the token at `first` on, and where they begin."""
+        """Return where the kept rows begin, and the rows, from the one before the token at `first` on."""
         start, found = self.end, list[UInt16Array]()
         for i in range(len(self.parts) - 1, -1, -1):
             if start <= first:
@@ -84,7 +92,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Lane:
-    """What a drafter asked for, and up to where it was sent."""
+    """The request of a drafter. `sent`: the position up to which its rows were sent."""
 
     number: int
     request: ActivationRequest
@@ -93,31 +101,31 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Feed:
-    """What the drafters of a session receive; `kept` by their layers."""
+    """The drafters of a session that receive hidden states, by lane, and the rows kept, by their layers."""
 
     session: Session
     lanes: dict[int, _Lane] = field(default_factory=dict)
     kept: dict[Layers, _Kept] = field(default_factory=dict)
 
     def forget_unread(self) -> None:
-        """Forget the rows of layers that no drafter reads any more: no step gives them."""
+        """Forget the rows of layers that no drafter reads any more: steps do not compute them."""
         read = {lane.request.layers for lane in self.lanes.values()}
         self.kept = {layers: kept for layers, kept in self.kept.items() if layers in read}
 
 
 class ActivationFeeds:
-    """The sessions whose drafters read hidden states. `layers`: all that they read, ascending."""
+    """The sessions whose drafters read hidden states. `layers`: all layers that they read, ascending."""
 
     def __init__(self) -> None:
         self._feeds: dict[int, _Feed] = {}
-        self._are_sent = True  # at once; else they stay where the engine computes, which would have to be waited for
+        self._are_sent = True  # at once; else they stay on the engine's device, to avoid a wait
         self.layers: Layers = ()
 
     def __len__(self) -> int:
         return len(self._feeds)
 
     def ask(self, session: Session, message: GetActivations) -> list[Activations]:
-        """Send a drafter from now on what is computed, and what is kept, which is returned; or nothing more."""
+        """Send hidden states to a drafter from now on; return the kept ones as messages. Without layers, stop."""
         if not message.tap_layers:
             self._stop(session.session_id, message.lane)
             return []
@@ -126,7 +134,7 @@ class ActivationFeeds:
             feed = self._feeds[session.session_id] = _Feed(session)
         request = ActivationRequest(message.tap_layers, message.tap_form, message.tap_window)
         known = feed.lanes.get(message.lane)
-        if known is not None and known.request == request:  # it is asked again where nothing has passed for a while
+        if known is not None and known.request == request:  # the broker asks again if no states passed for a while
             return []
         lane = feed.lanes[message.lane] = _Lane(message.lane, request, 0)
         kept = feed.kept.setdefault(request.layers, _Kept())
@@ -150,13 +158,12 @@ class ActivationFeeds:
         self.layers = tuple(sorted({layer for lane in lanes for layer in lane.request.layers}))
 
     def takes(self, session: Session) -> bool:
-        """Return whether a session's text is followed."""
+        """Return whether the hidden states of a session's text are kept."""
         feed = self._feeds.get(session.session_id)
         return feed is not None and feed.session is session and session.is_open and not session.finish
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and
-        nothing else."""
+        """Keep the rows of a step after it was committed. If that raises an error, only hidden states are lost."""
         if not self._feeds:
             return
         paths = accepted_paths(rounds)
@@ -174,7 +181,7 @@ class ActivationFeeds:
         self._follow()
 
     def _keep(self, part: ComputedDrafts, layers: Layers, followed: Sequence[tuple[Session, Followed]]) -> None:
-        """Keep rows of these layers, which leave the device at once for all sessions."""
+        """Keep rows of these layers. If they are sent at once, one copy brings all sessions' rows from the device."""
         hidden, wanted = part.output.hidden, list[tuple[_Kept, Followed]]()
         for session, one in followed:
             kept = self._feeds[session.session_id].kept.get(layers)
@@ -190,7 +197,7 @@ class ActivationFeeds:
             start += len(one.rows)
 
     def _bound(self) -> None:
-        """Forget what is kept of the sessions that asked first, where all take too much."""
+        """Forget the rows of the sessions that asked first, if all rows take more than MOST_KEPT_BYTES."""
         num_bytes = {i: sum(kept.num_bytes for kept in feed.kept.values()) for i, feed in self._feeds.items()}
         beyond = sum(num_bytes.values()) - MOST_KEPT_BYTES
         for session_id, size in num_bytes.items():
@@ -201,8 +208,7 @@ class ActivationFeeds:
                 kept.clear()
 
     def fresh(self, may_draft: bool) -> list[Activations]:
-        """Return what was not sent yet; where draft workers are asked to be silent, that of synchronous sessions
-        alone."""
+        """Return the states that were not sent yet, as messages. Without `may_draft`, only of synchronous sessions."""
         feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.waits]
         found = [message for feed in feeds for lane in feed.lanes.values() for message in _fresh(feed, lane)]
         self._bound()
@@ -210,7 +216,7 @@ class ActivationFeeds:
         return found
 
     def close(self, session: Session) -> None:
-        """Forget a session, known or not."""
+        """Forget a session, whether it is known or not."""
         feed = self._feeds.get(session.session_id)
         if feed is not None and feed.session is session:
             del self._feeds[session.session_id]
@@ -218,7 +224,7 @@ class ActivationFeeds:
 
 
 def _fresh(feed: _Feed, lane: _Lane) -> Iterator[Activations]:
-    """Yield what a lane was not sent yet, as messages of at most MOST_ACTIVATION_BYTES."""
+    """Yield the states that a lane has not received yet, as messages of at most MOST_ACTIVATION_BYTES."""
     layers, form = lane.request.layers, lane.request.form
     kept = feed.kept[layers]
     if lane.sent >= kept.end:
@@ -249,7 +255,7 @@ def _fresh(feed: _Feed, lane: _Lane) -> Iterator[Activations]:
 
 
 def _halves(values: Any) -> UInt16Array:
-    """Return rows as they are sent: numbers of a device, NumPy's, or what was made of them before."""
+    """Return rows as they are sent, bfloat16 as u16. `values`: a tensor, a NumPy array, or such rows already."""
     if not isinstance(values, np.ndarray):
         values = values.float().cpu().numpy()
     return values if values.dtype == np.uint16 else to_bf16(values)

@@ -1,12 +1,11 @@
-"""What a verifier needs of whatever drafts for its sessions.
+"""The interface of a source that drafts for a verifier's sessions.
 
-Each step asks its sources twice: `begin` before the host sends and receives, `collect` when the step is planned. What
-is collected is hung onto the sessions' draft trees, whoever drafted it, and after the step each source observes what
-became of it.
+The verifier calls each source twice in a step: `begin` before the host sends and receives, `collect` when the step is
+planned. It grafts all collected drafts onto the sessions' draft trees. After the step each source observes the results.
 
-Rules: drafts are hints. A source commits nothing; what it has not collected in time has no effect; what it raises, but
-EngineLostError, costs its drafts and nothing else. Its context of a session follows the session's rounds; `close` ends
-it.
+Rules: drafts are hints. A source never commits tokens. Drafts that it has not collected in time have no effect. If it
+raises an error other than EngineLostError, only drafts are lost. Its context of a session follows the session's rounds,
+and `close` ends it.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ UNBOUNDED = 1 << 30
 class Budget(NamedTuple):
     """What a source may know of the next step.
 
-    curve            the seconds that a step takes, by its rows
-    min_accept_prob  the least cumulative acceptance probability with which verifying a node paid in the last step
-    unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0:
-                     none may
-    max_rows         of a step without prompts
-    depth            levels that a source drafts which drafts as many as it is told (`DraftSource.levels_s`)
-    promised         tokens of a round that are expected of all that is drafted
-    is_unread        whether drafts are hung unread where that may be chosen (`DraftSource.may_be_unread`)
+    curve            the expected seconds of a step by its rows.
+    min_accept_prob  the least cumulative acceptance probability at which it paid to verify a node in the last step.
+    unread_vocab     tokens below this may be verified before the host has read them (`DraftBatch.drafted`). 0: none.
+    max_rows         the most rows of a step without prompts.
+    depth            levels to draft, for a source whose levels can be chosen (`DraftSource.levels_s`).
+    promised         drafted tokens of all sources that are expected to be accepted in a session's round.
+    is_unread        whether to graft drafts unread, for a source that has the choice (`DraftSource.may_be_unread`).
     """
 
     curve: StepCurve
@@ -55,16 +53,17 @@ class Budget(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a source is made of.
+    """What a source is made from.
 
-    config, info  of the verifier, and its target model
-    model         the directory or hub name of the draft model; "" where none is asked for
-    device        where the engine computes, as a process with that engine names it
-    tell          says what is being done
-    helper_cores  cores on each of which a thread helps with the engine's steps
-    target        the directory, GGUF file or hub name of the target model
-    heads         the directory of Medusa heads, or of an EAGLE-3 head; "" where none are asked for
-    draft_tokenizer   the directory or hub name of the draft model's tokenizer
+    config            the configuration of the verifier.
+    info              its target model.
+    model             the directory or hub name of the draft model. "": no draft model.
+    device            where the engine computes, by the engine's name for it.
+    `tell`            reports what is being done, for example a download.
+    helper_cores      cores with one thread each that helps with the engine's steps.
+    target            the directory, GGUF file or hub name of the target model.
+    heads             the directory of Medusa heads or of an EAGLE-3 head. "": no heads.
+    draft_tokenizer   the directory or hub name of the draft model's tokenizer.
     """
 
     config: TargetConfig
@@ -79,15 +78,16 @@ class Setup(NamedTuple):
 
 
 class ComputedDrafts(NamedTuple):
-    """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their
-    order."""
+    """The result of one engine call: the shares of some sessions, and their output in the same order."""
 
     shares: Shares
     output: StepOutput
 
     def of_layers(self, layers: tuple[int, ...]) -> ComputedDrafts:
-        """Return the same with the hidden states of these layers alone; without any where the step was not asked for
-        all of them."""
+        """Return the same with the hidden states of these layers only.
+
+        If the step did not compute all of these layers, return it without hidden states.
+        """
         hidden = self.output.hidden
         if hidden is None or hidden.layers in ((), layers):
             return self
@@ -100,12 +100,12 @@ class ComputedDrafts(NamedTuple):
 class DraftSource(ABC):
     """A source of drafts, driven by one thread. Only `collect` must be written.
 
-    name          that of its table, by which the controller knows it
-    layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
-    uses_scratch  whether it has rows of its own computed in steps; see `scratch`
-    takes_sync    whether it may draft for synchronous sessions
-    most_levels   levels that it drafts at most
-    may_be_unread whether it may hang its drafts unread where `Budget.is_unread` says so; then it has a `level_size`
+    name           its name in the table of sources, which the controller uses too.
+    layers         layers of the target whose hidden states it receives after each step (see `Tap`).
+    uses_scratch   whether steps compute rows of its own (see `scratch`).
+    takes_sync     whether it may draft for synchronous sessions.
+    most_levels    the most levels that it drafts.
+    may_be_unread  whether it can graft drafts unread if `Budget.is_unread` is set. Then it has a `level_size`.
     """
 
     name: ClassVar[str]
@@ -117,64 +117,69 @@ class DraftSource(ABC):
 
     @property
     def levels_s(self) -> Callable[[int, int], float] | None:
-        """The seconds of a draft, given sessions and levels, of a source that drafts as many levels as it is told;
-        None: nobody knows."""
+        """(sessions, levels) -> seconds of a draft, for a source that drafts `Budget.depth` levels. None: unknown."""
         return None
 
     @property
     def level_size(self) -> Callable[[int], int] | None:
-        """The most nodes of a level, given sessions; None: not known."""
+        """Sessions -> the most nodes of a level. None: unknown."""
         return None
 
     def traits(self, *, is_unread_possible: bool) -> SourceTraits:
-        """Return what is known of it before it drafts."""
+        """Return what is known of the source before it drafts."""
         may_be_unread = self.may_be_unread and is_unread_possible
         return SourceTraits(self.name, self.levels_s, self.most_levels, may_be_unread, self.level_size)
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits to be collected; then a step is due, even if no session runs."""
+        """Whether drafts wait to be collected. Then a step is due, even if no session runs."""
         return False
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Begin to draft for sessions that decode, if that pays; return whether `collect` will wait for it."""
+        """Begin to draft for sessions that decode, if that pays; return whether `collect` will wait for the drafts."""
         return False
 
     @abstractmethod
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return what was drafted. `sessions` decode and take part in the step; drafts may be of any."""
+        """Return the drafts. `sessions` decode and take part in the step. Drafts may be for any session."""
 
     def read(self, clock: Callable[[], float]) -> None:
-        """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the
-        step was launched. What could not be read is no token, and so rejected."""
+        """Wait for drafts that were grafted unread, and put their tokens in place.
+
+        Called once after such a `collect`, when the step has been launched. A draft that cannot be read becomes
+        NO_TOKEN, and so is rejected.
+        """
         raise NotImplementedError("this source cannot graft drafts before they are copied to the host")
 
     def scratch(self, session: Session) -> ScratchRows:
-        """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents
-        are -1 or earlier ones of them. Where the step has no room for them, they are left out."""
+        """Return rows to compute beside the next token of a decoding session. They are not judged.
+
+        The parent of a row is -1 or an earlier scratch row. If the step has no room for these rows, it leaves them out.
+        """
         return NO_SCRATCH
 
     def wants_prompt(self, session: Session) -> bool:
-        """Return whether hidden states are wanted of all rows of a session's context, not only of those that are
-        judged."""
+        """Return whether the source needs the hidden states of a session's whole context, not only of judged rows."""
         return False
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:  # noqa: B027 - need not be written
-        """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden
-        states and the logits of scratch rows that were asked for, where the engine keeps them."""
+        """Learn what a step committed to each session, and so the results of the drafts.
+
+        `computed` has the requested hidden states and logits of scratch rows, if the engine keeps them.
+        """
 
     def refuse(self, session: Session) -> None:  # noqa: B027
-        """Draft no more for a session: its drafts could not be used."""
+        """Stop drafting for a session, because its drafts could not be used."""
 
     def close(self, session: Session) -> None:  # noqa: B027
-        """Forget a session, known or not."""
+        """Forget a session, whether the source knows it or not."""
 
 
 Paths = dict[int, Sequence[int]]
 
 
 class Followed(NamedTuple):
-    """Tokens of a session's text from position `first` on; before each stands one of these rows of hidden states."""
+    """Tokens of a session's text from position `first` on, and for each of them the row of hidden states before it."""
 
     session_id: int
     first: int
@@ -183,7 +188,7 @@ class Followed(NamedTuple):
 
 
 def accepted_paths(rounds: Rounds) -> Paths:
-    """Return the places of the accepted nodes among the verified ones, by session; of sessions that had some."""
+    """Return by session the places of its accepted nodes among its verified ones. Sessions without any are left out."""
     accepted = rounds.is_accepted.nonzero()[0]
     if not len(accepted):
         return {}
@@ -200,14 +205,16 @@ def accepted_paths(rounds: Rounds) -> Paths:
 def followed_rows(
     part: ComputedDrafts, paths: Paths, takes: Callable[[Session], bool]
 ) -> Iterator[tuple[Session, Followed]]:
-    """Yield what each text goes on with behind the rows of hidden states that were computed of it: of the tokens that
-    the step computed, and of the accepted path. `takes`: whether a session's text is followed. To be asked after the
-    step was committed."""
+    """Yield for each text the tokens that follow its computed rows of hidden states.
+
+    These are rows of the tokens that the step computed, and of the accepted path. `takes`: whether to follow a
+    session's text. To be called after the step has been committed.
+    """
     shares, hidden = part.shares, part.output.hidden
     if hidden is None:
         return
     batch = shares.batch
-    counts = np.diff(hidden.starts) - batch.num_nodes  # of tokens
+    counts = np.diff(hidden.starts) - batch.num_nodes  # rows of tokens
     firsts = batch.base_lens - counts + 1
     of_sessions = zip(shares.sessions, hidden.starts.tolist(), counts.tolist(), firsts.tolist(), strict=False)
     for session, start, count, first in of_sessions:

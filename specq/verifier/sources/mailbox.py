@@ -1,12 +1,13 @@
-"""Remote drafters: a mailbox for what they send between two steps, the hidden states that some of them read, and how
-long their drafts may keep the host between two steps; those that come then are dropped.
+"""The source of remote drafts: a mailbox, the hidden states that some drafters read, and a limit on the time of drafts.
 
-Where the next step is in flight before the last one is collected, the host has time for drafts while the device
-computes, and no more: what goes beyond makes the device wait, for drafts that no step waits for. How much time that is
-shows where the host waits for the device. Where no step is in flight, drafts may take a quarter of the last step on a
-device that stands still meanwhile, and as long as it on the host's own cores.
+The limit bounds how long drafts may occupy the host between two steps. Drafts beyond it are dropped.
 
-No clock: seconds are given.
+If the next step is in flight before the last one is collected, the host has time while the device computes. More time
+would make the device wait, although no step waits for these drafts. The host's wait for the device shows how much time
+there is. If no step is in flight, a device is idle meanwhile. Then drafts may take a quarter of the last step. On the
+host's own cores they may take as long as the last step.
+
+No clock: seconds are arguments.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from specq.verifier.sources.activations import ActivationFeeds
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.step.commit import Rounds
 
-MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
-BATCH_NODES = 512  # after which a batch ends
+MAX_NODES = 65_536  # most nodes in the mailbox; further drafts are dropped
+BATCH_NODES = 512  # nodes after which a batch ends
 
 
 class Mailbox(DraftSource):
-    """Drafts that have arrived, in that order. It refuses nobody: a drafter's next draft may be sound."""
+    """Drafts in the order of their arrival. It never refuses a session: a drafter's next draft may be valid."""
 
     name = REMOTE
 
@@ -47,7 +48,7 @@ class Mailbox(DraftSource):
         return bool(self._drafts)
 
     def put(self, session: Session, draft: Draft) -> bool:
-        """Take a draft that was checked; return False if there is no room."""
+        """Add a draft that was checked; return False if there is no room."""
         count = len(draft.token_ids)
         if self._num_waiting + count > MAX_NODES:
             return False
@@ -56,7 +57,7 @@ class Mailbox(DraftSource):
         return True
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the first of what has arrived, up to BATCH_NODES nodes or one draft."""
+        """Return the oldest drafts as one batch. It ends with the draft that reaches BATCH_NODES nodes."""
         taken: list[tuple[Session, Draft]] = []
         num_nodes = 0
         while self._drafts and num_nodes < BATCH_NODES:
@@ -75,29 +76,34 @@ class Mailbox(DraftSource):
         self.feeds.close(session)
 
     def clear(self) -> int:
-        """Drop what is left; return how many drafts that were."""
+        """Drop the remaining drafts; return how many there were."""
         count, self._num_waiting = len(self._drafts), 0
         self._drafts.clear()
         return count
 
 
-LEAST_S = 0.005  # on the host's own cores
-WAITED_PART = 0.25  # of a step that is not followed, on a device
-# Parts of a step: a wait for the device that is no longer says that the host was late; a wait that is left alone; and
-# what drafts may take at least.
+LEAST_S = 0.005  # least limit on the host's own cores
+WAITED_PART = 0.25  # limit as a part of a step on a device, if no other step follows it
+# Parts of a step. LATE: with a shorter wait for the device, the host was late. SPARE: the part of the wait that drafts
+# do not use. LEAST_PART: the least limit.
 LATE, SPARE, LEAST_PART = 0.3, 0.25, 0.02
 
 
 class MailTime:
-    """`limit_s`: the seconds that drafts may take before the next step."""
+    """The limit on the time of drafts. `limit_s`: the seconds that they may take before the next step."""
 
     def __init__(self, *, overlaps: bool) -> None:
-        """`overlaps`: steps run on a device beside the host."""
+        """Begin with a limit of LEAST_S. `overlaps`: whether steps run on a device beside the host."""
         self._overlaps, self.limit_s = overlaps, LEAST_S
 
     def learn(self, step_s: float, used_s: float, idle_s: float | None) -> None:
-        """Take in a step, the seconds that drafts took before it, and those in which the host then waited for the
-        device with the next step in flight; None: none was."""
+        """Learn from a step.
+
+        step_s   the seconds of the step.
+        used_s   the seconds that drafts took before it.
+        idle_s   the seconds that the host then waited for the device with the next step in flight. None: no next step
+                 was in flight.
+        """
         if idle_s is None:
             self.limit_s = WAITED_PART * step_s if self._overlaps else max(LEAST_S, step_s)
         elif idle_s < LATE * step_s:

@@ -1,5 +1,7 @@
-"""What each source of drafts took in a step: the seconds in which it was waited for, and those of its scratch rows; and
-what became of its drafts."""
+"""The seconds that each source of drafts cost in a step, and the results of its drafts.
+
+The seconds are those in which the verifier waited for the source, and those of its scratch rows.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ def by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
 
 
 def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged]:
-    """Return what became of the drafts of some sources, given for how many sessions each has drafted. Of a node that
-    several have drafted each is a source."""
+    """Return the results of some sources' drafts. `num_rounds`: the number of sessions that each drafted for.
+
+    A node that several sources have drafted counts for each of them.
+    """
     if not len(rounds.nodes):
         return {name: Judged(count, NO_NODES, NO_NODES, NO_NODES) for name, count in num_rounds.items()}
     levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
@@ -48,7 +52,7 @@ def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged
 
 
 class SourceClock:
-    """Seconds and scratch rows of each source since the last step was taken in."""
+    """Seconds and scratch rows of each source since the last `take`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._seconds = dict.fromkeys(names, 0.0)
@@ -56,20 +60,22 @@ class SourceClock:
 
     @contextmanager
     def of(self, name: str, clock: Callable[[], float] | None) -> Iterator[None]:
-        """Count what a source takes meanwhile; without a clock nothing."""
+        """Count the seconds of the block for a source; without a clock, count no time."""
         started = clock() if clock is not None else 0.0
         yield
         if clock is not None:
             self.add(name, clock() - started)
 
     def add(self, name: str, seconds: float, num_scratch: int = 0) -> None:
-        """Count seconds and scratch rows of a source."""
+        """Add seconds and scratch rows to a source."""
         self._seconds[name] += seconds
         self._num_scratch[name] += num_scratch
 
     def take(self, num_rows: int, curve: StepCurve) -> dict[str, float]:
-        """Return the seconds of each source, those of its scratch rows in a step of so many rows among them, and begin
-        anew."""
+        """Return the seconds of each source, and start again from 0.
+
+        They include the seconds of its scratch rows in a step of `num_rows` rows.
+        """
         num_scratch = sum(self._num_scratch.values())
         row_s = (curve(num_rows) - curve(num_rows - num_scratch)) / num_scratch if num_scratch else 0.0
         found = {name: seconds + self._num_scratch[name] * row_s for name, seconds in self._seconds.items()}

@@ -1,4 +1,4 @@
-"""The sources of a verifier, asked one after the other: each sees what those before it have drafted."""
+"""The sources of a verifier, called one after the other: each sees the drafts of the sources before it."""
 
 from __future__ import annotations
 
@@ -37,43 +37,44 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 NODE_COST_FADE = 0.02
-MOST_REFUSALS = 8  # that are logged: a drafter asks again and again
+MOST_REFUSALS = 8  # most refusals in the log, because drafters repeat their requests
 
 
 class SourceSet:
-    """A mailbox of remote drafters, and the other sources of a verifier.
+    """The mailbox of remote drafts, and the other sources of a verifier.
 
-    waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile
-                 included
-    node_s       seconds that it takes to receive a draft node and to graft it
-    mail_s       seconds that the drafts which arrive between two steps may take (`specq.verifier.sources.mailbox`)
-    num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
-    num_dropped  drafts for which there was no time or no room
-    drafted      what hangs unread on the trees, from `collect` until `read`
-    clock        what each source took since the last step was learned from
-    looked_at    sources that draft for one session alone, of those that are not synchronous
-    asleep       sources that are given no hidden states, but of steps with synchronous sessions
+    waited_s     seconds from `begin` to the end of the last `collect`, if it waited for sources. They include the
+                 host's own work meanwhile.
+    node_s       seconds to receive a draft node and to graft it.
+    mail_s       limit on the seconds of remote drafts between two steps (`specq.verifier.sources.mailbox`).
+    num_sent     all draft nodes so far, by the name of their source.
+    num_scratch  all scratch rows so far, by the name of their source.
+    num_dropped  drafts for which there was no time or no room.
+    drafted      the tokens that are grafted unread, from `collect` until `read`.
+    clock        the seconds of each source since the controller last learned from a step.
+    looked_at    sources that draft for one session only, apart from synchronous sessions.
+    asleep       sources that receive no hidden states, except from steps with synchronous sessions.
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
-        """Raises ConfigError if a source needs what the engine does not give."""
+        """Add the mailbox to `sources`. Raises ConfigError if a source needs what the engine does not support."""
         self.mailbox = Mailbox()
         self._engine = engine
         self.sources: list[DraftSource] = [self.mailbox, *sources]
         for source in self.sources:
             _check(source, engine)
         self._uses_scratch = any(source.uses_scratch for source in self.sources)
-        self._with_scratch: list[Session] = []  # those that were given scratch rows for the last step
+        self._with_scratch: list[Session] = []  # sessions with scratch rows in the last step
         self.waited_s = self.node_s = 0.0
         self._mail_time, self._mail_took_s = MailTime(overlaps=engine.overlaps), 0.0
         self.num_dropped = 0
         self.looked_at: Sources = frozenset()
         self.asleep: Sources = frozenset()
         self.drafted: DeviceTokens | None = None
-        self._unread: DraftSource | None = None  # the source that drafted this
-        self._began_at: float | None = None  # if the step waits for a source
-        self._receiving_s = 0.0  # what drafts have cost since the last `collect`
-        self._refused = set[tuple[int, ...]]()  # layers that some drafter reads and there are not; logged once
+        self._unread: DraftSource | None = None  # the source of `drafted`
+        self._began_at: float | None = None  # None: the step does not wait for a source
+        self._receiving_s = 0.0  # seconds to receive drafts since the last `collect`
+        self._refused = set[tuple[int, ...]]()  # layers that a drafter asked for and that do not exist; logged once
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
         self.num_sent = {source.name: 0 for source in self.sources}
         self.num_scratch = dict(self.num_sent)
@@ -88,31 +89,37 @@ class SourceSet:
         return self._mail_time.limit_s
 
     def control(self, looked_at: Sources, asleep: Sources) -> None:
-        """Take in what the controller says of sources (`specq.verifier.control.policy`)."""
+        """Set which sources draft for one session only, and which need not follow the texts (see the policy)."""
         self.looked_at, self.asleep = looked_at, asleep
 
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
-        """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when
-        it is awake."""
+        """Return whether a source that drafts by hidden states receives none of a step.
+
+        When it is in use again, it begins behind the gap.
+        """
         is_own = bool(source.layers) and source is not self.mailbox
         return is_own and source.name in self.asleep and not any(session.waits for session in sessions)
 
     def are_own_awaited(self, sessions: Sequence[Session], allowed: Sources) -> bool:
-        """Return whether the verifier's own sources draft for some of these sessions, none of which is synchronous,
-        before each of their steps."""
+        """Return whether the verifier's own sources draft for some of these sessions before each step.
+
+        None of the sessions is synchronous.
+        """
         are_used = any(source.name in allowed for source in self.sources if source is not self.mailbox)
         return are_used and any(session.takes_drafts for session in sessions)
 
     def put(self, session: Session, draft: Draft) -> None:
-        """Take a remote draft that was checked."""
+        """Add a remote draft that was checked to the mailbox, or drop it if there is no room."""
         if self.mailbox.put(session, draft):
             self.num_sent[self.mailbox.name] += len(draft.token_ids)
         else:
             self.num_dropped += 1
 
     def ask_activations(self, session: Session, message: GetActivations) -> list[Activations]:
-        """Give a remote drafter hidden states from now on; return those that are kept. ProtocolError for layers that
-        the engine does not give."""
+        """Send hidden states to a remote drafter from now on; return the messages with the states that are kept.
+
+        Raises ProtocolError for layers that the engine does not provide.
+        """
         layers, num_layers = message.tap_layers, self._engine.num_tap_layers
         if layers and not max(layers) < num_layers:
             said = f"has layers 0 to {num_layers - 1}" if num_layers else "gives none"
@@ -124,7 +131,7 @@ class SourceSet:
         return self.mailbox.feeds.ask(session, message)
 
     def account(self, seconds: float) -> None:
-        """Take in what it took to receive the drafts that have arrived since the last `collect`."""
+        """Add the seconds that it took to receive drafts since the last `collect`."""
         self._receiving_s += seconds
 
     def begin(
@@ -135,8 +142,10 @@ class SourceSet:
         now: float,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous
-        ones."""
+        """Let the sources begin to draft for sessions that decode.
+
+        Sources that are not in `allowed` draft only for synchronous sessions.
+        """
         begun = self._ask(
             "begin", lambda source: source.begin(self._drafted_for(sessions, source, allowed), budget, now), clock
         )
@@ -145,7 +154,7 @@ class SourceSet:
     def collect(
         self, sessions: Sequence[Session], allowed: Sources, budget: Budget, clock: Callable[[], float]
     ) -> None:
-        """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
+        """Graft the drafts of the sources onto the trees. `sessions` and `allowed` are as for `begin`."""
         self._take_mail(budget, clock)
         self._ask("collect", lambda source: self._collect(source, sessions, allowed, budget, clock), clock)
         if self._uses_scratch:
@@ -174,7 +183,7 @@ class SourceSet:
             self.num_sent[source.name] += len(batch.token_ids)
 
     def _is_followed(self, source: DraftSource, sessions: Sequence[Session], allowed: Sources) -> bool:
-        """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
+        """Return whether a later source drafts for some of the sessions, and so reads their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
             one.takes_sync or not session.waits
@@ -183,7 +192,7 @@ class SourceSet:
         )
 
     def read(self, clock: Callable[[], float]) -> bool:
-        """Wait for what hangs unread on the trees, and put it in place; return whether something did."""
+        """Wait for drafts that are grafted unread, and put them in place; return whether there were any."""
         drafted, source, self.drafted, self._unread = self.drafted, self._unread, None, None
         if drafted is None or source is None:
             return False
@@ -199,8 +208,10 @@ class SourceSet:
         return True
 
     def _set_scratch(self, sessions: Sequence[Session], allowed: Sources) -> None:
-        """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which
-        stand where the text then ended, are gone, whether or not their session decodes now."""
+        """Ask the sources for scratch rows. A session has the rows of the first source that returns some.
+
+        Rows of the last step are removed from all sessions: they belong where the text ended then.
+        """
         for session in self._with_scratch:
             session.scratch = NO_SCRATCH
         self._ask("scratch", lambda source: self._add_scratch(source, self._drafted_for(sessions, source, allowed)))
@@ -214,7 +225,7 @@ class SourceSet:
                 self.clock.add(source.name, 0.0, session.scratch.num_rows)
 
     def tap(self, shares: Shares) -> Tap:
-        """Return the hidden states that the sources want of these shares."""
+        """Return which hidden states the sources need from a step of these shares."""
         tapping = [source for source in self.sources if source.layers and not self._sleeps(source, shares.sessions)]
         if not tapping:
             return NO_TAP
@@ -224,7 +235,7 @@ class SourceSet:
         return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
 
     def _take_mail(self, budget: Budget, clock: Callable[[], float]) -> None:
-        """Hang what has arrived, for as long as there is time; learn what a node costs."""
+        """Graft remote drafts for as long as there is time, and drop the others; learn the seconds of a node."""
         started = clock()
         last = started + max(self.mail_s - self._receiving_s, 0.0)
         while self.mailbox.has_work:
@@ -241,7 +252,7 @@ class SourceSet:
         self._receiving_s = 0.0
 
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
-        """Hang drafts onto their sessions' trees. If that raises, what was drafted for these sessions is forgotten."""
+        """Graft drafts onto their sessions' trees. If that raises an error, forget all drafts of these sessions."""
         try:
             graft_batch(batch, now)
         except Exception as error:  # noqa: BLE001 - drafts are hints
@@ -261,8 +272,10 @@ class SourceSet:
         clock: Callable[[], float] | None = None,
         idle_s: float | None = None,
     ) -> None:
-        """Let the sources take in what a step committed, which took so long; idle_s: seconds that the host waited for
-        it with the next one in flight, if it was."""
+        """Let the sources learn what a step of `step_s` seconds committed.
+
+        `idle_s`: seconds that the host waited for it with the next step in flight. None: no next step was in flight.
+        """
         self._mail_time.learn(step_s, self._mail_took_s, idle_s)
         computed = [ComputedDrafts(*part) for part in done]
         self._ask("observe", lambda source: self._show(source, rounds, computed), clock)
@@ -272,7 +285,7 @@ class SourceSet:
             source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 
     def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Sources) -> Sequence[Session]:
-        """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
+        """Return the sessions that a source may draft for: always the synchronous ones, since they requested drafts."""
         if source.name in allowed - self.looked_at:
             return sessions
         others = [session for session in sessions if not session.waits] if source.name in allowed else []
@@ -283,7 +296,7 @@ class SourceSet:
         self._ask("close", lambda source: source.close(session))
 
     def _ask(self, doing: str, ask: Callable[[DraftSource], R], clock: Callable[[], float] | None = None) -> list[R]:
-        """Ask each source, and count what it takes if there is a clock; one that raises is asked no more."""
+        """Call each source, and count its seconds if there is a clock. A source that raises an error is removed."""
         answers = []
         for source in tuple(self.sources):
             try:
@@ -301,7 +314,7 @@ class SourceSet:
 
 
 def _check(source: DraftSource, engine: Engine) -> None:
-    """Raise ConfigError if a source needs what the engine does not give."""
+    """Raise ConfigError if a source needs what the engine does not support."""
     name = engine.info.engine
     if source.layers and not max(source.layers) < engine.num_tap_layers > 0:
         said = f"has layers 0 to {engine.num_tap_layers - 1}" if engine.num_tap_layers else "gives none"

@@ -1,7 +1,7 @@
-"""Drafts that a step verifies before the host has read them: how they hang on the trees as handles, and are put in
-place once they are read.
+"""Drafts that a step verifies before the host has read them (*unread* drafts).
 
-Their nodes lie level by level. Of each the host knows the level, and at which place it stands there, not what it is.
+They are grafted onto the trees as handles. Once they are read, their tokens replace the handles. Their nodes lie level
+by level. The host knows the level of each node and its place in the level, but not its token.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 
 
 class UnreadLayout(NamedTuple):
-    """How the nodes of a draft lie, level by level: their levels, their places in these, and the first node of the
-    level above, -1 at the first one, i64[n] each."""
+    """The nodes of a draft, level by level, i64[n] each.
+
+    levels    the level of each node.
+    ranks     its place in the level.
+    parents   the first node of the level above; -1 for the first level.
+    """
 
     levels: IntpArray
     ranks: IntpArray
@@ -43,8 +47,10 @@ class UnreadLayout(NamedTuple):
 
 
 def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
-    """Return whether drafts of such a width may hang unread on these sessions' trees: none has other nodes, and all are
-    judged by the target's own tokens alone."""
+    """Return whether drafts of this width may be grafted unread onto these sessions' trees.
+
+    No tree may have other nodes, and all drafts must be judged only by the target's own tokens.
+    """
     own = [session for session in sessions if session.place != NONE]
     if not own:
         return False
@@ -65,11 +71,11 @@ def hung_unread(
     scores: npt.NDArray[np.floating],
     lane: int,
 ) -> DraftBatch:
-    """Return drafts as a batch, in a lane, whose scores are measured.
+    """Return drafts with measured scores as a batch in a lane.
 
-    depths   i64[sessions]: how many levels each session takes, some of them at least one
-    places   i64[sessions, n]: of the nodes among the drafted tokens
-    scores   f[n], of every session's
+    depths   i64[sessions]: how many levels each session receives. At least one session has one level or more.
+    places   i64[sessions, n]: the places of the nodes among the drafted tokens.
+    scores   f[n]: the scores of the nodes, the same for every session.
     """
     which = np.flatnonzero(depths)
     is_there = layout.levels < depths[which, None]  # [sessions, n]
@@ -91,9 +97,11 @@ def hung_unread(
 def put_tokens(
     trees: DraftTrees, token_ids: Int32Array, scores: npt.NDArray[np.floating] | None = None
 ) -> tuple[IntpArray, Int64Array]:
-    """Put what was read in the place of all handles on the trees: tokens and scores of what these stand for; without
-    scores these stay. Return the nodes that had some, and the places that these stood for; not of drafts that were
-    forgotten meanwhile."""
+    """Replace all handles on the trees by the tokens and scores that were read. Without `scores`, keep the old ones.
+
+    Return the nodes that had handles, and the places that the handles stood for. Drafts that were forgotten meanwhile
+    are left out.
+    """
     nodes = (is_handle(trees.token) & (trees.node_session != NONE)).nonzero()[0]
     places = places_of(trees.token[nodes])
     trees.token[nodes] = token_ids[places]
