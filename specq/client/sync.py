@@ -92,8 +92,9 @@ class Client(BaseClient):
     keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`). "": no keys, for a broker without
                keys
 
-    Raises: every method raises JobError, with `code` and a message that gives the reason. Closing the client, or
-    leaving its `with` block, stops all of its running jobs.
+    Raises: every method raises JobError, with `code` and a message that gives the reason.
+
+    Closing the client, or leaving its `with` block, stops all of its running jobs.
     """
 
     _lock_type = _ThreadLock  # one of several threads fetches the tokenizer, the others wait
