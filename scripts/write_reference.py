@@ -1,7 +1,8 @@
-"""Write the parts of docs/reference that follow from the code: messages, configuration, commands. `--check`: only say
-what is out of date.
+"""Write the generated parts of docs/reference: messages, configuration, commands.
 
 .venv/bin/python scripts/write_reference.py
+
+`--check` only reports the files that are out of date.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _table(cls: type[Any]) -> str:
 
 
 def _since(f: Field[Any]) -> str:
-    """Return "x" for a field that must be given, and of a newer one since when it exists."""
+    """Return "x" for a required field, and the version that introduced a newer field."""
     is_required = f.default is MISSING and f.default_factory is MISSING
     return "x" if is_required else f"since {since_of(f)}" if since_of(f) > OLDEST_VERSION else ""
 
@@ -153,7 +154,7 @@ def _own_bound(name: str) -> str:
 
 
 def _doc(cls: type[Any]) -> str:
-    """Return a docstring, its aligned lists as they are."""
+    """Return a docstring; its aligned lists stay unchanged."""
     said = inspect.cleandoc(cls.__doc__ or "")
     head, _, rest = said.partition("\n\n")
     return head if not rest else f"{head}\n\n```text\n{rest}\n```"
@@ -167,7 +168,7 @@ def _cell(text: str) -> str:
 
 
 def _sections(cls: type[Section]) -> Iterator[str]:
-    """Yield the text of a section, and of those that only one engine or proposer knows."""
+    """Yield the text of a section, and of the sections that belong to a single engine or proposer."""
     yield _section(cls, section_name(cls), (cls.__doc__ or "").strip())
     table, what = OWN.get(cls, ({}, ""))
     for name in table:
@@ -202,7 +203,7 @@ def _choices(f: Field[Any]) -> str:
 
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:
-    """Yield the help text of a command and of those below it."""
+    """Yield the help text of a command and of its subcommands."""
     context = click.Context(command, info_name=name, max_content_width=110, terminal_width=110)
     if isinstance(command, click.Group):
         found = [(one, command.get_command(context, one)) for one in command.list_commands(context)]
@@ -221,7 +222,7 @@ def _help(command: click.Command, context: click.Context, name: str) -> str:
 
 
 def main() -> int:
-    """Write the pages, or return 1 if one is not as it should be."""
+    """Write the pages, or return 1 if one is out of date."""
     stale = [name for name, text in pages().items() if not _is_written(name, text)]
     if "--check" in sys.argv[1:]:
         sys.stdout.write(
