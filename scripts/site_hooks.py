@@ -1,4 +1,4 @@
-"""Hooks for mkdocs: links from docs/ to other files of the project lead to copies of these files in the site."""
+"""Hooks for mkdocs: links from docs/ to other files of the project lead to copies in the site."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def _quit(settings: ChatSettings, _rest: str) -> str:
 def _parameter(name: str, read: type, unset: str, default: Any = None) -> Callable[[ChatSettings, str], str]:
     """Return the command that sets a parameter, or shows it if no value is given.
 
-    unset    the text for a parameter without a value
-    default  the value after a reset; None: left out
+    unset    the text for a parameter without a value.
+    default  the value after a reset; None: left out.
     """
 
     def run(settings: ChatSettings, text: str) -> str:
@@ -165,8 +165,8 @@ ANSWER_SHARE = 4  # the answer gets at least one in this number of the context's
 class Chat:
     """Answers questions with a client, in its own event loop.
 
-    tend  called while an answer is awaited; it may raise
-    note  shows a line that is not an answer
+    tend  called while an answer is awaited; it may raise.
+    note  shows a line that is not an answer.
     """
 
     def __init__(

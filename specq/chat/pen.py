@@ -1,4 +1,4 @@
-"""Write text with its origin: in colours, or between marks if there are no colours.
+"""Write text with its origin: in colours, or between marks without colours.
 
 Rule: the text of a model cannot control the terminal. Its control characters are shown, not sent.
 
@@ -35,7 +35,7 @@ from specq.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """The look of text of one origin: its colour, or the marks around it if there are no colours."""
+    """The look of text of one origin: its colour, or the marks around it without colours."""
 
     meaning: str
     colour: str | None = None
@@ -91,7 +91,7 @@ class Pen:
     def legend(self, absent: Collection[str] = ()) -> None:
         """Print the meaning of the colours or marks in a line, if there are any.
 
-        absent  origins that cannot occur
+        absent  origins that cannot occur.
         """
         for origin in (one for one in LEGENDS[self.style] if one not in absent):
             self.write(MARKS[origin].meaning, origin)

@@ -159,7 +159,7 @@ class AsyncClient(BaseClient):
         n: int | None = None,
         **params: Any,
     ) -> Any:
-        """Complete a prompt, a chat or token ids, or a list of them.
+        """Complete a prompt, a chat or token ids, or a list.
 
         The arguments, the result and the errors are those of `specq.Client.generate`.
         """
@@ -269,7 +269,7 @@ class PreparedClient(AsyncClient):
     def open_stream(self, requests: Sequence[Request], served: ServedModel, known: Sequence[int] = ()) -> PieceStream:
         """Start requests and return their pieces.
 
-        known  as `resume_from` of `stream`
+        known  as `resume_from` of `stream`.
 
         The caller closes the stream.
         """

@@ -4,7 +4,7 @@
 of `AsyncClient` suspend the task. So a coroutine of `Client` never suspends.
 
 To add a call, add a coroutine here. Then add a method to `specq.client.sync` and to `specq.client.aio` that passes its
-arguments on. Rule: only methods of these two modules may wait (`_inbox`, `_results`, `_sleep`).
+arguments on. Rule: only methods in these two modules may wait (`_inbox`, `_results`, `_sleep`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PieceStream:
     ) -> None:
         """Take the connection, the requests, and the number of tokens that the reader has already.
 
-        known  number of tokens per completion, in order
+        known  number of tokens per completion, in order.
         """
         self._connection, self._requests, self._inbox = connection, requests, inbox
         self._last: NewTokens | None = None  # tokens held back because their job ends with the next event

@@ -34,8 +34,8 @@ class Completions:
     def __init__(self, request: Request, served: ServedModel, place: int = 0, num_known: Sequence[int] = ()) -> None:
         """Take the request, the model, and the tokens to skip.
 
-        place      index of the request among several
-        num_known  number of tokens of each completion whose text is not shown
+        place      index of the request among several.
+        num_known  number of tokens of each completion whose text is not shown.
         """
         self._request, self._codec = request, served.codec
         known = [*num_known, *(0,) * len(request.submits)]
@@ -58,7 +58,7 @@ class Completions:
     def piece(self, event: Event, last: NewTokens | None = None) -> Piece:
         """Handle an event and return its piece; raise JobError if a single completion failed.
 
-        last  the tokens that arrived together with `event`, the end
+        last  the tokens that arrived together with `event`, the end.
         """
         self.take(event)
         position = self._positions[event.key]

@@ -7,7 +7,8 @@
     tick(now)                          repeats unanswered requests and gives up on a broker that is gone
 
 Rules:
-- The client repeats every request until it is answered. So a lost message or a restarted broker loses nothing.
+- The client repeats every request until it is answered. So a lost message or a restarted broker does not lose a
+  request.
 - A job can be submitted again under its id without harm. `have` is the number of its tokens that the client has.
 - Tokens count by position. The client drops repeated tokens, and requests missing ones again.
 - A request fails when it gets no answer for `timeout_s`, even if the broker sends other messages.
@@ -74,9 +75,9 @@ TRACE = "trace"
 class ClientCore:
     """The state of a client's requests.
 
-    address    used in messages to the user only
-    timeout_s  silence of the broker after which its requests fail
-    recall     takes the first piece of a tokenizer and returns its files if they are cached
+    address    used in messages to the user only.
+    timeout_s  silence of the broker after which its requests fail.
+    recall     takes the first piece of a tokenizer and returns its files if they are cached.
     """
 
     def __init__(self, address: str, timeout_s: float, recall: Recall = lambda _: None) -> None:
@@ -162,7 +163,7 @@ class ClientCore:
         """Request the tokenizer of a model; "" means the only model.
 
         wait_s  how long to wait for a broker to answer and for a verifier of the model to register. An event
-                `AwaitedModel` reports such a wait. None: `timeout_s` for a broker, VERIFIER_WAIT_S for a verifier
+                `AwaitedModel` reports such a wait. None: `timeout_s` for a broker, VERIFIER_WAIT_S for a verifier.
         """
         self._pieces.clear()
         request = PendingRequest(lambda: FetchTokenizer(model=model), self._patience)
@@ -218,7 +219,7 @@ class ClientCore:
         return [JobPage(LISTING, message.data.tobytes())]
 
     def _accepted(self, message: Accepted | Tokens, now: float) -> list[Event]:
-        """Note that the broker has a job. A detached job needs nothing more."""
+        """Note that the broker has a job. A detached job needs no further messages."""
         self._requests.answered(message.job_id, now)
         self.tracing.accepted(message.job_id, now)
         request = self._requests.get(message.job_id)
@@ -374,5 +375,5 @@ class ClientCore:
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits for an answer, so that `tick` has nothing to do."""
+        """Whether no request waits for an answer, so that `tick` need not run."""
         return not self._requests and not self._stops

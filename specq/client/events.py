@@ -68,10 +68,10 @@ class ReceivedTranscript:
 class NewTokens:
     """New tokens of a job.
 
-    origins   the origin of each: names of `specq.protocol.ORIGINS`
-    logprobs  as in `Result`; empty if not requested
-    rejected, rounds  present if the job has the option `explain`
-    ends      whether the job's end follows at once
+    origins   the origin of each: names of `specq.protocol.ORIGINS`.
+    logprobs  as in `Result`; empty if not requested.
+    rejected, rounds  present if the job has the option `explain`.
+    ends      whether the job's end follows at once.
     """
 
     key: int

@@ -195,7 +195,7 @@ class Link:
         return True
 
     def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
-        """Send no more events of these requests to `sink`.
+        """Stop sending events of some requests to `sink`.
 
         Requests without another waiting caller are forgotten. Jobs that this client submitted stop.
         """
@@ -281,8 +281,8 @@ class Link:
     def _act(self) -> None:
         """Run the actions that other threads have submitted so far.
 
-        Later actions run after the socket has sent the messages of these. Otherwise a thread that submits many jobs
-        would delay the first messages until the last job.
+        Later actions run after these messages have been sent. Otherwise a thread that submits many jobs would delay the
+        first messages until the last job.
         """
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)

@@ -119,7 +119,7 @@ def _kind(value: object) -> str:
 def result_line(result: Result, *, verbose: bool = False) -> bytes:
     """Return a result as a line of JSON.
 
-    verbose  includes all counters
+    verbose  includes all counters.
 
     The line is plain ASCII if the result has text that UTF-8 cannot represent.
     """
@@ -146,11 +146,11 @@ def run_lines(
 ) -> int:
     """Complete all lines, at most `concurrency` at a time; return the number of failed results.
 
-    defaults  parameters for lines that do not set their own
-    write     called with the results of each line (several if `n` is above 1), in the order of the lines
-    as_chat   a prompt is the user's message in a chat, for the model's template
-    show      called with each completion's text as it grows; then one line runs at a time
-    key       names the run: a line that runs again under the same key joins its existing job (`PromptLine.job_key`)
+    defaults  parameters for lines that do not set their own.
+    write     called with the results of each line (several if `n` is above 1), in the order of the lines.
+    as_chat   a prompt is the user's message in a chat, for the model's template.
+    show      called with each completion's text as it grows; then one line runs at a time.
+    key       names the run: a line that runs again under the same key joins its existing job (`PromptLine.job_key`).
 
     Raises JobError if the broker is gone and a key is given. Then the run can be continued later, and its jobs keep
     running.

@@ -13,8 +13,9 @@ Bad words are token sequences that a verifier never completes.
 
 Tokens are banned, not text. Each word is banned in two spellings: as the tokenizer writes it alone, and as it writes it
 after a space. vLLM does the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if
-its number of tokens differs. The same letters may still appear in another form: in other tokens, across the end of a
-token that also holds other text, or in capitals. The tokens are banned everywhere, also within a longer word.
+its number of tokens differs. The same letters may still appear in another form: in capitals, or in other tokens. They
+may also cross the end of a token that holds other text too. The tokens are banned everywhere, also within a longer
+word.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messag
 class ServedModel:
     """A served model and its tokenizer.
 
-    asked  the name that the caller gave; "" means the only model
+    asked  the name that the caller gave; "" means the only model.
     """
 
     info: ModelInfo
@@ -77,11 +78,11 @@ Reader = Callable[[Any, ServedModel], tuple[str, Sequence[int]]]
 class Request:
     """A request that is ready to be sent.
 
-    prompt    its text: as given, or from the chat template, or from the token ids
-    submits   one job per completion, in order; they differ in job id and seed
-    listed    whether `n` was given, so that the answer is a list
-    in_batch  whether it is part of a list of prompts
-    keep_running  whether the jobs keep running when no caller waits for them
+    prompt    its text: as given, or from the chat template, or from the token ids.
+    submits   one job per completion, in order; they differ in job id and seed.
+    listed    whether `n` was given, so that the answer is a list.
+    in_batch  whether it is part of a list of prompts.
+    keep_running  whether the jobs keep running when no caller waits for them.
     """
 
     id: Any
@@ -275,7 +276,7 @@ def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
     """Raise JobError for parameters that the model does not support.
 
-    room  number of tokens that the model can generate after the prompt
+    room  number of tokens that the model can generate after the prompt.
     """
     named = {
         "stop_token_ids": params.stop_token_ids,

@@ -22,20 +22,20 @@ from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
 class Result:
     """A completion.
 
-    token_ids      all generated tokens, including the token that ended the text
-    text           their text, without special tokens and stop strings
-    finish_reason  "stop", "length", "cancelled" or "error"
-    index          index among several completions of the prompt, from 0; None for a single completion
+    token_ids      all generated tokens, including the token that ended the text.
+    text           their text, without special tokens and stop strings.
+    finish_reason  "stop", "length", "cancelled" or "error".
+    index          index among several completions of the prompt, from 0; None for a single completion.
     usage          prompt_tokens, completion_tokens, and cached_tokens: the number of prompt tokens whose KV was cached
-                   when the session that gave the first token opened
+                   when the session that gave the first token opened.
     logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
-                   `offset` is where the token's part of `text` begins
+                   `offset` is where the token's part of `text` begins.
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
                    own token), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the verified trees), seed (the seed in use: `seed_used`)
+                   depth (mean leaves and depth of the verified trees), seed (the seed in use: `seed_used`).
     internal       further counts, whose names may change: hit_rate (rounds that began with live nodes), wasted_rows
                    (nodes verified but not accepted), min_accept_prob (the mean minimum probability of verified nodes),
-                   and the broker's and verifier's counters (`JobStats`, `SessionStats`)
+                   and the broker's and verifier's counters (`JobStats`, `SessionStats`).
     """
 
     id: Any
@@ -66,16 +66,16 @@ class Result:
 class Piece:
     """The text and tokens of one message.
 
-    text      text that may be shown now; a token whose text is still uncertain adds none
-    token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`
-    texts     the text that each token makes certain
-    logprobs  if requested, of each new token, as in `Result`
-    spans     `text` cut by origin: (text, origin)
-    rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted
-    rounds    with the option `explain`: the rounds of these tokens
-    result    set in the completion's last piece
-    index     index among the completions of the prompt, from 0
-    place     index among several prompts, from 0
+    text      text that may be shown now; a token whose text is still uncertain adds none.
+    token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`.
+    texts     the text that each token makes certain.
+    logprobs  if requested, of each new token, as in `Result`.
+    spans     `text` cut by origin: (text, origin).
+    rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted.
+    rounds    with the option `explain`: the tokens' rounds.
+    result    set in the completion's last piece.
+    index     index among the completions of the prompt, from 0.
+    place     index among several prompts, from 0.
     """
 
     text: str
@@ -105,7 +105,7 @@ class PieceMaker:
     ) -> None:
         """Take the codec, the parameters and the completion's place.
 
-        before  the prompt
+        before  the prompt.
         """
         self._text_of = codec, params.stop, params.min_tokens, before
         self._index, self._place, self._num_known = index, place, num_known
@@ -169,7 +169,7 @@ def completion_text(
 ) -> tuple[str, list[int]]:
     """Return the text of all tokens up to the first possible stop string, and each token's offset in it.
 
-    before  the prompt
+    before  the prompt.
 
     The offsets are there only if log-probabilities are requested.
     """

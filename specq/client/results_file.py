@@ -39,8 +39,8 @@ T = TypeVar("T")
 class ResultsFile:
     """Results that are being written. The run is done when the block ends without an error.
 
-    options  what the results depend on, JSON-able; a run continues only with the same options
-    key      names the run. A continued run has the same key, unless its jobs were cancelled (`interrupted`)
+    options  what the results depend on, JSON-able; a run continues only with the same options.
+    key      names the run. A continued run has the same key, unless its jobs were cancelled (`interrupted`).
 
     Raises ConfigError if the file is part of another run, or if another process is writing it. Raises OSError as `open`
     does.

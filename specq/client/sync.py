@@ -81,16 +81,16 @@ class Client(BaseClient):
 
     Parameters:
 
-    broker     address of the broker
-    model      name of a served model; "" means the only one
+    broker     address of the broker.
+    model      name of a served model; "" means the only one.
     timeout_s  silence of the broker, in seconds, after which a call raises JobError: code `no_broker`, or `lost` if the
-               broker had answered before
+               broker had answered before.
     wait_s     how many seconds the first call waits for a broker to answer and a verifier of the model to register.
-               None: `timeout_s` for a broker, 60 s for a verifier
-    on_wait    called with the name of what is missing, when the first call has to wait
-    cache_dir  directory for large tokenizers. None: SPECQ_CACHE, or specq in the user's cache
+               None: `timeout_s` for a broker, 60 s for a verifier.
+    on_wait    called with the name of what is missing, when the first call has to wait.
+    cache_dir  directory for large tokenizers. None: SPECQ_CACHE, or specq in the user's cache.
     keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`). "": no keys, for a broker without
-               keys
+               keys.
 
     Raises: every method raises JobError, with `code` and a message that gives the reason.
 
@@ -137,12 +137,12 @@ class Client(BaseClient):
         n: int | None = None,
         **params: Any,
     ) -> Any:
-        """Complete a prompt, a chat or token ids; or a list of them, all at once.
+        """Complete a prompt, a chat or token ids; or a list, all at once.
 
         Parameters:
 
-        n       number of completions of each prompt, returned as a list. None: one completion, not in a list
-        params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
+        n       number of completions of each prompt, returned as a list. None: one completion, not in a list.
+        params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`.
 
         Returns a `Result`; for several prompts a list with the answer to each, in order.
 
@@ -180,7 +180,7 @@ class Client(BaseClient):
         has the `place` of its prompt. Closing the iterator early stops the jobs.
 
         resume_from  number of tokens of each completion, in order, that the caller has already; their text is not
-                     yielded
+                     yielded.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         return self._pieces(*run(self._read_all(arguments)), resume_from)

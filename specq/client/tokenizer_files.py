@@ -44,7 +44,7 @@ class TokenizerCache:
         return self._recalled
 
     def keep(self, files: dict[str, str]) -> None:
-        """Store a tokenizer, unless it came from the cache. Other processes see the whole of it, or none."""
+        """Store a tokenizer, unless it came from the cache. Other processes see the whole tokenizer, or none."""
         if files is self._recalled:
             return
         data = orjson.dumps(files)

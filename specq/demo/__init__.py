@@ -4,9 +4,9 @@ It starts the processes of `specq up`, with the same division of the machine. Fo
 with a verifier that has no drafters. Three prompts are answered while the user watches; colours show the origin of each
 piece of text.
 
-Then the same prompts run again in three ways, in turn: plain decoding without speculation; lookup alone, where the
-verifier drafts from repeated text; and specq with all its drafters. The token ids of all runs must be equal.
-`specq.demo.figures` compares the speeds. All processes are stopped at the end.
+Then the same prompts run again in three ways, in turn. Plain decoding has no speculation. With lookup alone the
+verifier drafts from repeated text. The third way is specq with all its drafters. The token ids of all runs must be
+equal. `specq.demo.figures` compares the speeds. All processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
 
 
 def usage(*servers: Servers) -> Usage | None:
-    """Return the CPU time of these processes and of all others; None if unknown."""
+    """Return the CPU time of the servers' processes and of all others; None if unknown."""
     pids = [pid for each in servers for pid in each.pids().values()]
     return Usage.known({str(pid): pid for pid in pids}, available_cores())
 

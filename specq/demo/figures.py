@@ -1,9 +1,9 @@
 """The figures of `specq demo`: the speed of each way, its range, and whether the difference is clear.
 
 Rule: a ratio belongs to one turn, in which the ways ran one after the other on the same machine. The range over the
-turns is shown, not the median. There is no verdict if the range has both sides of 1, or if plain decoding itself varied
-by more than the effect. If no turn is further from 1 than a user would notice, the verdict is "as fast", unless other
-processes kept the machine busy.
+turns is shown, not the median. The verdict is left open if the range has both sides of 1, or if plain decoding itself
+varied by more than the effect. If no turn is further from 1 than a user would notice, the verdict is "as fast", unless
+other processes kept the machine busy.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup alone"}
 def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -> str:
     """Return the result in a sentence.
 
-    others     cores that other processes used meanwhile; None: unknown
-    num_cores  number of cores of the machine
+    others     cores that other processes used meanwhile; None: unknown.
+    num_cores  number of cores of the machine.
     """
     if not same:
         return "shown: NOT the same text everywhere, which is a bug of specq"
@@ -99,7 +99,7 @@ def _why(others: float | None, num_cores: int) -> str:
 
 
 def table(names: list[str], measured: list[Turns]) -> str:
-    """Return a line for each prompt, and a line for all of them together."""
+    """Return a line for each prompt, and a line for all together."""
     rows = [_row(name, results) for name, results in zip(names, measured, strict=True)]
     num_tokens = sum(len(results[SPECQ][0].token_ids) for results in measured)
     return columns([HEADER, *rows, ("all", num_tokens, *_rated(Speed.of(measured)), "", "", "", "")])

@@ -10,7 +10,7 @@
     prediction    the effect of each method for each number of sessions: computed, not measured
     serving       a running deployment: whether drafts change its texts, and its speed with and without them
     advice        the recommended command, with the reason
-    examination   all of these in turn
+    examination   all checks in turn
     report        the result as text
 
 Input: a configuration and numbers of sessions. Output: an `Examination`. To add a check, add a function that returns a

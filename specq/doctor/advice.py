@@ -40,8 +40,8 @@ def advise(
 ) -> list[str]:
     """Return the advice, the command line first.
 
-    disturbed    the cause of a disturbed measurement, "" for none; with a cause no way of drafting is recommended
-    is_hindered  whether an error keeps specq from starting
+    disturbed    the cause of a disturbed measurement, "" for none; with a cause no way of drafting is recommended.
+    is_hindered  whether an error keeps specq from starting.
     """
     if is_hindered:
         said = [f"Set right what is wrong above; then start it: {command(at, '')}"]

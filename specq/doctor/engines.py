@@ -25,11 +25,11 @@ TESTED_ONES = f"{TESTED[0]} to {TESTED[-1]}"
 class VllmReport:
     """The facts about vLLM on this machine.
 
-    version             "" if it is not installed; with +cpu for a CPU build
-    architecture        of the target, from its config.json
-    lacks_architecture  whether vLLM's table of models lacks it
-    num_gpus            GPUs on this machine
-    num_wanted          GPUs over which each layer is divided
+    version             "" if it is not installed; with +cpu for a CPU build.
+    architecture        of the target, from its config.json.
+    lacks_architecture  whether vLLM's table of models lacks it.
+    num_gpus            GPUs on this machine.
+    num_wanted          GPUs over which each layer is divided.
     """
 
     version: str
@@ -42,9 +42,9 @@ class VllmReport:
 def look(config: Config, target: Path | None, versions: Mapping[str, str | None], num_gpus: int) -> Iterator[Check]:
     """Yield a check of the chosen engine and, if that is another one, of vLLM.
 
-    config    names the models
-    target    the path of the target
-    versions  versions of packages, by name
+    config    names the models.
+    target    the path of the target.
+    versions  versions of packages, by name.
     """
     chosen, vllm = config.target.engine, _vllm(config, target, num_gpus)
     if chosen == VLLM:

@@ -23,8 +23,8 @@ from specq.runtime.machine import describe, gpu_free_bytes, gpus
 if TYPE_CHECKING:
     from specq.doctor.measuring import MeasuredPair
 
-# Largest ratio of these step times to the earlier ones, or the reverse. Beyond it, drafts and steps ran under different
-# conditions.
+# Largest ratio of the runs' step times to the earlier ones, or the reverse. Beyond it, drafts and steps ran under
+# different conditions.
 BUSY = 1.5
 MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is busy
 COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
@@ -34,7 +34,7 @@ COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
 class Question:
     """The request: the models of a configuration, as for `specq up`, and numbers of sessions.
 
-    is_quick  whether to skip the measurements
+    is_quick  whether to skip the measurements.
     """
 
     config: Config
@@ -166,9 +166,9 @@ def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: s
 def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
     """Check that the measurement was not disturbed.
 
-    factor  the time of the runs' steps divided by that of the earlier ones; below 1, the earlier ones were disturbed
-    used    processors that other processes used; None: unknown
-    here    the processes of specq on this machine
+    factor  the time of the runs' steps divided by that of the earlier ones; below 1, the earlier ones were disturbed.
+    used    processors that other processes used; None: unknown.
+    here    the processes of specq on this machine.
 
     The check is OK if the factor is close to 1, and if other processes used few processors.
     """

@@ -113,7 +113,7 @@ class Models:
     ) -> None:
         """Take the models and their cores.
 
-        num_sessions  most sessions over which the rows of a step are divided
+        num_sessions  most sessions over which the rows of a step are divided.
         """
         self._engine, self._proposer = engine, proposer
         self._target_cores, self._draft_cores = target_cores, draft_cores

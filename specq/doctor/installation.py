@@ -123,7 +123,7 @@ def _is_taken(bind: str) -> bool:
 
 
 def broker_port(config: Config) -> Check:
-    """Check that a broker can listen at its address, or that one does already."""
+    """Check that a broker can listen at its address, or that a broker does already."""
     bind = config.broker.bind
     if not _is_taken(bind):
         return Check("broker", OK, f"{bind} is free")

@@ -2,7 +2,7 @@
 
 The time of a step by its rows is measured in turn with help from other cores and without (`hardware`). The time of a
 level of drafts by its sessions is measured as at each start of a verifier. Then a few bundled prompts are completed
-greedily: plainly, plainly for all of them at a time, and with each source of drafts. Each method has its own verifier
+greedily: plainly, plainly for all prompts at a time, and with each source of drafts. Each method has its own verifier
 over the one engine. All methods complete a prompt before the next one, because a machine's speed drifts.
 """
 
@@ -66,8 +66,8 @@ def _ms(seconds: float) -> float:
 def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> MeasuredPair:
     """Measure the pair of a placed configuration on the cores that its verifier would have.
 
-    most_sessions  largest number of sessions of interest
-    num_places     tokens that a pass of its draft model predicts
+    most_sessions  largest number of sessions of interest.
+    num_places     tokens that a pass of its draft model predicts.
     """
     here = this_machine()
     shares = divide_cores(len(here.cores), 1, 1)

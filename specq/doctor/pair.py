@@ -30,11 +30,11 @@ SMALLER = 0.5  # of the target's bytes: a larger draft model costs too much of a
 class PairModel:
     """A model on this machine.
 
-    name         the name that the user gave
-    num_bytes    of its weights in the files
-    num_params   numbers in them; 0 if the files do not have it
-    slot_bytes   of a token's KV in float32
-    num_places   tokens that a pass of a draft model predicts; more than one for a parallel draft model
+    name         the name that the user gave.
+    num_bytes    of its weights in the files.
+    num_params   numbers in them; 0 if the files do not have it.
+    slot_bytes   of a token's KV in float32.
+    num_places   tokens that a pass of a draft model predicts; more than one for a parallel draft model.
     """
 
     name: str
@@ -124,8 +124,8 @@ class ModelPair:
 def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
     """Check a target, a draft model and heads; "" means none.
 
-    free_bytes  free memory; None if unknown
-    gpu_bytes   free memory of the GPU that computes; 0 if the CPU computes
+    free_bytes  free memory; None if unknown.
+    gpu_bytes   free memory of the GPU that computes; 0 if the CPU computes.
     """
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)

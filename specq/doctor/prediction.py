@@ -15,8 +15,8 @@ sessions (`specq.verifier.control.policy`), from what it learned in the measurem
 Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d (`PredictedRounds`). The step curve
 comes from steps with that number of rows. So siblings, and unlikely nodes that are not verified, count as measured.
 
-A draft worker drafts while the target steps. So its own time costs nothing, but its drafts may be late. Its rounds
-alternate between two states (`worker`). In the first, there is no draft, so the step gives one token. The chain drafted
+A draft worker drafts while the target steps. So its own time is free, but its drafts may be late. Its rounds alternate
+between two states (`worker`). In the first, no draft has arrived, so the step gives one token. The chain drafted
 meanwhile fits if its first token is this token. In the second, there is a chain of m levels. It continues if it is
 accepted as a whole and the token after it was predicted too.
 
@@ -82,8 +82,8 @@ class PredictedRounds:
     def step_s(self, step: Curve, num_sessions: int, rows: float, depth: int, share: float = 1.0) -> float:
         """Return the mean seconds of a step with `rows`, and with the nodes of `num_sessions` rounds.
 
-        depth  the nodes count down to this depth
-        share  the part of these nodes that counts
+        depth  the nodes count down to this depth.
+        share  the fraction of the nodes that counts.
 
         Steps of 1 and of 9 rows take longer than two of 5, so this is not the time of the mean.
         """
@@ -121,12 +121,12 @@ class Costs:
     """The measured times of the machine.
 
     step, unhelped_step  seconds of a step by its rows: as the engine is, and while other processes have the other
-                         cores. Both are measured together, and the second is never less than the first (`hardware`)
-    host_s        time of a round besides its step, with one session
-    host_more_s   the same for each further session
-    level         seconds of a level of the colocated draft model, by sessions; None: there is none
-    pass_s        seconds of a draft worker's pass on its own core; 0: there is none
-    num_places    tokens that a pass of the draft model predicts; more than one for a parallel one
+                         cores. Both are measured together, and the second is never less than the first (`hardware`).
+    host_s        time of a round besides its step, with one session.
+    host_more_s   the same for each further session.
+    level         seconds of a level of the colocated draft model, by sessions; None: there is none.
+    pass_s        seconds of a draft worker's pass on its own core; 0: there is none.
+    num_places    tokens that a pass of the draft model predicts; more than one for a parallel one.
     """
 
     step: Curve
@@ -146,10 +146,10 @@ class Costs:
 class PredictedMethod:
     """The measurements of a method with one session.
 
-    rounds   its rounds
-    own_s    the time of a round beyond plain decoding's and its rows
-    scratch  each session's rows besides its nodes, by the number of sessions
-    levels   its depth of drafting by the number of sessions, if it decides that before it drafts
+    rounds   its rounds.
+    own_s    the time of a round beyond plain decoding's and its rows.
+    scratch  each session's rows besides its nodes, by the number of sessions.
+    levels   its depth of drafting by the number of sessions, if it decides that before it drafts.
     """
 
     name: str

@@ -29,10 +29,10 @@ Prompt = Sequence[int]
 class WatchedRun:
     """The measurements of some prompts, run together.
 
-    texts       token ids of each prompt that was begun
-    own_s       time of a turn besides the engine's step, see `usual`
-    engine_s    time of all steps
-    curve_s     time that the step curve predicts for their rows
+    texts       token ids of each prompt that was begun.
+    own_s       time of a turn besides the engine's step, see `usual`.
+    engine_s    time of all steps.
+    curve_s     time that the step curve predicts for their rows.
     """
 
     method: str
@@ -79,8 +79,8 @@ class Watched:
     def __init__(self, verifier: Verifier, curve: StepCurve, rows_each: int, watch: StepWatch | None) -> None:
         """Take the verifier and its step watch.
 
-        rows_each  rows of each session besides its nodes
-        watch      None if steps overlap with the host's work
+        rows_each  rows of each session besides its nodes.
+        watch      None if steps overlap with the host's work.
         """
         self.verifier, self.curve, self._rows_each, self.watch = verifier, curve, rows_each, watch
         self.left_s = MOST_S

@@ -4,7 +4,7 @@
     sha256 = "..."          # of the key
     max_priority = 0        # the highest priority of her jobs
 
-A key has 256 random bits, so a plain hash of it reveals nothing. A changed file is read again. So a removed key is
+A key has 256 random bits, so its plain hash does not reveal it. A changed file is read again. So a removed key is
 refused from the next request on.
 """
 

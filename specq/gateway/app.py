@@ -29,12 +29,12 @@ def make_app(
 ) -> ASGIApp:
     """Return the gateway as an ASGI application; its shutdown closes the clients of its broker.
 
-    hosts         names that clients may use for it, besides localhost and addresses
-    keys          the allowed callers; None: all
-    most          most requests of one key in progress at a time
-    header_bytes  most bytes of all headers of a request
-    most_in_all   most requests in progress at a time, of all callers
-    origins       the pages that a browser lets through to it; `*`: all
+    hosts         names that clients may use for it, besides localhost and addresses.
+    keys          the allowed callers; None: all.
+    most          most requests of one key in progress at a time.
+    header_bytes  most bytes of all headers of a request.
+    most_in_all   most requests in progress at a time, of all callers.
+    origins       the pages that a browser lets through to it; `*`: all.
     """
 
     @asynccontextmanager

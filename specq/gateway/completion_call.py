@@ -33,17 +33,17 @@ _STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_sta
 class Call:
     """A checked request.
 
-    arguments      of the client, without the fields of the connection (keys, tenants)
-    model          the model's name, "" if none is given
-    stream         whether the text is sent piece by piece
-    include_usage  whether the stream ends with the usage
-    continuous_usage  whether each chunk has the usage so far
-    num_top        number of most likely tokens listed for each token; -1: no log-probabilities
-    num_prompts    number of prompts
-    n              completions of each prompt
-    explain        whether chunks have the origins of tokens and the rejected drafts (`specq.gateway.shapes`)
-    repeated       the part of the request that the answer repeats
-    names          the endpoint's names for arguments of the client, if they differ
+    arguments      of the client, without the fields of the connection (keys, tenants).
+    model          the model's name, "" if none is given.
+    stream         whether the text is sent piece by piece.
+    include_usage  whether the stream ends with the usage.
+    continuous_usage  whether each chunk has the usage so far.
+    num_top        number of most likely tokens listed for each token; -1: no log-probabilities.
+    num_prompts    number of prompts.
+    n              completions of each prompt.
+    explain        whether chunks have the origins of tokens and the rejected drafts (`specq.gateway.shapes`).
+    repeated       the part of the request that the answer repeats.
+    names          the endpoint's names for arguments of the client, if they differ.
     """
 
     arguments: Mapping[str, Any]

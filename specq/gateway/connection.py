@@ -3,8 +3,8 @@
 The limits apply to the time for headers, for the rest of a refused body, and for reading an answer. uvicorn bounds only
 the size of headers and the idle time between requests.
 
-Rule: with too many connections, the one that has waited longest without a request is closed. So no client can block
-others by connecting. A connection with an unfinished answer is closed only if there is no other.
+Rule: with too many connections, the gateway closes the connection that has waited longest without a request. So no
+client can block others by connecting. A connection with an unfinished answer is closed only if all others have one too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Limited(H11Protocol):
     def _await_reader(self, before: int | None = None) -> None:
         """Close the connection if its reader has taken no bytes for too long.
 
-        before  bytes that waited for the reader at the last check
+        before  bytes that waited for the reader at the last check.
         """
         size = self.transport.get_write_buffer_size()
         if before is not None and size >= before:
@@ -126,9 +126,9 @@ class Limited(H11Protocol):
 def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[Limited]:
     """Return the protocol of a server.
 
-    header_s  seconds for headers
-    most      most connections
-    stall_s   seconds in which a reader may take no bytes
+    header_s  seconds for headers.
+    most      most connections.
+    stall_s   seconds in which a reader may take no bytes.
     """
     limits = {"header_s": header_s, "most": most, "stall_s": stall_s, "waiting": {}}
     return type("LimitedHere", (Limited,), limits)

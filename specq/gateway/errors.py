@@ -54,7 +54,7 @@ class ApiError(Exception):
 def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a gateway's client from the error of its job.
 
-    names  see `specq.gateway.completion_call.Call`
+    names  see `specq.gateway.completion_call.Call`.
     """
     status, message = _STATUS.get(error.code, 500), str(error)
     if error.code == "conflict":

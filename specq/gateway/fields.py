@@ -162,8 +162,8 @@ def check(name: str, value: Any, kind: Check) -> Any:
 def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
     """Return the role of a message; raise ApiError if it is not among `roles`.
 
-    field  the field that contains the message
-    name   the name of the message in errors
+    field  the field that contains the message.
+    name   the name of the message in errors.
     """
     if role not in roles:
         known = ", ".join(roles)

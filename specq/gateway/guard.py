@@ -34,7 +34,7 @@ PREFLIGHT_S = 600  # time in which a browser need not ask again
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Return the application for pages of these origins (`*`: all); unchanged without origins."""
+    """Return the application for pages of the `origins` (`*`: all); unchanged without origins."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -75,9 +75,9 @@ CALLER = "specq.caller"
 class Guard:
     """ASGI middleware around the app.
 
-    keys         None: all callers are allowed
-    most         most requests of one key at a time
-    most_in_all  most requests of all keys at a time
+    keys         None: all callers are allowed.
+    most         most requests of one key at a time.
+    most_in_all  most requests of all keys at a time.
     """
 
     def __init__(

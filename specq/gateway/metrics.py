@@ -165,7 +165,7 @@ PATHS = (
     *("/health", "/ready", "/version", "/metrics", "/", "/specq/status"),
 )
 OTHER = "other"
-GONE = "gone"  # the client left before the answer began, so there is no status
+GONE = "gone"  # no status: the client left before the answer began
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _SHORT_SECONDS = (0.0005, *_SECONDS[:-4])
 
@@ -239,7 +239,7 @@ class Metrics:
     def text(self, report: Report) -> bytes:
         """Return all metrics in Prometheus' text format.
 
-        report  of the broker; empty if it does not answer
+        report  of the broker; empty if it does not answer.
         """
         self._pipeline.report = report
         return generate_latest(self._registry)

@@ -191,7 +191,7 @@ def of_metrics(name: str) -> Read:
 def by_label(name: str, place: int = -1) -> Read:
     """Return a reader of the workers' numbers with this name, by a label's values.
 
-    place  which of several numbers to take
+    place  which of several numbers to take.
     """
 
     def read(report: Report) -> Iterator[Sample]:

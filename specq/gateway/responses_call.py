@@ -1,4 +1,4 @@
-"""The body of `/v1/responses` as a `Call`; pure. It takes text only and stores nothing.
+"""The body of `/v1/responses` as a `Call`; pure. It takes text only and stores no data.
 
 The module also turns tool calls and their results, as items of `/v1/responses`, into messages of a chat; pure.
 

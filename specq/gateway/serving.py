@@ -153,7 +153,7 @@ async def prepare(
 ) -> Prepared:
     """Check a call against the model; raise ApiError or JobError.
 
-    size  number of bytes of the call
+    size  number of bytes of the call.
     """
     arguments = {**call.arguments, "tenant": caller.name}
     _check_priority(arguments.get("priority"), caller)

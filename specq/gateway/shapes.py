@@ -56,8 +56,8 @@ Logprobs = Sequence[dict[str, Any]]
 class AnswerShape(Protocol):
     """The form of a request's answer.
 
-    prefix      the prefix of the answer's id
-    whole_kind, chunk_kind  its object names
+    prefix      the prefix of the answer's id.
+    whole_kind, chunk_kind  its object names.
     """
 
     prefix: str

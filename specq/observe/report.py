@@ -19,14 +19,14 @@ Labelled = dict[str, dict[str, list[float]]]  # counts of a worker: names, label
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A report, and the one before it (empty if there is none; then there are no rates)."""
+    """A report, and the one before it (empty without one; then rates are unknown)."""
 
     report: Report
     before: Report = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Return the time between the reports by the broker's clock; 0 if there is no rate."""
+        """Return the time between the reports by the broker's clock; 0 without a rate."""
         seconds: float = self.report.get("time_s", 0.0) - self.before.get("time_s", float("inf"))
         return max(seconds, 0.0)
 
@@ -159,7 +159,7 @@ def choice_of(code: int) -> str:
 
 
 def decided(worker: Report) -> Report:
-    """Return a verifier's last decision as an event of `trace_events.DECIDED`; empty if there is no known one."""
+    """Return a verifier's last decision as an event of `trace_events.DECIDED`; empty without a known one."""
     values = worker.get("metrics", {}).get("decided")
     names = trace_events.DECIDED.values
     is_known = isinstance(values, list) and len(values) >= len(names) and all(type(one) is int for one in values)

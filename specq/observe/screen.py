@@ -70,7 +70,7 @@ def keyboard() -> Iterator[Keyboard]:
 KEY_S = 0.1
 KEYS = "q quit  s sort  r reverse  f filter  p pause"
 SCROLLED = "sessions"  # the section that takes the remaining room, and scrolls
-MOST_LINES = 6  # of each other section, if there is no room for all
+MOST_LINES = 6  # of each other section, if room is short
 
 
 @dataclass

@@ -24,7 +24,7 @@ _FINISHED = "finished in memory (specq jobs lists all)"  # a journal also has ea
 class ViewSection:
     """A title with a note, the names of the columns, and rows of texts or numbers.
 
-    optional  the columns to leave out of a short line, the first one first
+    optional  the columns to leave out of a short line, the first one first.
     """
 
     title: str
@@ -236,7 +236,7 @@ def decision(event: Report) -> str:
 def _reason(event: Report, named: str) -> tuple[str, bool]:
     """Return the reason for a decision, and whether it changes the choice.
 
-    named  the choice that was named just before
+    named  the choice that was named just before.
     """
     reason = dict(enumerate(trace_events.DECISIONS)).get(event["reason"], "")
     words, changes = REASONS.get(reason, (f"reason {event['reason']}", False))

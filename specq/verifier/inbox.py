@@ -54,7 +54,7 @@ class VerifierInbox:
     ) -> None:
         """Take the parts of the verifier.
 
-        forget  removes a session, if it exists
+        forget  removes a session, if it exists.
         """
         self._model, self.sessions, self._sources = model, sessions, sources
         self._control, self._planner, self._tracer, self._forget = control, planner, tracer, forget

@@ -6,7 +6,7 @@
 
 The page at `/`, and `/specq/status` with the data for its map.
 
-Rule: the page consists of files of this package. It loads nothing from other places, and its Content-Security-Policy
+Rule: the page consists of files of this package. It loads no files from other places, and its Content-Security-Policy
 forbids that.
 """
 

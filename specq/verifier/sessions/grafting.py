@@ -31,16 +31,16 @@ CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chai
 class DraftBatch:
     """Drafts for some sessions: d drafts with n nodes, one draft after the other, parents before children.
 
-    sessions, lanes, base_lens, first_ids  [d], or one number for all drafts: as in `Draft`
+    sessions, lanes, base_lens, first_ids  [d], or one number for all drafts: as in `Draft`.
     sizes         [d], or one number for all drafts: the number of nodes. With NEXT_IDS as first id, parents are places
-                  in the draft
-    token_ids, parent_ids  i32[n]
-    scores        f[n]: log-probabilities given the parent
-    is_whole      [d]: whether the draft is dropped as a whole if not all of it fits. This is required for a draft with
-                  distributions
-    is_measured   whether the scores of point masses are already measured, over all sessions
-    rows          i32[n]: the row in `distributions` from which a node was drawn. -1, or None for all: a point mass
-    drafted       the tokens behind the handles, if `token_ids` has handles; these sessions have no other nodes
+                  in the draft.
+    token_ids, parent_ids  i32[n].
+    scores        f[n]: log-probabilities given the parent.
+    is_whole      [d]: whether the draft is dropped as a whole if a part does not fit. This is required for a draft with
+                  distributions.
+    is_measured   whether the scores of point masses are already measured, over all sessions.
+    rows          i32[n]: the row in `distributions` from which a node was drawn. -1, or None for all: a point mass.
+    drafted       the tokens behind the handles, if `token_ids` has handles; these sessions have no other nodes.
     """
 
     sessions: Sequence[Session]
@@ -114,8 +114,8 @@ def batch_of_chains(
 ) -> DraftBatch:
     """Return a batch of chains of point masses after the committed contexts, one chain for each session.
 
-    token_ids  i32[sessions, depth]; the first counts[i] belong to session i
-    scores     f[sessions, depth]
+    token_ids  i32[sessions, depth]; the first counts[i] belong to session i.
+    scores     f[sessions, depth].
     """
     is_there = np.arange(token_ids.shape[1]) < counts[:, None]  # [sessions, depth]
     parents = np.broadcast_to(CHAIN[: token_ids.shape[1]], token_ids.shape)

@@ -44,9 +44,9 @@ def admit(
     """Open the running sessions whose turn it is and whose contexts fit; return at most `most` open sessions.
 
     prefilling  the prefills of the step in flight, or None without such a step. With a step in flight no session is
-                evicted, because that step would be lost for it. If there is no room then, no session is returned. The
-                decision follows when the step has ended
-    faults      gets the sessions that cannot be opened
+                evicted, because that step would be lost for it. If room is short then, the result is empty. The
+                decision follows when the step has ended.
+    faults      gets the sessions that cannot be opened.
 
     The open sessions may lack room for one row each. Then parked sessions are evicted first. A parked session is open
     but not running: it is ahead of the journal, or between rounds. After these, the sessions with the highest ids are
@@ -186,7 +186,7 @@ class _Prefixes:
     def awaited_by(self, session: Session) -> int:
         """Return the length of the prefix for which a session should wait, or 0 to compute it now.
 
-        The session may have KV of this prefix one step later. Others compute at least SHARED_PREFIX tokens of it. The
+        The session may have KV of this prefix one step later. Others compute at least SHARED_PREFIX of its tokens. The
         session's last token is computed in any case.
         """
         context, num_shared = session.context(), 0
@@ -209,9 +209,9 @@ SYNC, JIT = MODES.index("sync"), MODES.index("jit")
 class _States(NamedTuple):
     """The states of all sessions, in order of precedence.
 
-    They show which sessions have tokens left to generate and are not too far ahead of the journal, which take part in
-    steps now, and which of them take part in the next step. They also show which sessions need one more computed token
-    before the next one is known.
+    `may_run` marks the sessions that have tokens left to generate and are not too far ahead of the journal. The others
+    mark the sessions that take part in steps now, and in the next step. They also show which sessions need one more
+    computed token before the next one is known.
     """
 
     sessions: list[Session]

@@ -113,14 +113,14 @@ class ArrayField:
 class Session:
     """One open session.
 
-    limit         the committed length at which it ends
-    end_ids       the tokens that end it sooner
-    state         see `specq.verifier.sessions.session`
-    finish        the reason for its end, once it has ended
-    kv_len        number of tokens with KV
-    owner         sessions of the same owner share KV and texts
-    cached_tokens  number of prompt tokens that had KV when the engine first opened it; None before that
-    journaled     number of tokens that the broker has confirmed
+    limit         the committed length at which it ends.
+    end_ids       the tokens that end it sooner.
+    state         see `specq.verifier.sessions.session`.
+    finish        the reason for its end, once it has ended.
+    kv_len        number of tokens with KV.
+    owner         sessions of the same owner share KV and texts.
+    cached_tokens  number of prompt tokens that had KV when the engine first opened it; None before that.
+    journaled     number of tokens that the broker has confirmed.
     """
 
     kv_len, limit, journaled = ArrayField(int), ArrayField(int), ArrayField(int)

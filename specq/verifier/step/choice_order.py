@@ -32,7 +32,7 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
 
     `depends_on` of a node is the last node that must be chosen before the node may be looked at.
 
-    `nodes` are the session's candidates, or some of them. If all drafts are point masses, any order is allowed. Nodes
+    `nodes` are some or all of the session's candidates. If all drafts are point masses, any order is allowed. Nodes
     that wait for one another in a circle are left out; only a broken drafter sends them.
     """
     if not session.takes_distributions:

@@ -46,12 +46,12 @@ OF_NODES = "nodes", "node_ids", "lanes", "is_accepted", "levels", "offers"
 class Round(NamedTuple):
     """The round of one session: what a step committed to it.
 
-    base_len    the committed length before the round
-    token_ids   i32[m]: the accepted path, then the correction or bonus, up to the token that ends the text
-    nodes       i32[n]: the verified nodes; path: the places of the accepted nodes among them
-    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`)
-    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes, as a verdict reports them
-    first_arrived  when the oldest of these nodes arrived; 0 without nodes
+    base_len    the committed length before the round.
+    token_ids   i32[m]: the accepted path, then the correction or bonus, up to the token that ends the text.
+    nodes       i32[n]: the verified nodes; path: the places of the accepted nodes among them.
+    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`).
+    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes, as a verdict reports them.
+    first_arrived  when the oldest node arrived; 0 without nodes.
     """
 
     session: Session
@@ -76,12 +76,12 @@ class Round(NamedTuple):
 class Rounds(Sequence[Round]):
     """Rounds of n sessions, in arrays; the fields are those of `Round`, one session after the other.
 
-    places, base_lens, num_tokens, num_nodes  [n]
-    first_arrived  f64[n]
-    token_ids, origins  [all]
-    nodes, node_ids, lanes, is_accepted  [nodes]
+    places, base_lens, num_tokens, num_nodes  [n].
+    first_arrived  f64[n].
+    token_ids, origins  [all].
+    nodes, node_ids, lanes, is_accepted  [nodes].
     path        i64[all]: the place of each token's node in `nodes`; NONE for the last token of each session, unless
-                that token was cut off
+                that token was cut off.
     """
 
     def __init__(
@@ -246,15 +246,15 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
 def commit(
     shares: Shares, judgements: Judgements, min_accept_prob: int, faults: Faults, *, is_late: bool = False
 ) -> Rounds:
-    """Commit the judgements of these shares, for all sessions at once, and count them.
+    """Commit the judgements of `shares`, for all sessions at once, and count them.
 
     Returns the rounds of the sessions without a fault.
 
     is_late  sessions may have ended, or been closed or evicted, since the launch of the step; results for such sessions
-             are discarded
+             are discarded.
     """
     shares = shares.judged()
-    if len(judgements) != len(shares):  # it is unknown which belongs to which session, so all of these sessions fail
+    if len(judgements) != len(shares):  # it is unknown which belongs to which session, so all fail
         raise EngineLostError(f"the engine gave {len(judgements)} judgements for {len(shares)} sessions")
     if is_late:
         gone = [i for i, session in enumerate(shares.sessions) if not session.is_open or session.finish]

@@ -42,15 +42,15 @@ Done = list[tuple[Shares, StepOutput]]
 class InFlightStep:
     """A step that was planned and launched.
 
-    shares    as planned
-    parts     the launched parts, from one call or several
-    num_rows, min_accept_prob  as of `StepPlan`, and as verdicts report it
-    waited_s  as of `SourceSet`
-    began, drafted, planned  as of `Moments`
-    drafting  how its drafting was decided
-    is_helped  whether other cores help
-    is_behind  whether it was launched behind another step that had not ended
-    is_late   whether messages may have been handled, or another step may have ended, before its collection
+    shares    as planned.
+    parts     the launched parts, from one call or several.
+    num_rows, min_accept_prob  as of `StepPlan`, and as verdicts report it.
+    waited_s  as of `SourceSet`.
+    began, drafted, planned  as of `Moments`.
+    drafting  how its drafting was decided.
+    is_helped  whether other cores help.
+    is_behind  whether it was launched behind another step that had not ended.
+    is_late   whether messages may have been handled, or another step may have ended, before its collection.
     """
 
     shares: Shares
@@ -81,10 +81,10 @@ class InFlightStep:
 class CollectedStep(NamedTuple):
     """A step that has ended.
 
-    done      the results of its parts
-    faults    of its sessions, and of the newest plan, unless that plan was made behind yet another step
-    ended     when the host had the results
-    waited_s  how long it waited, if another step was in flight behind it
+    done      the results of its parts.
+    faults    of its sessions, and of the newest plan, unless that plan was made behind yet another step.
+    ended     when the host had the results.
+    waited_s  how long it waited, if another step was in flight behind it.
     """
 
     step: InFlightStep
@@ -99,15 +99,16 @@ class StepsInFlight:
 
     At most two are in flight between two calls, and three within one call.
 
-    most      the limit between two calls
-    launched  the step that this call has launched, if any
+    most      the limit between two calls.
+    launched  the step that this call has launched, if any.
     """
 
     def __init__(self, engine: Engine, tap: Callable[[Shares], Tap], awaits: Callable[[Shares], bool]) -> None:
         """Take the engine and two functions of a step's shares.
 
-        tap     returns the hidden states that are wanted of a step
-        awaits  returns whether the next step of these sessions waits for drafts, or for values that the host must know
+        tap     returns the hidden states that are wanted of a step.
+        awaits  returns whether the next step of the same sessions waits for drafts, or for values that the host must
+                know.
         """
         self._engine, self._tap, self._awaits = engine, tap, awaits
         self.most = 2 if is_apart(engine) else 1
@@ -191,7 +192,7 @@ class StepsInFlight:
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
         """Wait for the oldest step. If that raises, discard the steps launched behind it.
 
-        planned  the faults of the last plan
+        planned  the faults of the last plan.
         """
         step, asked_at = self._steps.popleft(), clock()
         is_followed = bool(self._steps)

@@ -95,10 +95,10 @@ KEPT_STEPS = 64  # steps whose nodes are counted later, at most
 class Moments(NamedTuple):
     """When a step reached its stages, in seconds of the clock that it was given.
 
-    last     when the forward pass of the step before ended, if more work followed at once; else None
-    began    when the step began
-    drafted  when the drafts were on the trees
-    planned, judged  when the step was planned, and judged
+    last     when the forward pass of the step before ended, if more work followed at once; else None.
+    began    when the step began.
+    drafted  when the drafts were on the trees.
+    planned, judged  when the step was planned, and judged.
 
     If a step began before the last one ended, the host spent no time before it. Its forward pass began when the last
     one ended.
@@ -144,7 +144,7 @@ class StepMeter:
         self._num_decided = 0
 
     def note_all(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], num_rows: int, rounds: Rounds) -> None:
-        """Count a step with `num_rows` rows, from the results of its engine calls, if any of them succeeded."""
+        """Count a step with `num_rows` rows, from the results of its engine calls, if any succeeded."""
         if done:
             judge_s = sum(output.judge_s for _, output in done)
             self.note(at, judge_s, num_rows, sum(len(shares) for shares, _ in done), rounds)

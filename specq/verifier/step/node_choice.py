@@ -6,7 +6,7 @@ tokens) / (expected seconds). The number of drafts is not fixed, and there is no
 The rule looks ahead, since a step's time is not a smooth function of its rows. A node that does not pay alone is added
 if it pays together with the nodes after it. But the choice of a sampled node must not depend on its own token. So it
 must not depend on the node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule
-therefore looks only at the nodes that are known by then: those that do not depend on the token of a node not yet added.
+therefore looks only at the nodes that are known by then. Such nodes do not depend on the token of a node not yet added.
 Point masses are all known from the start, and for them the rule finds the number with the highest goodput.
 
 Some engines are faster if all chains have the same length. For them, a step of decoding sessions with point masses uses
@@ -54,9 +54,9 @@ class ScheduledSession:
 class Shares(Sequence[ScheduledSession]):
     """The parts of n sessions in a step.
 
-    places  i64[n]: the places of the sessions among the trees
-    batch   their rows in the engine
-    nodes   i32[all]: the verified nodes, one session after the other; `batch` has the number of each session
+    places  i64[n]: the places of the sessions among the trees.
+    batch   their rows in the engine.
+    nodes   i32[all]: the verified nodes, one session after the other; `batch` has the number of each session.
     """
 
     def __init__(self, sessions: list[Session], places: IntpArray, batch: StepBatch, nodes: Int32Array) -> None:
@@ -148,9 +148,9 @@ FLOOR = 0.01  # nodes less likely than this are not considered
 class Chosen(NamedTuple):
     """Nodes to verify.
 
-    firsts   i64[sessions + 1]: where each session's nodes begin
-    nodes    i32[n], parents before children
-    tokens   the expected number of accepted tokens
+    firsts   i64[sessions + 1]: where each session's nodes begin.
+    nodes    i32[n], parents before children.
+    tokens   the expected number of accepted tokens.
     """
 
     firsts: Int64Array
@@ -217,7 +217,7 @@ def _in_order_of_choice(
 
 
 def _take_distributions(sessions: Sequence[Session]) -> bool:
-    """Return whether nodes of some of these sessions may be sampled. All sessions are in the same draft trees."""
+    """Return whether some sessions may have sampled nodes. All sessions are in the same draft trees."""
     return bool(np.count_nonzero(sessions[0].trees.takes_distributions[[session.place for session in sessions]]))
 
 
@@ -278,9 +278,9 @@ def best_count(
 
     It stops at the first count at which no number of further known nodes would raise the goodput.
 
-    reach_prob  f64[num_offered], falling
-    needed      i64[num_offered]: see `_num_needed`
-    saved_s     as of `plan`
+    reach_prob  f64[num_offered], falling.
+    needed      i64[num_offered]: see `_num_needed`.
+    saved_s     as of `plan`.
     """
     # With 0, 1, ... nodes added.
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
@@ -311,10 +311,10 @@ def in_even_chains(
     verified. Each length is compared with the others, and with none, by its goodput, padding included. This is for an
     engine that computes such steps at once and others in pieces (`specq.engines.even_chains`).
 
-    firsts, reach_prob  as in `choose_nodes`; each session's nodes are one chain
-    room         rows that may be added
-    even_chains  as of `specq.engines.even_chains`
-    saved_s      as of `plan`
+    firsts, reach_prob  as in `choose_nodes`; each session's nodes are one chain.
+    room         rows that may be added.
+    even_chains  as of `specq.engines.even_chains`.
+    saved_s      as of `plan`.
     """
     num_sessions = len(firsts) - 1
     depths = places_in_runs(np.diff(firsts))

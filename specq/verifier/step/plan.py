@@ -44,7 +44,7 @@ from specq.verifier.trees import NONE
 class StepPlan:
     """The next step's work for each session that takes part, in order of precedence.
 
-    goodput  expected tokens a second
+    goodput  expected tokens a second.
     """
 
     shares: Shares
@@ -67,16 +67,16 @@ def plan(
 ) -> StepPlan:
     """Plan the next step.
 
-    sessions   in order of precedence; all are in the same draft trees
-    max_rows   most rows of a step
-    free_slots  most KV slots that the step may take
-    max_chain, even_chains  as of the engine
+    sessions   in order of precedence; all are in the same draft trees.
+    max_rows   most rows of a step.
+    free_slots  most KV slots that the step may take.
+    max_chain, even_chains  as of the engine.
     before     the newest step in flight, if any. It supplies the last token of sessions whose last token is unknown.
-               All committed tokens of these sessions have KV, or will have it then
-    drafted    the tokens behind the handles on the trees, if any
-    prefill    limits the rows of prompts beside decoding sessions
+               All committed tokens of such sessions have KV, or will have it then.
+    drafted    the tokens behind the handles on the trees, if any.
+    prefill    limits the rows of prompts beside decoding sessions.
     saved_s    seconds that a step without nodes takes less than the curve predicts, because the next step is launched
-               early
+               early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -107,7 +107,7 @@ def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
 class _Chunks(NamedTuple):
     """Sessions, their places, and how many committed tokens the step computes, of each (at least one) and in all.
 
-    is_judged  whether these tokens are all that the session has
+    is_judged  whether these tokens are all that the session has.
     """
 
     sessions: list[Session]
@@ -136,7 +136,7 @@ class _Limits(NamedTuple):
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
     """Return how many tokens the step computes of each session, as far as there is room.
 
-    is_fed  whether the step in flight supplies a token where no token is known
+    is_fed  whether the step in flight supplies a token where no token is known.
     """
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
@@ -177,7 +177,7 @@ def _beside_decoding(
 
 
 def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
-    """Remove the scratch rows for which there is no room; return the number that is left."""
+    """Remove the scratch rows that do not fit; return the number that is left."""
     if not sessions or not np.count_nonzero(sessions[0].trees.num_scratch):
         return 0
     taken = 0
@@ -292,9 +292,9 @@ class StepPlanner:
 
     A step that computes prompts has at most `max_prefill_rows` rows, if that is more.
 
-    num_rows         rows of the last planned step
-    min_accept_prob  the acceptance probability from which verifying an arrived node just paid in that step
-    priced           the same in thousandths, including the cost of receiving a node
+    num_rows         rows of the last planned step.
+    min_accept_prob  the acceptance probability from which verifying an arrived node just paid in that step.
+    priced           the same in thousandths, including the cost of receiving a node.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class StepPlanner:
     def asked(self) -> int:
         """The minimum acceptance probability that `Verdict` sends to drafters.
 
-        If remote drafts bring no gain, it is the maximum, so that drafters send nothing.
+        If remote drafts bring no gain, it is the maximum, so that drafters send no drafts.
         """
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 
@@ -340,7 +340,7 @@ class StepPlanner:
         return planned[0][1] if planned else NO_SHARES
 
     def _plan(self, before: InFlightStep | None, sessions: Sequence[Session]) -> Shares:
-        """Plan a step of these sessions.
+        """Plan a step of the given sessions.
 
         The time spent waiting for drafts counts as a part of the round's time, so nodes seem cheaper.
         """

@@ -53,7 +53,7 @@ class Reports(Sequence[Message]):
 
     @property
     def session_ids(self) -> list[int]:
-        """The sessions of these messages."""
+        """The sessions that the messages concern."""
         own: list[int] = [] if self._verdicts is None else self._verdicts.session_ids.tolist()
         others = (*self._activations, *self._messages)
         return own + [getattr(message, "session_id", -1) for message in others]
@@ -133,7 +133,7 @@ def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
     """Return the verdict of a round.
 
-    us  the step's time and the longest wait of a node, as in `Verdict`
+    us  the step's time and the longest wait of a node, as in `Verdict`.
     """
     if not len(done.nodes):
         return _verdict(done.session, done.base_len, done.token_ids, min_accept_prob, us=us)

@@ -131,9 +131,9 @@ class _Struct(ctypes.Structure):
 class Arrays:
     """All columns; each name of the tables above is an attribute.
 
-    room, num_free  i64[4]: the room for nodes, sessions, lanes and groups, and the number of free places
-    views           the same columns as memoryviews, whose elements are Python numbers
-    struct          the same columns for C
+    room, num_free  i64[4]: the room for nodes, sessions, lanes and groups, and the number of free places.
+    views           the same columns as memoryviews, whose elements are Python numbers.
+    struct          the same columns for C.
     """
 
     def __init__(self) -> None:

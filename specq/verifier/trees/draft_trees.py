@@ -100,10 +100,10 @@ class Operations(Protocol):
 
         Each session has one draft.
 
-        sizes      i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES
-        token_ids, parents, scores  [nodes]; parents are places in the draft and come before children
-        enough     [sessions]: the number of accepted tokens that the nodes of each draft must promise
-        rarity     one of this many drafts without a node as likely as `least` is tried
+        sizes      i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES.
+        token_ids, parents, scores  [nodes]; parents are places in the draft and come before children.
+        enough     [sessions]: the number of accepted tokens that the nodes of each draft must promise.
+        rarity     one of this many drafts without a node as likely as `least` is tried.
 
         See `reference_choice`.
         """
@@ -128,7 +128,7 @@ class Operations(Protocol):
     ) -> None:
         """Append tokens to transcripts; cut every branch that does not agree with them.
 
-        sizes  the number of tokens of each session
+        sizes  the number of tokens of each session.
         """
         ...
 
@@ -240,7 +240,7 @@ class DraftTrees(Arrays):
     def hang_anew(self, session: int, nodes: Sequence[int], parents: Sequence[int]) -> None:
         """Attach all nodes of a session to other parents among them, at the same depth as before.
 
-        parents  places among the nodes, before their children; -1 for the context
+        parents  places among the nodes, before their children; -1 for the context.
         """
         t, last = self.views, dict[int, int]()
         for node, place in zip(nodes, parents, strict=True):
@@ -273,16 +273,16 @@ class DraftTrees(Arrays):
     ) -> Grafted:
         """Graft well-formed drafts in order; drafts for places without a session have no effect.
 
-        sessions, lanes, base_lens, first_ids, arrived  [drafts], or one number for all: as in `Draft`
+        sessions, lanes, base_lens, first_ids, arrived  [drafts], or one number for all: as in `Draft`.
         sizes        [drafts], or one number for all: the number of nodes. With NEXT_IDS as first id, parents are places
-                     in the draft, -1 for the context
-        token_ids, parent_ids, scores  [nodes], one draft after the other
-        is_whole     [drafts]: whether a draft is dropped as a whole if not all of it fits. This is required for a draft
-                     with distributions
+                     in the draft, -1 for the context.
+        token_ids, parent_ids, scores  [nodes], one draft after the other.
+        is_whole     [drafts]: whether a draft is dropped as a whole if a part does not fit. This is required for a
+                     draft with distributions.
         is_measured  [drafts]: whether the scores of point masses are already measured, over all sessions. Then the
-                     lane's calibration is not applied
+                     lane's calibration is not applied.
         rows         i32[nodes]: the row in `distributions` from which a node was drawn. -1, or without `rows`: a point
-                     mass
+                     mass.
         """
         heads = np.empty((np.size(sizes), len(HEAD)), np.int64)
         columns = sessions, lanes, base_lens, first_ids, sizes, is_whole, is_measured, 0

@@ -1,6 +1,6 @@
 """The operations on the draft trees in plain Python.
 
-They run if there is no C compiler. They are also the reference for tests of the C kernels.
+They run without a C compiler. They are also the reference for tests of the C kernels.
 """
 
 from __future__ import annotations

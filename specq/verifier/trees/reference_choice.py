@@ -95,7 +95,7 @@ def candidates(trees: Arrays, session: int, end: int, floor: float) -> list[int]
 def offered(t: Any, siblings: Sequence[int], reach_prob: float, above: int, floor: float, end: int) -> list[int]:
     """Weigh siblings whose parent has this `reach_prob`; return the siblings that may be verified.
 
-    above  the node on which the first sibling depends
+    above  the node on which the first sibling depends.
     """
     nodes = weighed(t, siblings, reach_prob)
     for node in nodes:

@@ -82,7 +82,7 @@ def commit(
 
 
 def _move_root(t: Any, session: int, tokens: list[int]) -> int:
-    """Follow committed tokens down a session's tree; return the number of nodes that are no longer live."""
+    """Follow committed tokens down a session's tree; return the number of nodes removed from the tree."""
     num_gone, head, lanes_learn = 0, t.first_root[session], not t.takes_distributions[session]
     for token in tokens:
         follower = NONE

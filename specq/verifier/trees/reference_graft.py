@@ -1,4 +1,4 @@
-"""Graft drafts in plain Python: the reference of kernels/graft.h. It runs if there is no C compiler.
+"""Graft drafts in plain Python: the reference of kernels/graft.h. It runs without a C compiler.
 
 A draft is aligned by content. A node is attached to a live node or to the context, or it is noted as committed if the
 transcript agrees with it. If its parent is neither in this draft nor in an earlier one, the node is an orphan. Any
